@@ -1,0 +1,44 @@
+# Everything runs inside .venv, which the first target that needs it makes. No system Java is needed.
+PYTHON ?= python3
+BIN := .venv/bin
+UV_VERSION := 0.13.8
+
+.PHONY: help demo test lint format lock bench clean
+help: ## what can be made here
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+.venv/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: .venv/.installed ## the main job, end to end, on real Kafka and real Spark (ARGS="--all" for the whole year)
+	$(BIN)/penstock demo $(ARGS)
+
+test: .venv/.installed ## all tests, on an embedded Kafka, PostgreSQL and Spark
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.installed ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.installed ## let ruff lay the code out
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: ## pin every version anew
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --generate-hashes \
+	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+
+bench: .venv/.installed ## the figures of the README, measured here
+	$(BIN)/python benchmarks/consume.py
+	$(BIN)/python benchmarks/transactions.py
+	$(BIN)/python benchmarks/spark_source.py
+
+clean: ## remove what the targets made
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

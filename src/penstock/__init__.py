@@ -1,0 +1,101 @@
+"""penstock: ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.
+
+`App` runs handlers and sinks, `TransactionalProducer` and `Coordinator` make messages transactional,
+`penstock.spark_sink` holds the Spark half. Names are loaded when they are asked for (PEP 562): a Spark worker that
+imports the source does not load the consumer, and a command's help loads nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.app import App, RunningApp
+    from penstock.consumer import ConsumerStatistics, Keyless, LitePushConsumer, Order, RetryPolicy, retry
+    from penstock.errors import (
+        BrokerConnectionError,
+        ConfigurationError,
+        DecisionNotStoredError,
+        HalfNotStoredError,
+        PenstockError,
+        SinkError,
+        StoppedError,
+        TopicNotFoundError,
+        TransactionError,
+    )
+    from penstock.message import Message
+    from penstock.transactions import (
+        Coordinator,
+        HalfMessage,
+        TransactionalProducer,
+        TransactionResult,
+        TransactionState,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "penstock.app": ("App", "RunningApp"),
+    "penstock.consumer": ("ConsumerStatistics", "Keyless", "LitePushConsumer", "Order", "RetryPolicy", "retry"),
+    "penstock.errors": (
+        "BrokerConnectionError",
+        "ConfigurationError",
+        "DecisionNotStoredError",
+        "HalfNotStoredError",
+        "PenstockError",
+        "SinkError",
+        "StoppedError",
+        "TopicNotFoundError",
+        "TransactionError",
+    ),
+    "penstock.message": ("Message",),
+    "penstock.transactions": (
+        "Coordinator",
+        "HalfMessage",
+        "TransactionResult",
+        "TransactionState",
+        "TransactionalProducer",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "App",
+    "BrokerConnectionError",
+    "ConfigurationError",
+    "ConsumerStatistics",
+    "Coordinator",
+    "DecisionNotStoredError",
+    "HalfMessage",
+    "HalfNotStoredError",
+    "Keyless",
+    "LitePushConsumer",
+    "Message",
+    "Order",
+    "PenstockError",
+    "RetryPolicy",
+    "RunningApp",
+    "SinkError",
+    "StoppedError",
+    "TopicNotFoundError",
+    "TransactionError",
+    "TransactionResult",
+    "TransactionState",
+    "TransactionalProducer",
+    "__version__",
+    "retry",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module it lives in."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Name what can be asked for."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,45 @@
+"""`penstock coordinator`: the other half of transactional messages, as a process of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import BootstrapServers, log_to_stderr
+from penstock.cli.signals import until_signal
+
+_LOOK_INTERVAL_S = 0.2
+
+
+def coordinator(
+    bootstrap_servers: BootstrapServers,
+    prefix: Annotated[str, typer.Option(help="First part of the names of its topics; producers take the same.")] = (
+        "penstock"
+    ),
+    transaction_timeout: Annotated[
+        float, typer.Option(help="Seconds after which an undecided transaction is checked.")
+    ] = 6.0,
+    check_interval: Annotated[float, typer.Option(help="Seconds between two checks of one transaction.")] = 30.0,
+    check_max: Annotated[int, typer.Option(help="Answered checks after which a transaction is discarded.")] = 15,
+) -> None:
+    """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
+
+    Any number may run: they share the work. Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
+    """
+    from penstock.transactions import Coordinator
+
+    log_to_stderr()
+    with (
+        until_signal(),
+        Coordinator(
+            bootstrap_servers=bootstrap_servers,
+            prefix=prefix,
+            transaction_timeout=transaction_timeout,
+            check_interval=check_interval,
+            check_max=check_max,
+        ) as running,
+    ):
+        typer.echo(f"The coordinator of {prefix!r} runs at {bootstrap_servers}; Ctrl-C stops it.")
+        while not running.wait(_LOOK_INTERVAL_S):
+            pass  # leaving the block raises what ended it

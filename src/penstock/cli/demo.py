@@ -1,0 +1,44 @@
+"""`penstock demo`: the main job on real Kafka and real Spark, and its verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+#: How the help of the column options begins.
+_YOURS = "With --input: "
+
+
+def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
+    whole_year: Annotated[bool, typer.Option("--all", help="All departures of 2013, not those of January.")] = False,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE.csv", help="Your own CSV file in place of the flights.")
+    ] = None,
+    key: Annotated[str, typer.Option(help=f"{_YOURS}column of the key, which is kept in order.")] = "tailnum",
+    order: Annotated[
+        str, typer.Option(help=f"{_YOURS}columns of the order, most significant first, separated by commas.")
+    ] = "year,month,day,sched_dep_time",
+    status: Annotated[str, typer.Option(help=f"{_YOURS}column that is empty where a row was cancelled.")] = "dep_time",
+    delay: Annotated[str, typer.Option(help=f"{_YOURS}column of the delay in minutes.")] = "dep_delay",
+    place: Annotated[str, typer.Option(help=f"{_YOURS}column of the place.")] = "dest",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep databases, topics and logs in a folder here.")] = False,
+    seed: Annotated[int, typer.Option(help="Chooses the flight that is planted as poison.")] = 2013,
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Whether Spark takes part.")] = True,
+) -> None:
+    """Run the main job end to end on an embedded Kafka, and check every promise against the data itself.
+
+    Exit codes: 0 every promise was kept, 1 one was not, 2 wrong use.
+    """
+    from penstock.demo import Columns, DemoOptions, run
+
+    columns = Columns(
+        key=key,
+        order=tuple(name.strip() for name in order.split(",") if name.strip()),
+        status=status,
+        delay=delay,
+        place=place,
+    )
+    options = DemoOptions(whole_year=whole_year, input=input_file, columns=columns, keep=keep, seed=seed, spark=spark)
+    raise typer.Exit(run(options))

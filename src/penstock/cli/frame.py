@@ -1,0 +1,86 @@
+"""The frame of the command line: its commands, and what becomes of an error.
+
+Commands import what they run inside their functions, so that `penstock --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.broker import broker
+from penstock.cli.coordinator import coordinator
+from penstock.cli.demo import demo
+from penstock.cli.doctor import doctor
+from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
+from penstock.cli.run import run
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CONNECTION = 3
+
+_COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
+    (demo, "penstock demo --no-spark"),
+    (run, "penstock run orders:app"),
+    (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
+    (broker, "penstock broker --port 9092"),
+    (doctor, "penstock doctor --bootstrap-servers 127.0.0.1:9092"),
+)
+
+
+def frame() -> typer.Typer:
+    """Return the command line with all its commands. Each help text ends with an example."""
+    app = typer.Typer(
+        name="penstock",
+        help="Ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.",
+        epilog="Example: penstock demo",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,  # errors are printed as sentences, by main()
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for command, example in _COMMANDS:
+        app.command(epilog=f"Example: {example}")(command)
+    return app
+
+
+def main() -> None:
+    """Run the command line and leave the process: 0 all went well, 1 failed, 2 wrong use, 3 no broker."""
+    try:
+        frame()()
+    except Exception as error:
+        if debugging():
+            raise
+        print_error(sentence(error))
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code an error stands for."""
+    if isinstance(error, ConfigurationError):
+        return EXIT_USAGE
+    if isinstance(error, BrokerConnectionError):
+        return EXIT_CONNECTION
+    return EXIT_FAILED
+
+
+def sentence(error: Exception) -> str:
+    """Return what an error says; one that is not ours gets its kind, and where to learn more."""
+    if isinstance(error, PenstockError):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {error}; run it again with `penstock --debug` to see where"
+
+
+def _options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help=f"Show the stack of an error, and log more (also {DEBUG_VARIABLE}=1).")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"  # seen by the processes we start, too

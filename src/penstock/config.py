@@ -1,0 +1,95 @@
+"""How settings are checked: one function per rule, each error naming the option, its value and the remedy.
+
+The settings themselves live with the engine they belong to, as frozen slotted dataclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+from penstock.errors import ConfigurationError
+
+EnumT = TypeVar("EnumT", bound=Enum)
+
+#: Client configuration: librdkafka's keys as they are.
+ClientConfig = Mapping[str, Any]
+
+
+def positive(option: str, value: float) -> None:
+    """Raise `ConfigurationError` unless the value is a number above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigurationError(f"{option} must be a number above zero, but is {value!r}; give it a positive value")
+
+
+def not_negative(option: str, value: float) -> None:
+    """Raise `ConfigurationError` unless the value is a number of at least zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ConfigurationError(f"{option} must be zero or more, but is {value!r}; give it a value of at least 0")
+
+
+def positive_int(option: str, value: int) -> None:
+    """Raise `ConfigurationError` unless the value is a whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{option} must be a whole number of at least 1, but is {value!r}")
+
+
+def not_empty(option: str, value: str) -> None:
+    """Raise `ConfigurationError` unless the value is a string with at least one visible character."""
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigurationError(f"{option} must be a name, but is {value!r}; give it a string that is not empty")
+
+
+def a_callable(option: str, value: Callable[..., Any]) -> None:
+    """Raise `ConfigurationError` unless the value can be called."""
+    if not callable(value):
+        raise ConfigurationError(
+            f"{option} must be a function or another callable, but is a {type(value).__name__}; "
+            "pass the function itself, not its result or its name"
+        )
+
+
+def choice(option: str, value: str | EnumT, kind: type[EnumT]) -> EnumT:
+    """Return the member of `kind` with that value, or raise `ConfigurationError` that lists the choices."""
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(repr(member.value) for member in kind)
+        raise ConfigurationError(f"{option} must be one of {choices}, but is {value!r}") from None
+
+
+def reserved(config: ClientConfig, owned: Mapping[str, str], owner: str) -> None:
+    """Raise `ConfigurationError` when a client setting is one that penstock must hold itself.
+
+    Args:
+        config: the user's client configuration.
+        owned: for each key that penstock holds, what to use in its place.
+        owner: who holds it, for the message.
+    """
+    for key in config:
+        if key in owned:
+            raise ConfigurationError(f"config[{key!r}] belongs to {owner}: {owned[key]}")
+
+
+def names(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one name or several as a tuple without repeats, or raise `ConfigurationError`."""
+    given = (value,) if isinstance(value, str) else tuple(value)
+    if not given:
+        raise ConfigurationError(f"{option} must name at least one topic, but is empty")
+    for name in given:
+        not_empty(option, name)
+    return tuple(dict.fromkeys(given))
+
+
+__all__ = [
+    "ClientConfig",
+    "a_callable",
+    "choice",
+    "names",
+    "not_empty",
+    "not_negative",
+    "positive",
+    "positive_int",
+    "reserved",
+]

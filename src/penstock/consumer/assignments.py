@@ -1,0 +1,121 @@
+"""Assignments: one object for each incarnation of a partition in this process.
+
+State hangs on the object, never on the partition's number: when a partition goes and comes back, completions and
+retries of the former incarnation find an object that nobody commits any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from penstock.consumer.ordering import Ordering
+from penstock.consumer.settings import Handler
+from penstock.message import Record
+from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
+from penstock.routing import Lane, Run
+
+
+class Assignment:
+    """One incarnation of a partition.
+
+    The poll thread writes all fields; workers read `active`, `handler`, `ordering` and complete on `tracker`, which is
+    thread-safe. `active` falls once and never rises again.
+    """
+
+    __slots__ = (
+        "acknowledged",
+        "active",
+        "committed",
+        "full_since",
+        "handler",
+        "ordering",
+        "partition",
+        "paused",
+        "topic",
+        "tracker",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        handler: Handler,
+        ordering: Ordering,
+        *,
+        start: int,
+        restored: OffsetMap | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.handler = handler
+        self.ordering = ordering
+        self.tracker = Tracker(start, restored)
+        #: False once revoked or lost: nothing more of it is handed out, completed or committed.
+        self.active = True
+        #: What was sent to be committed last, and whether the group is known to have it.
+        self.committed: CommitPoint = self.tracker.commit_point()
+        self.acknowledged = True
+        #: Why the partition is paused, or None.
+        self.paused: str | None = None
+        #: Since when it has been at its limit, or None.
+        self.full_since: float | None = None
+
+    def __repr__(self) -> str:
+        """Name the partition."""
+        return f"{self.topic}[{self.partition}]"
+
+
+class Fetch:
+    """What one fetch brought of one assignment: the owner of its runs. Immutable."""
+
+    __slots__ = ("assignment", "block")
+
+    def __init__(self, assignment: Assignment, block: Block) -> None:
+        self.assignment = assignment
+        self.block = block
+
+
+ConsumerRun = Run[Fetch, Record]
+ConsumerLane = Lane[Fetch, Record]
+
+
+class Assignments:
+    """The partitions this process has now. The poll thread changes it, any thread may read a copy."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: dict[tuple[str, int], Assignment] = {}
+
+    def get(self, topic: str, partition: int) -> Assignment | None:
+        """Return the present incarnation of a partition, or None. On the poll thread only."""
+        return self._current.get((topic, partition))
+
+    def put(self, assignment: Assignment) -> None:
+        """Take a new incarnation in; a former one of the same partition becomes inactive."""
+        with self._lock:
+            former = self._current.get((assignment.topic, assignment.partition))
+            if former is not None:
+                former.active = False
+            self._current[assignment.topic, assignment.partition] = assignment
+
+    def deactivate(self, partitions: Iterable[tuple[str, int]]) -> list[Assignment]:
+        """Stop handing out messages of these partitions and return their assignments, which stay in the table."""
+        found = [self._current[place] for place in partitions if place in self._current]
+        for assignment in found:
+            assignment.active = False
+        return found
+
+    def remove(self, assignments: Iterable[Assignment]) -> None:
+        """Forget these assignments."""
+        with self._lock:
+            for assignment in assignments:
+                self._current.pop((assignment.topic, assignment.partition), None)
+
+    def all(self) -> list[Assignment]:
+        """Return the present assignments."""
+        with self._lock:
+            return list(self._current.values())
+
+
+__all__ = ["Assignment", "Assignments", "ConsumerLane", "ConsumerRun", "Fetch"]

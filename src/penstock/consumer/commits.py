@@ -1,0 +1,147 @@
+"""Commits: what is sent to the group, when, and what happens when that fails. On the poll thread only.
+
+A commit point is computed once and travels with its offset map as one value. A commit that fails is counted, logged
+and made again at the next tick: it never ends the poll thread.
+
+One commit is under way at a time. The client repeats a commit whose broker went away, and a repeated older commit
+that arrives after a newer one takes the group back, with success reported for both. Where an answer stays out too long
+the next is sent without it; when all answers are there, the commit points are sent once more.
+
+The client's own position lies past markers and aborted ranges, which no message tells of. It also lies past messages
+that the client has counted out but not handed over yet, as when a rebalance callback runs in the middle of `consume`.
+So it is looked at only between fetches, when all that came out was tracked: never in a callback, and never after a
+fetch that failed half-way.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from penstock.consumer.assignments import Assignment, Assignments
+from penstock.kafka import reason
+
+_log = logging.getLogger(__name__)
+
+#: Seconds to wait for the answer to a commit before the next is sent all the same.
+_ANSWER_S = 10.0
+
+
+class Commits:
+    """Commits the assignments' watermarks.
+
+    Args:
+        assignments: the partitions of this process.
+        interval_s: seconds between periodic commits.
+    """
+
+    def __init__(self, assignments: Assignments, interval_s: float) -> None:
+        self._assignments = assignments
+        self._interval_s = interval_s
+        self._next = 0.0
+        # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
+        self._under_way = 0
+        self._sent_at = 0.0
+        self._overtaken = False
+        #: Commits the broker took, and commits that failed.
+        self.succeeded = 0
+        self.failed = 0
+
+    def tick(self, consumer: Consumer, now: float) -> None:
+        """Commit what has changed, when it is time, without waiting for the answer."""
+        if now < self._next:
+            return
+        self._next = now + self._interval_s
+        if self._under_way and now - self._sent_at < _ANSWER_S:
+            return
+        assignments = self._assignments.all()
+        self._advance_idle(consumer, assignments)
+        self._commit(consumer, assignments, now, wait=False)
+
+    def commit_last(self, consumer: Consumer) -> None:
+        """Commit what has changed after a drain, and wait for the answer."""
+        assignments = self._assignments.all()
+        self._advance_idle(consumer, assignments)
+        self._commit(consumer, assignments, time.monotonic(), wait=True)
+
+    def commit_revoked(self, consumer: Consumer, assignments: Sequence[Assignment]) -> None:
+        """Commit what has changed of revoked partitions and wait for the answer; safe in a rebalance callback."""
+        self._commit(consumer, assignments, time.monotonic(), wait=True)
+
+    def _commit(self, consumer: Consumer, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
+        points: list[TopicPartition] = []
+        for assignment in assignments:
+            point = assignment.tracker.commit_point()
+            if point != assignment.committed or not assignment.acknowledged:
+                assignment.committed = point
+                assignment.acknowledged = False
+                points.append(
+                    TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
+                )
+        if not points:
+            return
+        try:
+            if wait:
+                self._note(consumer.commit(offsets=points, asynchronous=False))
+            else:
+                consumer.commit(offsets=points, asynchronous=True)
+                self._overtaken = self._overtaken or self._under_way > 0
+                self._under_way += 1
+                self._sent_at = now
+        except KafkaException as error:
+            self._note_failure(reason(error), points)
+
+    def _advance_idle(self, consumer: Consumer, assignments: Sequence[Assignment]) -> None:
+        """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
+        idle = [assignment for assignment in assignments if not assignment.tracker.in_flight]
+        if not idle:
+            return
+        try:
+            positions = consumer.position([TopicPartition(one.topic, one.partition) for one in idle])
+        except KafkaException as error:
+            _log.debug("positions are not known now: %s", reason(error))
+            return
+        for assignment, position in zip(idle, positions, strict=True):
+            # All that was fetched is tracked, and nothing is fetched meanwhile: this is the thread that fetches.
+            if position.error is None and position.offset > assignment.tracker.position:
+                assignment.tracker.advance(position.offset)
+
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Hear the answer to a commit that was not waited for. The client calls it from within poll."""
+        self._under_way = max(0, self._under_way - 1)
+        if error is not None:
+            self._note_failure(reason(error), partitions)
+        else:
+            self._note(partitions)
+        if self._overtaken and not self._under_way:
+            self._overtaken = False
+            for assignment in self._assignments.all():
+                assignment.acknowledged = False
+
+    def _note(self, partitions: list[TopicPartition] | None) -> None:
+        refused = [one for one in partitions or () if one.error is not None]
+        if refused:
+            why = refused[0].error
+            self._note_failure(reason(why) if why is not None else "no reason given", refused)
+        else:
+            self.succeeded += 1
+        for one in partitions or ():
+            assignment = self._assignments.get(one.topic, one.partition)
+            # An answer to an earlier commit says nothing of the last one.
+            if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
+                assignment.acknowledged = True
+
+    def _note_failure(self, why: str, partitions: Sequence[TopicPartition]) -> None:
+        self.failed += 1
+        for one in partitions:
+            assignment = self._assignments.get(one.topic, one.partition)
+            if assignment is not None:
+                assignment.acknowledged = False
+        places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
+        _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self._interval_s)
+
+
+__all__ = ["Commits"]

@@ -1,0 +1,114 @@
+"""Rebalance callbacks: partitions come, go, and are lost.
+
+The client calls these from within poll, so they run on the poll thread. A revocation has one time budget for all its
+steps: stop handing out, wait for running handlers, commit in the callback, drop the assignments. Nothing here waits
+for another thread's commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from penstock.consumer.assignments import Assignment, Assignments
+from penstock.consumer.commits import Commits
+from penstock.consumer.workers import WorkerPool
+from penstock.kafka import reason
+
+_log = logging.getLogger(__name__)
+
+#: Seconds the group may take to tell its committed offsets.
+_COMMITTED_TIMEOUT_S = 10.0
+#: Seconds between two looks at the running handlers.
+_LOOK_S = 0.005
+
+
+class Rebalance:
+    """Serves the client's rebalance callbacks.
+
+    Args:
+        assignments: the table to keep.
+        commits: who commits.
+        pool: whose handlers are waited for.
+        make: makes an assignment of topic, partition, start offset and commit metadata.
+        revoke_timeout: the budget of a revocation, in seconds.
+    """
+
+    def __init__(
+        self,
+        assignments: Assignments,
+        commits: Commits,
+        pool: WorkerPool,
+        make: Callable[[TopicPartition], Assignment],
+        revoke_timeout: float,
+    ) -> None:
+        self._assignments = assignments
+        self._commits = commits
+        self._pool = pool
+        self._make = make
+        self._revoke_timeout = revoke_timeout
+        #: How often partitions were assigned, revoked and lost.
+        self.assigned = 0
+        self.revoked = 0
+        self.lost = 0
+
+    def on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Take partitions over from where the group stands."""
+        if not partitions:
+            return
+        try:
+            committed = consumer.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
+        except KafkaException as error:
+            # Without the map only work is repeated; without the offset the client asks for it itself.
+            _log.warning("the group's offsets are not known yet: %s; work above them may repeat", reason(error))
+            committed = [TopicPartition(one.topic, one.partition) for one in partitions]
+        for one in committed:
+            self._assignments.put(self._make(one))
+        consumer.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
+        self.assigned += len(partitions)
+        _log.info("assigned: %s", _names(partitions))
+
+    def on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Give partitions back with all that is done committed."""
+        if not partitions:
+            return
+        revoked = self._assignments.deactivate((one.topic, one.partition) for one in partitions)
+        deadline = time.monotonic() + self._revoke_timeout
+        while (busy := self._pool.busy_with(revoked)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if busy:
+            _log.warning(
+                "%d handlers of %s still run after %g s; their messages will be handled again by the next owner",
+                len(busy),
+                _names(partitions),
+                self._revoke_timeout,
+            )
+        self._commits.commit_revoked(consumer, revoked)
+        self._drop(consumer, partitions, revoked)
+        self.revoked += len(partitions)
+        _log.info("revoked: %s", _names(partitions))
+
+    def on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Drop partitions that another member may own already: nothing of them may be committed."""
+        lost = self._assignments.deactivate((one.topic, one.partition) for one in partitions)
+        self._drop(consumer, partitions, lost)
+        self.lost += len(partitions)
+        _log.warning("lost without a commit: %s; what was not committed is handled again", _names(partitions))
+
+    def _drop(self, consumer: Consumer, partitions: list[TopicPartition], assignments: Sequence[Assignment]) -> None:
+        self._assignments.remove(assignments)
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException as error:
+            # The client has dropped them itself, as it does when the group is left.
+            _log.debug("not assigned any more: %s", reason(error))
+
+
+def _names(partitions: Sequence[TopicPartition]) -> str:
+    return ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
+
+
+__all__ = ["Rebalance"]

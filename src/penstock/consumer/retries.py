@@ -1,0 +1,124 @@
+"""Retries: tenacity's objects decide whether and when, a timer queue brings the key back. No thread sleeps."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import tenacity
+from tenacity.retry import retry_base
+from tenacity.stop import stop_base
+from tenacity.wait import wait_base
+
+from penstock import config as check
+from penstock.errors import ConfigurationError
+
+StopFunction = Callable[[tenacity.RetryCallState], bool]
+WaitFunction = Callable[[tenacity.RetryCallState], float]
+RetryFunction = Callable[[tenacity.RetryCallState], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed message is tried again. Made by `retry`. Thread-safe, as tenacity's objects are."""
+
+    stop: StopFunction
+    wait: WaitFunction
+    retry: RetryFunction
+
+    def delay_after(self, attempts: int, first_tried: float, error: BaseException) -> float | None:
+        """Return the seconds to wait before the next try, or None when the message is exhausted.
+
+        Args:
+            attempts: how often the message was tried.
+            first_tried: when it was tried first, on the monotonic clock.
+            error: what the last try raised.
+        """
+        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        state.start_time = first_tried
+        state.attempt_number = attempts
+        state.set_exception((type(error), error, error.__traceback__))
+        if not self.retry(state) or self.stop(state):
+            return None
+        return max(0.0, float(self.wait(state)))
+
+
+def retry(
+    attempts: int = 5,
+    *,
+    wait: wait_base | WaitFunction | None = None,
+    stop: stop_base | StopFunction | None = None,
+    retry: retry_base | RetryFunction | None = None,
+) -> RetryPolicy:
+    """Make a retry policy of tenacity's objects; penstock schedules what they decide.
+
+    Args:
+        attempts: how often a message is tried in all, the first time included; 1 means no retry. Not used when
+            `stop` is given.
+        wait: seconds before the next try, as tenacity's `wait_*`; by default exponential from 0.1 s to 10 s with
+            jitter.
+        stop: when to give up, as tenacity's `stop_*`.
+        retry: which failures are worth a retry, as tenacity's `retry_if_exception*`; by default all.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong kind.
+    """
+    check.positive_int("attempts", attempts)
+    for option, value in (("wait", wait), ("stop", stop), ("retry", retry)):
+        if value is not None and not callable(value):
+            raise ConfigurationError(
+                f"retry({option}=...) takes one of tenacity's {option}_* objects, but is {value!r}"
+            )
+    return RetryPolicy(
+        stop=stop or tenacity.stop_after_attempt(attempts),
+        wait=wait or tenacity.wait_exponential_jitter(multiplier=0.1, max=10),
+        retry=retry or tenacity.retry_if_exception_type(BaseException),
+    )
+
+
+class Timers:
+    """What is to be called when: a heap. Thread-safe: workers add, the poll thread takes what is due."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heap: list[tuple[float, int, Any]] = []
+        self._order = count()
+
+    def add(self, due: float, what: Any) -> None:
+        """Remember something until `due`, on the monotonic clock."""
+        with self._lock:
+            heapq.heappush(self._heap, (due, next(self._order), what))
+
+    def take_due(self, now: float) -> list[Any]:
+        """Take out what is due, the earliest first."""
+        if not self._heap or self._heap[0][0] > now:
+            return []
+        taken = []
+        with self._lock:
+            while self._heap and self._heap[0][0] <= now:
+                taken.append(heapq.heappop(self._heap)[2])
+        return taken
+
+    def next_due(self) -> float | None:
+        """Return when the earliest is due, or None."""
+        with self._lock:
+            return self._heap[0][0] if self._heap else None
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._heap)
+
+
+@dataclass(frozen=True, slots=True)
+class WakeKey:
+    """A timer's content: the parked key of a lane that may be tried again."""
+
+    lane: int
+    key: Hashable
+
+
+__all__ = ["RetryPolicy", "Timers", "WakeKey", "retry"]

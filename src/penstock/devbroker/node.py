@@ -1,0 +1,204 @@
+"""One Kafka process with its port, folder and lock: what stays the same from start to stop, over restarts."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import logging
+import secrets
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from confluent_kafka import KafkaException, Producer
+
+from penstock.devbroker.child import SupervisedChild
+from penstock.devbroker.jars import KAFKA_VERSION, last_lines
+from penstock.devbroker.java import JavaRuntime
+from penstock.devbroker.settings import log_format, properties
+from penstock.errors import DevBrokerError
+from penstock.kafka import admin_client, reason
+
+HOST = "127.0.0.1"
+
+#: Ports to choose from: below the range from which Linux picks the near ends of connections, so that nobody takes
+#: the port while a broker restarts.
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+
+#: Seconds a broker may take to end in order before it is killed.
+STOP_TIMEOUT_S = 15.0
+
+_LOOK_INTERVAL_S = 0.05
+
+_JVM_OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
+
+
+#: The transactional id that is initialised once at each start.
+_WARM_UP_ID = "penstock-devbroker-warm-up"
+
+
+class Node:
+    """One broker with its port, folder and lock: what stays the same from start to stop, over restarts."""
+
+    def __init__(
+        self,
+        java: JavaRuntime,
+        jars: Path,
+        folder: Path,
+        *,
+        temporary: bool,
+        port: int | None,
+        config: Mapping[str, str],
+    ) -> None:
+        self.port = _free_port() if port is None else _checked_port(port)
+        self.log_path = folder / "broker.log"
+        self._folder = folder
+        self._config = config
+        self._properties = folder / "server.properties"
+        self._cluster_file = folder / "cluster-id"
+        self._java_command = [
+            str(java.executable),
+            *_JVM_OPTIONS,
+            f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}",
+            "-cp",
+            f"{jars}/*",
+        ]
+        with _lock(folder) as lock:
+            (folder / "log4j2.properties").write_text(log_format())
+            self.child = SupervisedChild(
+                [*self._java_command, "kafka.Kafka", str(self._properties)],
+                log_path=self.log_path,
+                remove=folder if temporary else None,
+                lock=lock.fileno(),
+            )
+
+    def start(self, deadline: float) -> None:
+        """Format the folder if it is new, run the broker and return when it answers."""
+        self._write_properties()
+        cluster_id = self._format(deadline)
+        self.child.run()
+        while not self._answers(cluster_id):
+            code = self.child.wait(_LOOK_INTERVAL_S)
+            if code is not None:
+                raise self._failed(f"it ended with code {code}")
+            if time.monotonic() > deadline:
+                raise self._failed("it did not answer in time")
+        self._load_transactions(deadline)
+
+    def _load_transactions(self, deadline: float) -> None:
+        """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
+        silent = logging.getLogger("penstock.devbroker.silent")
+        silent.disabled = True
+        settings = {"bootstrap.servers": f"{HOST}:{self.port}", "transactional.id": _WARM_UP_ID, "logger": silent}
+        try:
+            Producer(settings).init_transactions(max(0.1, deadline - time.monotonic()))
+        except KafkaException as error:
+            raise self._failed(f"its transaction coordinator did not load: {reason(error)}") from error
+
+    def stop(self) -> None:
+        """End the process in order, or kill it."""
+        if self.child.wait(0) is not None:
+            return
+        for number in (signal.SIGCONT, signal.SIGTERM):  # a suspended process could not hear the second
+            self.child.signal(number)
+        if self.child.wait(STOP_TIMEOUT_S) is None:
+            self.child.signal(signal.SIGKILL)
+            self.child.wait(STOP_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Kill what is left and remove a temporary folder."""
+        self.child.close()
+
+    def _write_properties(self) -> None:
+        text = properties(self.port, _free_port(), self._folder / "kafka", self._config)
+        self._properties.write_text(text, encoding="ascii")
+
+    def _format(self, deadline: float) -> str:
+        """Return the cluster's id, giving the folder one if it has none: the file is written when that is done."""
+        if self._cluster_file.is_file():
+            return self._cluster_file.read_text().strip()
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if cluster_id.startswith("-"):  # would read as an option
+            return self._format(deadline)
+        command = [*self._java_command, "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id]
+        command += ["--config", str(self._properties), "--ignore-formatted"]
+        with self.log_path.open("ab") as log:
+            try:
+                done = subprocess.run(  # noqa: S603 - the Java that was found
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=max(0.1, deadline - time.monotonic()),
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise self._failed("its folder was not formatted in time") from None
+        if done.returncode != 0:
+            raise self._failed(f"its folder could not be formatted (code {done.returncode})")
+        self._cluster_file.write_text(cluster_id)
+        return cluster_id
+
+    def _answers(self, cluster_id: str) -> bool:
+        """Tell whether this very broker answers: on its port another one might."""
+        try:
+            socket.create_connection((HOST, self.port), timeout=1).close()
+        except OSError:
+            return False
+        try:
+            metadata = admin_client(f"{HOST}:{self.port}", {}).list_topics(timeout=5)
+        except KafkaException:
+            return False  # it listens but is not ready: the caller asks again and keeps the deadline
+        found: str | None = metadata.cluster_id
+        return found == cluster_id and len(metadata.brokers) == 1
+
+    def _failed(self, what: str) -> DevBrokerError:
+        return DevBrokerError(
+            f"the embedded Kafka {KAFKA_VERSION} at {HOST}:{self.port} did not start: {what}. "
+            f"Correct what its last lines name:\n{last_lines(self.log_path)}"
+        )
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Lock the folder. The supervisor inherits the lock and so holds it until the broker is gone."""
+    file = (folder / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise DevBrokerError(
+            f"another embedded broker uses the data folder {folder}; stop it or choose another data_dir"
+        ) from None
+    return file
+
+
+def _checked_port(port: int) -> int:
+    if not _is_free(port):
+        raise DevBrokerError(
+            f"port {port} on {HOST} is taken by another program; stop that program or choose another port"
+        )
+    return port
+
+
+def _free_port() -> int:
+    for _ in range(200):
+        port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)
+        if _is_free(port):
+            return port
+    raise DevBrokerError(f"no free port found on {HOST} between {_FIRST_PORT} and {_LAST_PORT}; name one with port=")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As Java does: connections of an earlier broker that are still timing out do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True

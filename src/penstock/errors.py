@@ -1,0 +1,71 @@
+"""Every error penstock raises, so that a caller can catch the root or the kind.
+
+Each message answers three questions: what happened, to which topic, partition, offset or transaction, and
+what to do next. Payloads, keys and secrets never appear in one.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The root of penstock's errors."""
+
+
+class ConfigurationError(PenstockError, ValueError):
+    """An option, a handler or a setting is wrong; nothing was started."""
+
+
+class BrokerConnectionError(PenstockError, ConnectionError):
+    """No broker answered in time at the given addresses."""
+
+
+class TopicNotFoundError(PenstockError, LookupError):
+    """A topic that must exist does not."""
+
+
+class MessageFormatError(PenstockError, ValueError):
+    """The bytes of a record, header or metadata cannot be what they claim to be."""
+
+
+class StoppedError(PenstockError, RuntimeError):
+    """The object was stopped, or stopped itself; the cause, where there is one, is chained."""
+
+
+class TransactionError(PenstockError, RuntimeError):
+    """A transactional message could not be taken to the state that was asked for."""
+
+
+class HalfNotStoredError(TransactionError):
+    """The half message is not known to be durable, so the local transaction did not run."""
+
+
+class DecisionNotStoredError(TransactionError):
+    """The decision is not known to be durable; a check of the producer group will settle it."""
+
+
+class SinkError(PenstockError, RuntimeError):
+    """A Spark sink refused a batch; nothing of the batch was stored."""
+
+
+class SourceError(PenstockError, RuntimeError):
+    """The Spark source could not read what it was asked for."""
+
+
+class DevBrokerError(PenstockError, RuntimeError):
+    """The embedded broker, or what it needs, could not be started."""
+
+
+__all__ = [
+    "BrokerConnectionError",
+    "ConfigurationError",
+    "DecisionNotStoredError",
+    "DevBrokerError",
+    "HalfNotStoredError",
+    "MessageFormatError",
+    "PenstockError",
+    "SinkError",
+    "SourceError",
+    "StoppedError",
+    "TopicNotFoundError",
+    "TransactionError",
+]

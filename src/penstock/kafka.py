@@ -1,0 +1,169 @@
+"""What the engines share of Kafka's admin side: is a broker there, do topics exist, make the missing ones.
+
+Consumers and producers are made by the engines themselves; nothing here keeps a connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from penstock.config import ClientConfig, not_empty
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
+
+#: Seconds a broker may take to answer before it counts as unreachable.
+CONNECT_TIMEOUT_S = 15.0
+
+#: Keys of a client configuration that an admin client understands too, by prefix.
+_CONNECTION_PREFIXES = (
+    "sasl.",
+    "ssl.",
+    "security.",
+    "socket.",
+    "broker.",
+    "bootstrap.",
+    "enable.ssl",
+    "client.",
+    "reconnect.",
+)
+
+_client_log = logging.getLogger("penstock.kafka")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as penstock wants it when it has to create it.
+
+    Attributes:
+        name: name of the topic.
+        partitions: number of partitions.
+        config: topic settings by Kafka's names.
+    """
+
+    name: str
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
+    """Return a client configuration: the user's keys, the addresses, and the library's log in ours.
+
+    Raises:
+        ConfigurationError: no addresses, or the addresses are given twice and differ.
+    """
+    not_empty("bootstrap_servers", bootstrap_servers)
+    given = config.get("bootstrap.servers", bootstrap_servers)
+    if given != bootstrap_servers:
+        raise ConfigurationError(
+            f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
+        )
+    return {"logger": _client_log, **config, "bootstrap.servers": bootstrap_servers}
+
+
+def admin_client(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
+    """Return an admin client with the connection settings of `config` and nothing else of it."""
+    connection = {key: value for key, value in config.items() if key.startswith(_CONNECTION_PREFIXES)}
+    try:
+        return AdminClient(base_config(bootstrap_servers, connection))
+    except KafkaException as error:
+        raise client_refused(error) from error
+
+
+def client_refused(error: KafkaException) -> ConfigurationError:
+    """Translate the client library's refusal of a configuration."""
+    return ConfigurationError(
+        f"the Kafka client refused its configuration: {reason(error)}; correct that key in config"
+    )
+
+
+def reason(error: KafkaException | KafkaError) -> str:
+    """Return the text of a Kafka error without the client library's wrapping."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
+
+
+def partition_counts(
+    admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
+) -> dict[str, int]:
+    """Return the number of partitions of every topic the client may see.
+
+    Raises:
+        BrokerConnectionError: no broker answered within `timeout_s` seconds.
+    """
+    try:
+        metadata = admin.list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        raise BrokerConnectionError(
+            f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {reason(error)}; "
+            "check the address, that the broker runs, and its security settings"
+        ) from error
+    return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+
+
+def require_topics(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> dict[str, int]:
+    """Return the number of partitions of each named topic.
+
+    Raises:
+        BrokerConnectionError: no broker answered.
+        TopicNotFoundError: at least one topic does not exist; all missing ones are named.
+    """
+    counts = partition_counts(admin, bootstrap_servers)
+    wanted = list(topics)
+    missing = sorted(name for name in wanted if name not in counts)
+    if missing:
+        raise TopicNotFoundError(
+            f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
+        )
+    return {name: counts[name] for name in wanted}
+
+
+def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[TopicSpec]) -> dict[str, int]:
+    """Create the topics that do not exist and return the number of partitions of each.
+
+    A topic that exists is left as it is. The replication factor is the broker's default.
+
+    Raises:
+        BrokerConnectionError: no broker answered.
+        PenstockError: the broker refused to create one; the message says why.
+    """
+    wanted = {spec.name: spec for spec in specs}
+    counts = partition_counts(admin, bootstrap_servers)
+    missing = [spec for name, spec in wanted.items() if name not in counts]
+    if missing:
+        futures = admin.create_topics(
+            [
+                NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=dict(spec.config))
+                for spec in missing
+            ]
+        )
+        for name, future in futures.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                # Two processes that start together both create: the loser finds what it wanted.
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise PenstockError(
+                        f"topic {name} is missing and could not be created: {reason(error)}; "
+                        "create it by hand or allow this client to create topics"
+                    ) from error
+        counts = {**counts, **{spec.name: spec.partitions for spec in missing}}
+    return {name: counts[name] for name in wanted}
+
+
+__all__ = [
+    "CONNECT_TIMEOUT_S",
+    "TopicSpec",
+    "admin_client",
+    "base_config",
+    "client_refused",
+    "ensure_topics",
+    "partition_counts",
+    "reason",
+    "require_topics",
+]

@@ -1,0 +1,179 @@
+"""What a handler receives: one Kafka record, read-only.
+
+A `Message` is a thin view on the record object of the client library: fields are fetched when they are
+asked for, so an empty handler pays for none of them. `Message.of` makes one by hand, for tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+#: `timestamp()` types of the client library, in the order of its constants (librdkafka `rd_kafka_timestamp_type_t`).
+_NO_TIMESTAMP = 0
+
+
+class Record(Protocol):
+    """What penstock needs of a fetched record: the reading half of `confluent_kafka.Message`."""
+
+    def topic(self) -> str:
+        """Name of the topic."""
+
+    def partition(self) -> int:
+        """Number of the partition."""
+
+    def offset(self) -> int:
+        """Offset of the record in its partition."""
+
+    def key(self) -> bytes | None:
+        """Key, or None."""
+
+    def value(self) -> bytes | None:
+        """Value, or None for a tombstone."""
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Headers in wire order, or None when there are none."""
+
+    def __len__(self) -> int:
+        """Bytes of the value."""
+
+    def timestamp(self) -> tuple[int, int]:
+        """Timestamp type (0 none, 1 create time, 2 log-append time) and milliseconds since the epoch."""
+
+
+class Message:
+    """One Kafka record as a handler sees it. Read-only, and safe to share between threads.
+
+    Bytes are bytes: penstock decodes a key or a value only where a decoder is named on the handler.
+    """
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    @classmethod
+    def of(
+        cls,
+        value: bytes | None,
+        *,
+        topic: str = "topic",
+        partition: int = 0,
+        offset: int = 0,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: int | None = None,
+    ) -> Message:
+        """Make a message by hand, to call a handler in a test.
+
+        Args:
+            value: the body, or None for a tombstone.
+            topic: name of the topic it claims to come from.
+            partition: number of the partition.
+            offset: offset in that partition.
+            key: the key, or None.
+            headers: pairs of name and bytes.
+            timestamp: create time in milliseconds since the epoch, or None.
+        """
+        return cls(FixedRecord(topic, partition, offset, key, value, tuple(headers), timestamp))
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic."""
+        return self._record.topic()
+
+    @property
+    def partition(self) -> int:
+        """Number of the partition."""
+        return self._record.partition()
+
+    @property
+    def offset(self) -> int:
+        """Offset of the record in its partition."""
+        return self._record.offset()
+
+    @property
+    def key(self) -> bytes | None:
+        """Key, or None."""
+        return self._record.key()
+
+    @property
+    def value(self) -> bytes | None:
+        """Value, or None for a tombstone."""
+        return self._record.value()
+
+    @property
+    def headers(self) -> Headers:
+        """Headers in wire order; a name may stand more than once."""
+        return tuple(self._record.headers() or ())
+
+    @property
+    def timestamp(self) -> int | None:
+        """Milliseconds since the epoch, or None when the record carries none."""
+        kind, milliseconds = self._record.timestamp()
+        return None if kind == _NO_TIMESTAMP else milliseconds
+
+    def header(self, name: str) -> bytes | None:
+        """Return the last header of that name, or None. The last one wins, as in Kafka's `lastHeader`."""
+        found = None
+        for header, content in self._record.headers() or ():
+            if header == name:
+                found = content
+        return found
+
+    def __repr__(self) -> str:
+        """Name the place, never the key or the value."""
+        return f"<Message {self.topic}[{self.partition}]@{self.offset}>"
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRecord:
+    """A `Record` made of given values."""
+
+    topic_name: str
+    partition_number: int
+    record_offset: int
+    record_key: bytes | None
+    record_value: bytes | None
+    record_headers: Headers
+    timestamp_ms: int | None
+
+    def topic(self) -> str:
+        """Name of the topic."""
+        return self.topic_name
+
+    def partition(self) -> int:
+        """Number of the partition."""
+        return self.partition_number
+
+    def offset(self) -> int:
+        """Offset of the record."""
+        return self.record_offset
+
+    def key(self) -> bytes | None:
+        """Key, or None."""
+        return self.record_key
+
+    def value(self) -> bytes | None:
+        """Value, or None."""
+        return self.record_value
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Headers, or None when there are none."""
+        return list(self.record_headers) or None
+
+    def __len__(self) -> int:
+        """Bytes of the value."""
+        return len(self.record_value or b"")
+
+    def timestamp(self) -> tuple[int, int]:
+        """Type 1 (create time) and the milliseconds, or 0 and -1."""
+        return (_NO_TIMESTAMP, -1) if self.timestamp_ms is None else (1, self.timestamp_ms)
+
+
+__all__ = ["FixedRecord", "Headers", "Message", "Record"]

@@ -1,0 +1,194 @@
+"""The offset map: which offsets above a commit point are done, written into Kafka's commit metadata.
+
+Format, version 1, all characters ASCII::
+
+    "p1" kind base85(body)      kind: r run lengths, b bitmap; upper case when the body is deflated
+    body = crc32(committed offset, content) 4 bytes big-endian, content
+
+Run lengths are LEB128 numbers that alternate *not done*, *done* from the committed offset on; the last run is done.
+The bitmap holds a bit for each offset from the committed one on, lowest bit first. The checksum ties a map to the
+offset it was committed with. The smallest form wins. Kafka 4.3 takes 4,095 characters and refuses 4,096; a longer
+map is cut at its end, which costs a replay and never a loss.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+#: Characters of commit metadata that every Kafka takes: `offset.metadata.max.bytes` is 4,096, 4.3 refuses exactly that.
+MAX_METADATA_CHARS = 4095
+
+_PREFIX = "p1"
+_CHECKSUM_BYTES = 4
+_OFFSET_BYTES = 8
+#: Bytes of body that fit: five characters of base 85 carry four bytes.
+_MAX_BODY_BYTES = (MAX_METADATA_CHARS - len(_PREFIX) - 1) // 5 * 4
+#: A deflated body may not claim more than this: a forged one must not fill the memory.
+_MAX_INFLATED_BYTES = 1 << 20
+#: Runs worth looking at: each takes a byte at least, and deflate seldom wins more than eightfold.
+_MAX_RUNS = 8 * _MAX_BODY_BYTES
+_MAX_OFFSET = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMap:
+    """What is done above a commit point.
+
+    Attributes:
+        base: the committed offset; it is itself not done.
+        done: ranges of done offsets, rising, apart from each other and above `base`.
+    """
+
+    base: int
+    done: tuple[range, ...]
+
+    @property
+    def end(self) -> int:
+        """One past the highest offset the map calls done; `base` when it is empty."""
+        return self.done[-1].stop if self.done else self.base
+
+    def __contains__(self, offset: int) -> bool:
+        """Tell whether an offset is done, by bisection."""
+        low, high = 0, len(self.done)
+        while low < high:
+            middle = (low + high) // 2
+            if offset >= self.done[middle].stop:
+                low = middle + 1
+            else:
+                high = middle
+        return low < len(self.done) and offset >= self.done[low].start
+
+
+def encode(base: int, done: Sequence[range]) -> str:
+    """Write a map down.
+
+    Args:
+        base: the committed offset.
+        done: the ranges done above it, rising and none empty; those that touch are joined.
+
+    Returns:
+        At most `MAX_METADATA_CHARS` characters; empty when nothing is done above `base`. Ranges that do not fit
+        are left out from the top.
+    """
+    kept = _joined(done)[:_MAX_RUNS]
+    while kept:
+        text = _smallest(base, kept)
+        if len(text) <= MAX_METADATA_CHARS:
+            return text
+        # Shorten in proportion, and by one range at least, so that this ends.
+        kept = kept[: min(len(kept) - 1, len(kept) * MAX_METADATA_CHARS // len(text))]
+    return ""
+
+
+def _joined(done: Sequence[range]) -> list[range]:
+    joined: list[range] = []
+    for run in done:
+        if joined and joined[-1].stop == run.start:
+            joined[-1] = range(joined[-1].start, run.stop)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _smallest(base: int, done: Sequence[range]) -> str:
+    forms = [("r", _run_lengths(base, done))]
+    if (done[-1].stop - base) // 8 < _MAX_INFLATED_BYTES:
+        forms.append(("b", _bitmap(base, done)))
+    forms += [(kind.upper(), zlib.compress(content, 9)) for kind, content in forms]
+    kind, content = min(forms, key=lambda form: len(form[1]))
+    body = _checksum(base, kind, content) + content
+    return f"{_PREFIX}{kind}{base64.b85encode(body).decode('ascii')}"
+
+
+def decode(base: int, metadata: str | None) -> OffsetMap | None:
+    """Read a map that was committed with `base`.
+
+    Returns:
+        The map, or None when there is none or it cannot be trusted: foreign, newer, cut, forged, or committed
+        with another offset. The work above `base` is then done again, never skipped.
+    """
+    if not metadata or not metadata.startswith(_PREFIX) or len(metadata) <= len(_PREFIX):
+        return None
+    if len(metadata) > MAX_METADATA_CHARS:
+        return None
+    kind = metadata[len(_PREFIX)]
+    try:
+        body = base64.b85decode(metadata[len(_PREFIX) + 1 :])
+        checksum, content = body[:_CHECKSUM_BYTES], body[_CHECKSUM_BYTES:]
+        if len(checksum) < _CHECKSUM_BYTES or checksum != _checksum(base, kind, content):
+            return None
+        if kind.isupper():
+            inflater = zlib.decompressobj()
+            content = inflater.decompress(content, _MAX_INFLATED_BYTES)
+            if not inflater.eof or inflater.unused_data:
+                return None
+        reader = {"r": _read_run_lengths, "b": _read_bitmap}[kind.lower()]
+        done = tuple(reader(base, content))
+    except (ValueError, KeyError, zlib.error, binascii.Error):
+        return None
+    return OffsetMap(base, done) if done else None
+
+
+def _checksum(base: int, kind: str, content: bytes) -> bytes:
+    crc = zlib.crc32(content, zlib.crc32(kind.encode(), zlib.crc32(base.to_bytes(_OFFSET_BYTES, "big", signed=True))))
+    return crc.to_bytes(_CHECKSUM_BYTES, "big")
+
+
+def _run_lengths(base: int, done: Iterable[range]) -> bytes:
+    out = bytearray()
+    at = base
+    for run in done:
+        for length in (run.start - at, len(run)):
+            rest = length
+            while rest > 0x7F:  # noqa: PLR2004 - seven bits a byte, by LEB128
+                out.append(rest & 0x7F | 0x80)
+                rest >>= 7
+            out.append(rest)
+        at = run.stop
+    return bytes(out)
+
+
+def _read_run_lengths(base: int, content: bytes) -> Iterator[range]:
+    lengths: list[int] = []
+    value = shift = 0
+    for byte in content:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:  # noqa: PLR2004 - the continuation bit of LEB128
+            lengths.append(value)
+            value = shift = 0
+    if shift or len(lengths) % 2:
+        raise ValueError("the run lengths end in the middle")
+    at = base
+    for open_length, done_length in zip(lengths[::2], lengths[1::2], strict=True):
+        at += open_length
+        if not open_length or not done_length or at + done_length > _MAX_OFFSET:
+            raise ValueError("a run is empty, or ends past the last offset there can be")
+        yield range(at, at + done_length)
+        at += done_length
+
+
+def _bitmap(base: int, done: Iterable[range]) -> bytes:
+    bits = 0
+    for run in done:
+        bits |= ((1 << len(run)) - 1) << (run.start - base)
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def _read_bitmap(base: int, content: bytes) -> Iterator[range]:
+    if content and content[0] & 1:
+        raise ValueError("the committed offset is not done by definition")
+    flags = bin(int.from_bytes(content, "little"))[:1:-1]
+    at = flags.find("1")
+    while at != -1:
+        end = flags.find("0", at)
+        stop = len(flags) if end == -1 else end
+        yield range(base + at, base + stop)
+        at = flags.find("1", stop)
+
+
+__all__ = ["MAX_METADATA_CHARS", "OffsetMap", "decode", "encode"]

@@ -1,0 +1,206 @@
+"""The tracker: what of one assigned partition is in flight, and the watermark that may be committed.
+
+Offsets are tracked as they were fetched, never as a contiguous range: transaction markers and compaction leave
+holes, so `watermark + 1` may not exist. What one fetch brought is one *block*: a sorted map holds the blocks that
+are not wholly done, by their first offset, and each block holds one byte an offset. Registering a fetch and
+completing a run cost one lock and one pass in C each, whatever their length.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sortedcontainers import SortedDict
+
+from penstock.offsets.metadata import OffsetMap, encode
+
+_DONE = b"\x01"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPoint:
+    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree.
+
+    Attributes:
+        offset: the next offset to handle; all below it are done.
+        metadata: the offset map of what is done above it, or an empty string.
+    """
+
+    offset: int
+    metadata: str
+
+
+class Block:
+    """The offsets of one fetch of one partition. Made by `Tracker.register`, changed only by its tracker."""
+
+    __slots__ = ("done", "left", "offsets", "size_bytes")
+
+    def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
+        contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
+        #: The offsets, rising; a range where they have no holes, for it takes no memory.
+        self.offsets: Sequence[int] = range(offsets[0], offsets[-1] + 1) if contiguous else offsets
+        #: One byte for each offset: 1 when it is done.
+        self.done = bytearray(len(offsets))
+        #: How many are not done.
+        self.left = len(offsets)
+        #: Bytes the messages take, as counted against the limits while the block lives.
+        self.size_bytes = size_bytes
+
+
+class Tracker:
+    """The offsets in flight of one assignment.
+
+    Thread-safe: one thread registers, any thread completes and reads. One lock guards all fields; no call blocks
+    while holding it, and none calls out.
+
+    Args:
+        start: the offset at which reading starts: the watermark while nothing was registered.
+        restored: what a former owner had done above `start`, as read from the commit metadata.
+    """
+
+    def __init__(self, start: int, restored: OffsetMap | None = None) -> None:
+        self._lock = threading.Lock()
+        self._blocks: SortedDict[int, Block] = SortedDict()
+        self._position = start
+        self._restored = restored if restored is not None and restored.base == start else None
+        self._in_flight = 0
+        self._bytes = 0
+
+    def register(self, offsets: Sequence[int], position: int | None = None, size_bytes: int = 0) -> Block:
+        """Take a fetch in.
+
+        Args:
+            offsets: the fetched offsets, rising and above all registered before.
+            position: the next offset to fetch; the last offset plus one where it is not known better.
+            size_bytes: bytes of the fetched messages.
+
+        Returns:
+            The block. Offsets that a former owner had done already are marked in `block.done`: skip them.
+
+        Raises:
+            ValueError: nothing was given, or the offsets do not lie above those registered before. The log went
+                back; the caller must start a new tracker.
+        """
+        if not offsets or offsets[0] < self._position:
+            raise ValueError(f"offsets must rise above {self._position}, got {offsets[0] if offsets else 'none'}")
+        block = Block(offsets, size_bytes)
+        restored = self._restored
+        if restored is not None:
+            self._apply(restored, block)
+        with self._lock:
+            self._position = max(offsets[-1] + 1, position or 0)
+            if block.left:
+                self._blocks[offsets[0]] = block
+                self._in_flight += block.left
+                self._bytes += size_bytes
+        return block
+
+    def _apply(self, restored: OffsetMap, block: Block) -> None:
+        """Mark what a former owner had done; the block is not shared yet."""
+        if block.offsets[0] >= restored.end:
+            self._restored = None
+            return
+        for index, offset in enumerate(block.offsets):
+            if offset in restored:
+                block.done[index] = 1
+        block.left = block.done.count(0)
+
+    def complete(self, block: Block, indexes: Sequence[int]) -> None:
+        """Mark a run done.
+
+        Args:
+            block: the block as `register` returned it.
+            indexes: places in the block, each completed once; a `range` is the fastest.
+
+        Raises:
+            ValueError: one of them was done already: a message was handled twice, and the counts would lie.
+        """
+        done = block.done
+        with self._lock:
+            before = block.left
+            if isinstance(indexes, range) and indexes.step == 1:
+                block.left -= done.count(0, indexes.start, indexes.stop)
+                done[indexes.start : indexes.stop] = _DONE * len(indexes)
+            else:
+                block.left -= len(indexes) - sum(map(done.__getitem__, indexes))
+                for index in indexes:
+                    done[index] = 1
+            changed = before - block.left
+            self._in_flight -= changed
+            if not block.left and changed:
+                del self._blocks[block.offsets[0]]
+                self._bytes -= block.size_bytes
+        if changed != len(indexes):
+            raise ValueError(
+                f"{len(indexes) - changed} of {len(indexes)} offsets from {block.offsets[0]} were done before"
+            )
+
+    def advance(self, position: int) -> None:
+        """Tell that nothing lies below `position` but what was registered: markers and aborted ranges hold none."""
+        with self._lock:
+            self._position = max(self._position, position)
+
+    @property
+    def position(self) -> int:
+        """The next offset to fetch, as far as is known here."""
+        return self._position
+
+    @property
+    def in_flight(self) -> int:
+        """How many registered offsets are not done."""
+        return self._in_flight
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes of the blocks that are not wholly done."""
+        return self._bytes
+
+    @property
+    def watermark(self) -> int:
+        """The lowest offset not done; the position when nothing is in flight."""
+        with self._lock:
+            return self._watermark()
+
+    def _watermark(self) -> int:
+        if not self._blocks:
+            return self._position
+        block: Block = self._blocks.peekitem(0)[1]
+        return block.offsets[block.done.find(0)]
+
+    def gaps(self) -> list[range]:
+        """Return the offset ranges that are done above the watermark, rising; holes in the log count as done."""
+        with self._lock:
+            return list(self._gaps())
+
+    def _gaps(self) -> Iterator[range]:
+        """Walk the blocks from the watermark; called with the lock held."""
+        gap_start: int | None = None
+        for block in self._blocks.values():
+            done, offsets = block.done, block.offsets
+            place = done.find(0)
+            while place != -1:
+                if gap_start is not None and offsets[place] > gap_start:
+                    yield range(gap_start, offsets[place])
+                next_done = done.find(1, place)
+                last_open = (len(done) if next_done == -1 else next_done) - 1
+                gap_start = offsets[last_open] + 1
+                place = -1 if next_done == -1 else done.find(0, next_done)
+        if gap_start is not None and gap_start < self._position:
+            yield range(gap_start, self._position)
+
+    def commit_point(self) -> CommitPoint:
+        """Return what may be committed now, with the map of what is done above it (I3)."""
+        with self._lock:
+            watermark = self._watermark()
+            restored = self._restored
+            gaps = list(self._gaps())
+            position = self._position
+        # Done by a former owner and not fetched again yet: it must outlive this owner too.
+        if restored is not None:
+            gaps += [range(max(done.start, position), done.stop) for done in restored.done if done.stop > position]
+        return CommitPoint(watermark, encode(watermark, gaps))
+
+
+__all__ = ["Block", "CommitPoint", "Tracker"]

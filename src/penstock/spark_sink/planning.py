@@ -1,0 +1,147 @@
+"""Which offsets a batch reads and how they are cut into tasks: plain arithmetic on values.
+
+It knows neither Kafka nor Spark. The offsets of a query travel as JSON in the shape of Spark's own Kafka
+source, `{"topic": {"partition": offset}}`, where an offset is the next one to read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from penstock.errors import MessageFormatError
+
+#: A partition of a topic.
+TopicPartition = tuple[str, int]
+
+#: For each partition, the next offset to read.
+Offsets = dict[TopicPartition, int]
+
+#: How Spark's JSON says "from the beginning" and "from the end".
+EARLIEST, LATEST = -2, -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """The offsets one task reads: from `start` up to, and without, `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Number of offsets, which is at least the number of rows: markers and aborted records count."""
+        return self.end - self.start
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Return the offsets in Spark's shape, sorted: Spark tells "nothing new" by comparing the text."""
+    shaped: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        shaped.setdefault(topic, {})[str(partition)] = offset
+    return shaped
+
+
+def from_json(shaped: Any) -> Offsets:
+    """Return the offsets of a value in Spark's shape.
+
+    Raises:
+        MessageFormatError: the value has another shape; it says which part.
+    """
+    if not isinstance(shaped, Mapping):
+        raise MessageFormatError(
+            f'offsets must be a JSON object {{"topic": {{"0": 42}}}}, but are a {type(shaped).__name__}'
+        )
+    offsets: Offsets = {}
+    for topic, partitions in shaped.items():
+        if not isinstance(partitions, Mapping):
+            raise MessageFormatError(f'offsets of topic {topic} must be an object such as {{"0": 42}}')
+        for partition, offset in partitions.items():
+            if not str(partition).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+                raise MessageFormatError(
+                    f"offsets of topic {topic}: partition {partition!r} must be a number in quotes and its "
+                    "offset a whole number"
+                )
+            if offset < EARLIEST:
+                raise MessageFormatError(
+                    f"offset of {topic}[{partition}] is {offset}; give 0 or more, -1 for latest, -2 for earliest"
+                )
+            offsets[(str(topic), int(partition))] = offset
+    return offsets
+
+
+def parse_offsets(text: str) -> Offsets:
+    """Return the offsets of a JSON text in Spark's shape, or raise `MessageFormatError`."""
+    try:
+        return from_json(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise MessageFormatError(
+            f'offsets are not JSON ({error.msg} at character {error.pos}); write {{"topic": {{"0": 42}}}}'
+        ) from error
+
+
+def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) -> Offsets:
+    """Return ends that take at most `limit` offsets in all, shared among partitions by what each has behind.
+
+    Every partition with something to read gets one offset before any gets a second, those with most behind
+    first, so that a small partition does not starve beside a large one. A partition missing in `start` is
+    new and begins at 0. The sum taken is `min(limit, all there is)`.
+    """
+    behind = {part: max(0, end - start.get(part, 0)) for part, end in latest.items()}
+    total = sum(behind.values())
+    if total <= limit:
+        return dict(latest)
+    by_size = sorted((part for part in behind if behind[part]), key=lambda part: (-behind[part], part))
+    taken = dict.fromkeys(latest, 0)
+    for part in by_size[:limit]:
+        taken[part] = 1
+    rest = limit - min(limit, len(by_size))
+    spread = total - len(by_size)
+    if rest:
+        for part in by_size:
+            taken[part] += rest * (behind[part] - 1) // spread
+    # Rounding down left fewer offsets than there are partitions; the largest take one each.
+    left = limit - sum(taken.values())
+    for part in by_size:
+        if left and taken[part] and taken[part] < behind[part]:
+            taken[part] += 1
+            left -= 1
+    return {part: start.get(part, 0) + taken[part] if behind[part] else latest[part] for part in latest}
+
+
+def split(ranges: Iterable[OffsetRange], min_partitions: int | None) -> list[OffsetRange]:
+    """Cut ranges into at least `min_partitions` tasks, where there are that many offsets.
+
+    Empty ranges vanish. Each range is cut into even pieces, in proportion to its size; the pieces of a range
+    follow one another without gap or overlap.
+    """
+    whole = [part for part in ranges if part.size > 0]
+    total = sum(part.size for part in whole)
+    if min_partitions is None or len(whole) >= min_partitions:
+        return whole
+    pieces: list[OffsetRange] = []
+    for part in whole:
+        # Rounded up: fewer tasks than asked for would break the promise, one more does no harm.
+        count = min(part.size, -(-min_partitions * part.size // total))
+        cuts = [part.start + part.size * cut // count for cut in range(count + 1)]
+        pieces += [OffsetRange(part.topic, part.partition, begin, end) for begin, end in pairwise(cuts)]
+    return pieces
+
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "OffsetRange",
+    "Offsets",
+    "TopicPartition",
+    "from_json",
+    "limited",
+    "parse_offsets",
+    "split",
+    "to_json",
+]

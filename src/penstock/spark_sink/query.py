@@ -1,0 +1,103 @@
+"""Starts the streaming query behind `@app.sink`: topics in, a function called with every micro-batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.config import ClientConfig, a_callable, names, not_empty
+from penstock.errors import ConfigurationError
+from penstock.spark_sink.source import register
+
+#: Triggers that read what is there and end.
+_ONCE = ("once", "available now", "availablenow")
+
+_INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
+
+
+def start_sink(
+    spark: SparkSession,
+    topics: str | Sequence[str],
+    function: Callable[[DataFrame, int], None],
+    *,
+    bootstrap_servers: str,
+    config: ClientConfig | None = None,
+    trigger: str = "5 seconds",
+    name: str,
+    checkpoint_location: str | None = None,
+    starting_offsets: str = "earliest",
+) -> StreamingQuery:
+    """Start a query that reads topics through the source `penstock` and hands each micro-batch to a function.
+
+    Args:
+        spark: the session; the source is registered with it.
+        topics: one topic or several.
+        function: called with the frame and the batch's number, which may come twice after a restart; a
+            `SqlSink` makes the repetition harmless.
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names, as in `App`.
+        trigger: an interval such as `"5 seconds"`, or `"available now"` to read what is there and end.
+        name: name of the query in Spark's progress and web page.
+        checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one Spark keeps its
+            progress in a temporary folder and the next start reads from `starting_offsets` again, which only a
+            sink with a ledger of its own, such as `SqlSink`, takes without storing rows twice.
+        starting_offsets: where a query without checkpoint begins: `earliest`, `latest` or Spark's JSON.
+
+    Returns:
+        The running query; `stop()` and `awaitTermination()` are Spark's.
+
+    Raises:
+        ConfigurationError: an argument is wrong; nothing was started.
+    """
+    a_callable("function", function)
+    not_empty("name", name)
+    if checkpoint_location is not None:
+        not_empty("checkpoint_location", checkpoint_location)
+    subscribed = ",".join(names("topics", topics))
+    when = trigger_arguments(trigger)
+    register(spark)
+    reader = (
+        spark.readStream.format("penstock")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", subscribed)
+        .option("startingOffsets", starting_offsets)
+    )
+    for key, value in (config or {}).items():
+        reader = reader.option(f"kafka.{key}", _option_text(key, value))
+    writer = reader.load().writeStream.foreachBatch(function).queryName(name).trigger(**when)
+    if checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", checkpoint_location)
+    return writer.start()
+
+
+def trigger_arguments(trigger: str) -> dict[str, Any]:
+    """Return Spark's trigger arguments for `"5 seconds"`, `"once"` or `"available now"`.
+
+    Raises:
+        ConfigurationError: the text is neither.
+    """
+    said = trigger.strip().lower()
+    if said in _ONCE:
+        return {"availableNow": True}
+    if _INTERVAL.fullmatch(said):
+        return {"processingTime": said}
+    raise ConfigurationError(f"trigger must be an interval such as '5 seconds', or 'available now', but is {trigger!r}")
+
+
+def _option_text(key: str, value: Any) -> str:
+    """Return a client setting as the text that Spark's options are; callbacks cannot travel to executors."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigurationError(
+        f"config[{key!r}] is a {type(value).__name__}, which cannot travel to Spark's executors; "
+        "use settings that are texts or numbers"
+    )
+
+
+__all__ = ["start_sink", "trigger_arguments"]

@@ -1,0 +1,35 @@
+"""How a database's refusal is told: what the driver says, without the values it likes to quote."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from penstock.errors import SinkError
+
+
+def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: int) -> SinkError:
+    """Return the sink's error for one of the database or its driver.
+
+    The driver's own text stands in it only where the database as a whole refused (unreachable, locked, full):
+    texts about rows quote keys and values.
+    """
+    origin = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+    facts = [type(origin).__name__]
+    state = getattr(origin, "sqlstate", None) or getattr(origin, "sqlite_errorname", None)
+    if state:
+        facts.append(str(state))
+    diagnosis = getattr(origin, "diag", None)
+    for part in ("table_name", "column_name", "constraint_name"):
+        named = getattr(diagnosis, part, None)
+        if named:
+            facts.append(f"{part.removesuffix('_name')} {named}")
+    if type(origin).__name__ == "OperationalError":
+        facts.append(str(origin).strip().splitlines()[0])
+    return SinkError(
+        f"batch {batch_id} was refused by table {table} at {url.render_as_string(hide_password=True)}: "
+        f"{', '.join(facts)}; nothing of the batch was stored, and Spark hands it over again when the query is "
+        "started anew"
+    )
+
+
+__all__ = ["refused"]

@@ -1,0 +1,70 @@
+"""What a sink does differently on SQLite: `BEGIN IMMEDIATE`, and values in the forms SQLite can hold.
+
+Instants are stored as text in UTC and dates as text, in SQLAlchemy's form, so that its types read them back;
+decimals are handed over as text, of which SQLite's numeric columns keep what a number can keep. NaN becomes
+NULL: SQLite has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.pool import NullPool
+
+#: Seconds to wait for another writer's transaction to end.
+LOCK_TIMEOUT_S = 60.0
+
+#: Rows that are Python objects at one time.
+_ROWS_AT_ONCE = 10_000
+
+
+@contextmanager
+def begin(url: sa.URL) -> Iterator[sa.Connection]:
+    """Open a connection and take the write lock at once.
+
+    A transaction that reads first and writes later can be refused its lock at the first write, when another
+    has written in between; one that begins IMMEDIATE waits for the lock before it reads the ledger.
+    """
+    # isolation_level None keeps the driver from opening transactions by its own rules.
+    engine = sa.create_engine(
+        url,
+        poolclass=NullPool,
+        hide_parameters=True,
+        connect_args={"timeout": LOCK_TIMEOUT_S, "isolation_level": None},
+    )
+    sa.event.listen(engine, "begin", _begin_immediate)
+    with engine.begin() as connection:
+        yield connection
+
+
+def _begin_immediate(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def lock_schema(_connection: sa.Connection) -> None:
+    """Do nothing: the write lock is the whole file's, and tables are part of the transaction."""
+
+
+def stage(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
+    """Insert rows through the driver's `executemany`, a bounded number of them at a time."""
+    statement = str(table.insert().compile(dialect=connection.dialect))
+    for chunk in rows.select([str(column.name) for column in table.columns]).to_batches(_ROWS_AT_ONCE):
+        values = [_storable(column) for column in chunk.columns]
+        connection.exec_driver_sql(statement, list(zip(*values, strict=True)))
+
+
+def _storable(column: pa.Array) -> list[Any]:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        # Without a zone the text is the time in UTC; with microseconds always, so that texts sort as times.
+        column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us")).cast(pa.string())
+    elif pa.types.is_date(kind) or pa.types.is_decimal(kind):
+        column = column.cast(pa.string())
+    return list(column.to_pylist())
+
+
+__all__ = ["begin", "lock_schema", "stage"]

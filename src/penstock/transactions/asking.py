@@ -1,0 +1,123 @@
+"""The coordinator's side of checks: is anybody there to ask, and the questions themselves.
+
+A question is sent only to a group that has a live producer, so that a group that is down for hours spends no checks,
+and finds no heap of stale questions when it comes back.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from enum import Enum
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from penstock.errors import StoppedError
+from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.owned import OwnedPartition
+from penstock.transactions.records import (
+    Author,
+    CheckRequest,
+    Op,
+    Verdict,
+    encode_check_request,
+    encode_op,
+)
+from penstock.transactions.settlement import Pending
+from penstock.transactions.topics import StoreTopics
+
+#: Seconds for which it is believed that a group has live producers, or none.
+_FRESH_S = 1.0
+_ANSWER_S = 5.0
+
+
+class Asked(Enum):
+    """What became of a question."""
+
+    SENT = "sent"
+    #: The group has no live producer.
+    NOBODY = "nobody"
+    #: Whether anybody is there is not known yet: try again in a moment.
+    LATER = "later"
+
+
+class Asker:
+    """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
+
+    Args:
+        admin: tells which groups have live producers.
+        sends: idempotent sends; the coordinator's transactions do not touch the op log, for an open one would hold
+            back its readers.
+        topics: the store's topics.
+    """
+
+    def __init__(self, admin: AdminClient, sends: AckedProducer, topics: StoreTopics) -> None:
+        self._admin = admin
+        self._sends = sends
+        self._topics = topics
+        # By producer group: when it was learnt, and whether a producer is alive.
+        self._alive: dict[str, tuple[float, bool]] = {}
+        self._asked: dict[str, Future[Any]] = {}
+
+    def check(self, partition: OwnedPartition, pending: Pending, now: float) -> Asked:
+        """Ask the producer group of a half about it."""
+        half = pending.half
+        alive = self._is_alive(half.group, now)
+        if alive is None:
+            return Asked.LATER
+        if not alive:
+            return Asked.NOBODY
+        number = pending.check_count + 1
+        request = CheckRequest(half, partition.number, pending.offset, number)
+        # Each check of a half goes to another partition, and so to another producer, where there are several.
+        to = (self._topics.half_partition(half.transaction_id.encode()) + number) % self._topics.check_partitions
+        try:
+            self._sends.send(self._topics.check, to, half.key, half.value, encode_check_request(request))
+        except (KafkaException, StoppedError):
+            return Asked.LATER
+        pending.requested = number
+        return Asked.SENT
+
+    def discard(self, partition: OwnedPartition, pending: Pending) -> None:
+        """Write the coordinator's own decision into the op log; it counts when it is read back, if it is the first."""
+        half = pending.half
+        op = Op(
+            half.transaction_id,
+            Verdict.DISCARD,
+            Author.COORDINATOR,
+            half.group,
+            partition.number,
+            (pending.offset,),
+            pending.check_count,
+        )
+        # Not waited for: if it is lost, the half is still pending at its next due time, and this is done again.
+        self._sends.send(self._topics.op, partition.number, half.transaction_id.encode(), encode_op(op))
+
+    def _is_alive(self, group: str, now: float) -> bool | None:
+        future = self._asked.get(group)
+        if future is not None and future.done():
+            del self._asked[group]
+            alive = _has_members(future)
+            if alive is not None:
+                self._alive[group] = (now, alive)
+        learnt, alive = self._alive.get(group, (None, False))
+        if learnt is not None and now - learnt < _FRESH_S:
+            return alive
+        if group not in self._asked:
+            name = self._topics.checkers(group)
+            self._asked[group] = self._admin.describe_consumer_groups([name], request_timeout=_ANSWER_S)[name]
+        return None
+
+
+def _has_members(answer: Future[Any]) -> bool | None:
+    """Read the answer to "who is in this group"; None when it was no answer."""
+    error = answer.exception()
+    if error is None:
+        return bool(answer.result().members)
+    if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+        return False
+    return None
+
+
+__all__ = ["Asked", "Asker"]

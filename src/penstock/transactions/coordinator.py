@@ -1,0 +1,216 @@
+"""The coordinator: settles the transactions of all producers that share a prefix.
+
+This is its face: arguments, start and stop, statistics. What it does is in `settling`, one thread's loop; which
+partitions it owns, in `membership`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from penstock.config import ClientConfig, positive, positive_int, reserved
+from penstock.errors import StoppedError
+from penstock.kafka import admin_client
+from penstock.transactions.asking import Asker
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.ids import new_id
+from penstock.transactions.membership import Membership
+from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.publisher import Publisher
+from penstock.transactions.settling import Settling
+from penstock.transactions.takeover import Inheritance, LogReader
+from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds that checks and the coordinator's own decisions may take to be stored, and that stopping waits for them.
+_SEND_TIMEOUT_S = 15.0
+_LAST_SENDS_S = 5.0
+
+_OWNED = {
+    "group.id": "it is <prefix>.coordinator; choose another prefix",
+    "transactional.id": "it is made anew for each coordinator; leave it out",
+    "transaction.timeout.ms": "it is 10 s, so that a dead coordinator holds readers back no longer; leave it out",
+    "enable.auto.commit": "positions are committed with what they settle; leave it out",
+    "isolation.level": "each log is read as it must be; leave it out",
+}
+
+#: Beginnings of settings that only a producer, or only a consumer, understands.
+_FOR_PRODUCERS = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
+_FOR_CONSUMERS = ("session.", "heartbeat.", "fetch.", "group.", "max.poll.", "queued.", "partition.assignment.")
+
+
+class Coordinator:
+    """Settles the transactions of all producers with the same prefix. Any number may run; they share the partitions.
+
+    Thread-safe. Nothing is started before `start` or the `with` block.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the store's topics begin with.
+        transaction_timeout: seconds from the birth of a half to its first check.
+        check_interval: seconds between two checks of a half.
+        check_max: answered checks after which a half that is still undecided is moved to `<prefix>.discarded`, one
+            interval after the last answer. Counts survive restarts of the coordinator: they are kept in the done log.
+        partitions: partitions of half, op and done, if they have to be created.
+        config: settings of the Kafka clients, by librdkafka's names. With a `group.instance.id` of its own, a
+            coordinator that is killed and restarted gets its partitions back without waiting for its session to end.
+
+    Raises:
+        ConfigurationError: an argument is wrong. Nothing was started.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str,
+        prefix: str = "penstock",
+        transaction_timeout: float = 6.0,
+        check_interval: float = 30.0,
+        check_max: int = 15,
+        partitions: int = DEFAULT_PARTITIONS,
+        config: ClientConfig | None = None,
+    ) -> None:
+        positive("transaction_timeout", transaction_timeout)
+        positive("check_interval", check_interval)
+        positive_int("check_max", check_max)
+        positive_int("partitions", partitions)
+        given = config or {}
+        reserved(given, _OWNED, "the coordinator")
+        self._bootstrap_servers = bootstrap_servers
+        self._prefix = prefix
+        self._partitions = partitions
+        self._policy = CheckPolicy(transaction_timeout, check_interval, check_max)
+        self._for_producers = {k: v for k, v in given.items() if not k.startswith(_FOR_CONSUMERS)}
+        self._for_consumers = {k: v for k, v in given.items() if not k.startswith(_FOR_PRODUCERS)}
+        self._admin = admin_client(bootstrap_servers, given)
+        # Set by stop(), read by all threads.
+        self._stopping = threading.Event()
+        self._start_lock = threading.Lock()
+        # Written by start() under its lock.
+        self._thread: threading.Thread | None = None
+        # Written by the coordinator's thread when it dies of an error, read by stop() after joining it.
+        self._failure: Exception | None = None
+        self._counts = Counts()
+        self._ration = RationedLog()
+        # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
+        self._membership: Membership | None = None
+
+    def start(self) -> Self:
+        """Create the store's topics where they are absent and start settling. May be repeated.
+
+        Raises:
+            BrokerConnectionError: no broker answered within 15 s.
+            ConfigurationError: the client library refused a setting.
+            StoppedError: it was stopped before.
+        """
+        with self._start_lock:
+            if self._stopping.is_set():
+                raise StoppedError(f"the coordinator of {self._prefix} was stopped; make a new one")
+            if self._thread is None:
+                self._thread = self._open()
+                self._thread.start()
+        return self
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Finish the Kafka transaction under way, give the partitions up and end, within `timeout` seconds.
+
+        Raises:
+            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
+        """
+        with self._start_lock:
+            self._stopping.set()
+            thread = self._thread
+        if thread is None:
+            return
+        thread.join(timeout)
+        if thread.is_alive():
+            raise StoppedError(f"the coordinator of {self._prefix} did not end within {timeout:g} s; it goes on ending")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise StoppedError(f"the coordinator of {self._prefix} had stopped by itself: {failure}") from failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def statistics(self) -> CoordinatorStatistics:
+        """Return counts since the start and what is pending now. Safe from any thread."""
+        membership = self._membership
+        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+        return self._counts.statistics(list(membership.owned.values()) if membership is not None else [])
+
+    def _open(self) -> threading.Thread:
+        """Make all parts and return the thread that drives them, not started yet."""
+        servers, stopping = self._bootstrap_servers, self._stopping
+        topics = open_topics(self._admin, servers, self._prefix, self._partitions)
+
+        def own(number: int, inheritance: Inheritance) -> OwnedPartition:
+            return OwnedPartition(
+                number,
+                inheritance,
+                policy=self._policy,
+                counts=self._counts,
+                log=self._ration,
+                may_publish_to=topics.may_publish_to,
+            )
+
+        logs = LogReader(servers, self._for_consumers, topics, stopping.is_set)
+        membership = Membership(servers, self._for_consumers, topics=topics, logs=logs, own=own, stopping=stopping)
+        publisher = Publisher(servers, self._for_producers, topics, f"{topics.coordinators}.{new_id()}")
+        sends = AckedProducer(servers, self._for_producers, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
+        settling = Settling(
+            servers,
+            topics=topics,
+            policy=self._policy,
+            admin=self._admin,
+            membership=membership,
+            publisher=publisher,
+            asker=Asker(self._admin, sends, topics),
+            logs=logs,
+            counts=self._counts,
+            ration=self._ration,
+            stopping=stopping,
+        )
+        self._membership = membership
+        return threading.Thread(
+            target=self._run,
+            args=(settling, membership, publisher, sends),
+            name=f"penstock-coordinator-{self._prefix}",
+            daemon=True,
+        )
+
+    def _run(self, settling: Settling, membership: Membership, publisher: Publisher, sends: AckedProducer) -> None:
+        try:
+            sends.start()
+            membership.join()
+            while not self._stopping.is_set():
+                settling.round()
+        except Exception as error:  # noqa: BLE001 - kept for stop(), which raises it
+            # Bad input never comes here: this is a mistake of penstock or a setting that Kafka refuses for good.
+            _log.exception("the coordinator of %s stops", self._prefix)
+            self._failure = error
+        finally:
+            self._stopping.set()
+            publisher.close()
+            membership.leave()
+            sends.stop(_LAST_SENDS_S)
+
+
+__all__ = ["Coordinator"]

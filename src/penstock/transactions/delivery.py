@@ -1,0 +1,157 @@
+"""Acknowledged sends: one idempotent Kafka producer that many threads share, and a thread that serves its reports.
+
+A sender gets a `Receipt` and waits on it. Thousands of receipts may be open: a waiting thread holds a lock, nothing
+else, and no two senders wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from penstock.config import ClientConfig, reserved
+from penstock.errors import MessageFormatError, StoppedError
+from penstock.kafka import base_config, client_refused, reason
+from penstock.transactions.records import WireHeaders
+
+#: Seconds the delivery thread waits for reports before it looks whether it shall stop.
+_POLL_S = 0.1
+
+_OWNED = {
+    "transactional.id": "these sends are idempotent, not transactional; leave it out",
+    "enable.idempotence": "it is always on, so that a retry cannot store a record twice; leave it out",
+    "acks": "it is always 'all': a half must be durable; leave it out",
+}
+
+
+def wire_headers(message: Message) -> WireHeaders:
+    """Return the headers of a fetched record in wire order.
+
+    Raises:
+        MessageFormatError: a header's name is not UTF-8.
+    """
+    try:
+        # The client library returns a list of pairs of text and bytes; its type covers what may be produced, too.
+        return cast("WireHeaders", message.headers() or ())
+    except UnicodeDecodeError as error:
+        raise MessageFormatError("a record with a header whose name is not UTF-8; it is refused") from error
+
+
+class Receipt:
+    """What is known of one send. Written once by the delivery thread, read by any number of waiters."""
+
+    __slots__ = ("_gate", "error", "offset")
+
+    def __init__(self) -> None:
+        #: Offset of the stored record; -1 until then.
+        self.offset = -1
+        #: Why it is not known to be stored.
+        self.error: str | None = None
+        # A held lock is the cheapest event there is: released once, by the delivery report.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report; the client library calls it."""
+        if error is not None:
+            self.error = reason(error)
+        else:
+            self.offset = message.offset() or 0
+        self._gate.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the report, and tell whether the record is stored. `error` says why not."""
+        if not self._gate.acquire(timeout=timeout_s):
+            self.error = f"no answer within {timeout_s:g} s"
+            return False
+        # The next waiter passes as well.
+        self._gate.release()
+        return self.error is None
+
+
+class AckedProducer:
+    """Idempotent sends with receipts. Thread-safe.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        send_timeout_s: seconds after which an unacknowledged send counts as failed.
+        name: what the delivery thread's name ends with.
+
+    Raises:
+        ConfigurationError: a setting is wrong, or belongs to penstock.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, send_timeout_s: float, name: str) -> None:
+        reserved(config, _OWNED, "the transactional producer")
+        settings = {
+            # Nagle's rule: nothing is held back while the line is free, and what comes while requests are under way
+            # goes together. One caller pays no linger for half and op; many callers fill batches by themselves.
+            "linger.ms": 0,
+            "max.in.flight": 2,
+            "message.timeout.ms": int(send_timeout_s * 1000),
+            **base_config(bootstrap_servers, config),
+            "enable.idempotence": True,
+            "acks": "all",
+        }
+        try:
+            self._producer = Producer(settings)
+        except KafkaException as error:
+            raise client_refused(error) from error
+        self._send_timeout_s = send_timeout_s
+        # Set by stop(), read by the delivery thread.
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the delivery thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> int:
+        """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open."""
+        left = self._producer.flush(timeout_s)
+        self._stopping.set()
+        self._thread.join()
+        return left
+
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Any = None,
+    ) -> Receipt:
+        """Hand a record to the client library; waits for room where its buffer is full.
+
+        Raises:
+            KafkaException: the client library refused the record: it is too large, say.
+            StoppedError: the buffer stayed full for the whole send timeout.
+        """
+        receipt = Receipt()
+        deadline = 0.0
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, receipt.report, headers=headers)
+            except BufferError as error:
+                now = time.monotonic()
+                deadline = deadline or now + self._send_timeout_s
+                if now >= deadline:
+                    raise StoppedError(
+                        f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}"
+                        f"[{partition}]; the broker does not keep up or is not there"
+                    ) from error
+                # Serving reports makes room; any thread may.
+                self._producer.poll(0.01)
+            else:
+                return receipt
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(_POLL_S)
+
+
+__all__ = ["AckedProducer", "Receipt", "wire_headers"]

@@ -1,0 +1,249 @@
+"""The store in Kafka topics, as producers see it: halves and decisions in, questions out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Message
+
+from penstock.config import ClientConfig
+from penstock.errors import (
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    MessageFormatError,
+    StoppedError,
+    TopicNotFoundError,
+)
+from penstock.kafka import admin_client, base_config, client_refused, partition_counts, reason
+from penstock.transactions.delivery import AckedProducer, Receipt, wire_headers
+from penstock.transactions.records import (
+    Author,
+    CheckRequest,
+    Half,
+    Op,
+    Verdict,
+    decode_check_request,
+    encode_half,
+    encode_op,
+)
+from penstock.transactions.store import Prepared
+from penstock.transactions.topics import StoreTopics, open_topics
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Requests taken from the check topic at once.
+_REQUESTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHalf:
+    """A half and its place in the half topic."""
+
+    half: Half
+    partition: int
+    offset: int
+
+
+class KafkaStore:
+    """Halves in `<prefix>.half`, decisions in `<prefix>.op`. Thread-safe; `start` and `stop` are called once each.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the store's topics begin with.
+        partitions: partitions of half, op and done, if they have to be created.
+        config: settings of the Kafka clients, by librdkafka's names.
+        send_timeout_s: seconds after which an unacknowledged half or decision counts as not stored.
+        name: what the names of threads end with.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        prefix: str,
+        partitions: int,
+        config: ClientConfig,
+        send_timeout_s: float,
+        name: str,
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._prefix = prefix
+        self._partitions = partitions
+        self._config = config
+        self._send_timeout_s = send_timeout_s
+        self._admin = admin_client(bootstrap_servers, config)
+        self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
+        # Set by start() before any other call.
+        self._topics = StoreTopics(prefix, partitions)
+        # Partition counts of target topics found so far. Replaced as a whole under the lock, read without it.
+        self._targets: dict[str, int] = {}
+        self._targets_lock = threading.Lock()
+
+    def start(self) -> None:
+        """Create the store's topics where they are absent and start sending.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+        """
+        self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
+        self._sends.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for what is being sent, at most `timeout_s` seconds."""
+        left = self._sends.stop(timeout_s)
+        if left:
+            _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
+
+    def require_target(self, topic: str, partition: int | None) -> None:
+        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
+
+        Raises:
+            TopicNotFoundError: there is no such topic.
+            ConfigurationError: the topic has no such partition, or belongs to the store.
+        """
+        if not self._topics.may_publish_to(topic):
+            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
+        count = self._targets.get(topic)
+        if count is None or (partition is not None and partition >= count):
+            with self._targets_lock:
+                self._targets = partition_counts(self._admin, self._bootstrap_servers)
+            count = self._targets.get(topic)
+        if count is None:
+            raise TopicNotFoundError(
+                f"no such topic at {self._bootstrap_servers}: {topic}; create it first, or correct the name"
+            )
+        if partition is not None and not 0 <= partition < count:
+            raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
+
+    def prepare(self, half: Half) -> StoredHalf:
+        """Store a half and return once it is durable.
+
+        Raises:
+            HalfNotStoredError: it is not known to be durable. A ROLLBACK is written after it, so that it is settled
+                without a check should it turn up after all.
+        """
+        partition = self._topics.half_partition(half.transaction_id.encode() if half.key is None else half.key)
+        try:
+            receipt = self._sends.send(self._topics.half, partition, half.key, half.value, encode_half(half))
+        except (KafkaException, StoppedError) as error:
+            cause = reason(error) if isinstance(error, KafkaException) else str(error)
+            raise self._half_not_stored(half, partition, cause) from error
+        if not receipt.wait(self._send_timeout_s):
+            self._write_op(Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0))
+            raise self._half_not_stored(half, partition, receipt.error)
+        return StoredHalf(half, partition, receipt.offset)
+
+    def _half_not_stored(self, half: Half, partition: int, cause: str | None) -> HalfNotStoredError:
+        return HalfNotStoredError(
+            f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
+            f"{self._topics.half}[{partition}]: {cause}; the local transaction did not run, send it again"
+        )
+
+    def decide(self, prepared: Prepared, verdict: Verdict) -> None:
+        """Store the producer's decision and return once it is durable.
+
+        Raises:
+            DecisionNotStoredError: it is not known to be durable; a check settles the transaction.
+        """
+        assert isinstance(prepared, StoredHalf)  # noqa: S101 - a store gets back what it gave out
+        half = prepared.half
+        place = (prepared.partition, (prepared.offset,))
+        self._store_op(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0))
+
+    def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
+        """Store the answer to a check and return once it is durable.
+
+        Raises:
+            DecisionNotStoredError: it is not known to be durable; the check is asked again.
+        """
+        half = request.half
+        place = (request.half_partition, (request.half_offset,))
+        self._store_op(Op(half.transaction_id, verdict, author, half.group, *place, request.check_number))
+
+    def _store_op(self, op: Op) -> None:
+        receipt = self._write_op(op)
+        if receipt is None or not receipt.wait(self._send_timeout_s):
+            cause = receipt.error if receipt is not None else "the client library took no more records"
+            raise DecisionNotStoredError(
+                f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
+                f"{self._topics.op}[{op.half_partition}]: {cause}; a check of group {op.group} will settle it"
+            )
+
+    def _write_op(self, op: Op) -> Receipt | None:
+        try:
+            return self._sends.send(self._topics.op, op.half_partition, op.transaction_id.encode(), encode_op(op))
+        except (KafkaException, StoppedError) as error:
+            _log.warning("transaction %s: its %s could not be sent: %s", op.transaction_id, op.verdict.name, error)
+            return None
+
+    def checks(self, group: str) -> KafkaCheckSource:
+        """Return the questions to a producer group: its share of `<prefix>.check`."""
+        return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
+
+
+#: Settings of the user's that have no meaning for the consumer of checks.
+_PRODUCER_ONLY = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
+
+
+class KafkaCheckSource:
+    """A group's share of the check topic. Used by one thread."""
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, group: str) -> None:
+        self._group = group
+        self._topics = topics
+        settings: dict[str, Any] = {
+            **base_config(bootstrap_servers, {k: v for k, v in config.items() if not k.startswith(_PRODUCER_ONLY)}),
+            "group.id": topics.checkers(group),
+            # A request that came before the first start of the group shall be answered, too.
+            "auto.offset.reset": "earliest",
+            # A producer that died gives its questions up after this long; until then they are asked for nothing.
+            # Partitions added later are noticed within seconds.
+            "topic.metadata.refresh.interval.ms": 10_000,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 1500,
+        }
+        try:
+            self._consumer = Consumer(settings)
+        except KafkaException as error:
+            raise client_refused(error) from error
+        self._consumer.subscribe([topics.check])
+
+    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
+        """Return the questions that are there, waiting at most `timeout_s` seconds for the first.
+
+        What does not read as a request is logged and skipped.
+        """
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return ()
+        return [
+            request
+            for message in (first, *self._consumer.consume(_REQUESTS, 0))
+            if (request := self._read(message)) is not None and request.half.group == self._group
+        ]
+
+    def _read(self, message: Message) -> CheckRequest | None:
+        error = message.error()
+        if error is not None:
+            _log.warning("%s cannot be read: %s; it is tried again", self._topics.check, reason(error))
+            # Errors come back at once: without a pause this would spin.
+            time.sleep(0.1)
+            return None
+        try:
+            return decode_check_request(message.key(), message.value(), wire_headers(message))
+        except MessageFormatError as bad:
+            _log.warning("%s[%s]@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
+            return None
+
+    def close(self) -> None:
+        """Leave the group, so that another producer gets its questions at once."""
+        self._consumer.close()
+
+
+__all__ = ["KafkaCheckSource", "KafkaStore", "StoredHalf"]

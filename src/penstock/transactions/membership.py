@@ -1,0 +1,187 @@
+"""Which half partitions are this coordinator's, and the reading of their half and op logs.
+
+Two consumers: one is a member of the coordinators' group and reads nothing, so that reading never depends on the
+group's protocol; one reads half and op of the same partitions, which no group assignor would keep together. Taking
+partitions over has a thread of its own, for it may have to wait for a predecessor's transaction to end, and the other
+partitions shall not.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from penstock.config import ClientConfig
+from penstock.errors import StoppedError
+from penstock.kafka import base_config, client_refused, reason
+from penstock.transactions.owned import OwnedPartition
+from penstock.transactions.takeover import Inheritance, LogReader
+from penstock.transactions.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Records read at once.
+_READ = 10_000
+_ANSWER_S = 5.0
+_BACK_OFF_S = 0.2
+
+
+class Membership:
+    """One coordinator's membership. Used by the coordinator's thread; its callbacks run there, too.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: settings of consumers, by librdkafka's names.
+        topics: the store's topics.
+        logs: finds out what a partition was left with.
+        own: makes the object that drives a partition taken over.
+        stopping: set when the coordinator ends.
+
+    Raises:
+        ConfigurationError: the client library refused a setting.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        *,
+        topics: StoreTopics,
+        logs: LogReader,
+        own: Callable[[int, Inheritance], OwnedPartition],
+        stopping: threading.Event,
+    ) -> None:
+        self._topics = topics
+        self._logs = logs
+        self._own = own
+        self._stopping = stopping
+        #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
+        self.owned: dict[int, OwnedPartition] = {}
+        # Partitions being taken over, each with the token of that assignment: what comes back with another is stale.
+        self._taking: dict[int, object] = {}
+        # Filled by the take-over threads, emptied by the coordinator's.
+        self._taken: queue.SimpleQueue[tuple[int, object, Inheritance]] = queue.SimpleQueue()
+        common = {
+            **base_config(bootstrap_servers, config),
+            "group.id": topics.coordinators,
+            "enable.auto.commit": False,
+        }
+        member: dict[str, Any] = {
+            "topic.metadata.refresh.interval.ms": 10_000,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 1500,
+            "partition.assignment.strategy": "cooperative-sticky",
+            **common,
+            # The member reads nothing: the end is a place without records.
+            "auto.offset.reset": "latest",
+        }
+        reader = {
+            # An idle log answers ten times a second, so that it is soon known that all of it was read.
+            "fetch.wait.max.ms": 100,
+            **common,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",
+        }
+        reader.pop("group.instance.id", None)
+        try:
+            self._member = Consumer(member)
+            self._reader = Consumer(reader)
+        except KafkaException as error:
+            raise client_refused(error) from error
+
+    def join(self) -> None:
+        """Join the group of coordinators."""
+        self._member.subscribe(
+            [self._topics.half], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+
+    def serve(self) -> None:
+        """Take part in the group, and start to read partitions whose take-over is finished. Does not wait."""
+        self._member.poll(0)
+        while self._taking:
+            try:
+                number, token, inheritance = self._taken.get_nowait()
+            except queue.Empty:
+                return
+            if self._taking.get(number) is token:
+                del self._taking[number]
+                self.owned[number] = self._own(number, inheritance)
+                places = self._places(number)
+                places[0].offset, places[1].offset = inheritance.half_position, inheritance.op_position
+                self._reader.incremental_assign(places)
+
+    def leave(self) -> None:
+        """Give all partitions up and leave the group."""
+        self._member.close()
+        self._reader.close()
+        self.owned.clear()
+
+    def group_metadata(self) -> Any:
+        """Return the proof of membership that fences a coordinator whose partitions were given to another.
+
+        It matches what `owned` says: the group's generation cannot move past a loss of partitions before `serve`
+        has told of it, for the client library waits for the callback.
+        """
+        return self._member.consumer_group_metadata()
+
+    def read(self, timeout_s: float) -> Iterable[Message]:
+        """Return the records of the half and op logs that are there, waiting at most `timeout_s` for the first."""
+        first = self._reader.poll(timeout_s)
+        return () if first is None else (first, *self._reader.consume(_READ, 0))
+
+    def known_end(self, topic: str, partition: int) -> int:
+        """Return the end of a log that is being read, as the last fetch told it; negative when there was none."""
+        return self._reader.get_watermark_offsets(TopicPartition(topic, partition), cached=True)[1]
+
+    def end(self, topic: str, partition: int) -> int:
+        """Ask the broker for the end of a log.
+
+        Raises:
+            KafkaException: it does not answer.
+        """
+        return self._reader.get_watermark_offsets(TopicPartition(topic, partition), _ANSWER_S)[1]
+
+    def _places(self, partition: int) -> list[TopicPartition]:
+        return [TopicPartition(self._topics.half, partition), TopicPartition(self._topics.op, partition)]
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        consumer.pause(partitions)
+        tokens = {place.partition: object() for place in partitions}
+        self._taking.update(tokens)
+        if tokens:
+            name = f"penstock-takeover-{self._topics.prefix}"
+            threading.Thread(target=self._take_over, args=(tokens,), name=name, daemon=True).start()
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        dropped = []
+        for place in partitions:
+            self._taking.pop(place.partition, None)
+            if self.owned.pop(place.partition, None) is not None:
+                dropped += self._places(place.partition)
+        if dropped:
+            self._reader.incremental_unassign(dropped)
+        consumer.incremental_unassign(partitions)
+
+    def _take_over(self, tokens: dict[int, object]) -> None:
+        """Find out where to start; runs in a thread of its own, and gives the result to the coordinator's."""
+        while not self._stopping.is_set():
+            try:
+                inheritances = self._logs.take_over(tokens)
+            except KafkaException as error:
+                _log.warning("partitions %s cannot be taken over yet: %s", sorted(tokens), reason(error))
+                self._stopping.wait(_BACK_OFF_S)
+            except StoppedError:
+                return
+            else:
+                for number, inheritance in inheritances.items():
+                    self._taken.put((number, tokens[number], inheritance))
+                return
+
+
+__all__ = ["Membership"]

@@ -1,0 +1,221 @@
+"""Kafka transactions: what several partitions settle, made visible by one commit, or not at all.
+
+Each Kafka transaction carries the target messages, the completions (in `done`) and the half and op positions. The
+positions are sent with the coordinator's group metadata, so that the broker refuses a coordinator that lost its
+partitions (a zombie) before anything of it becomes visible.
+
+KAFKA-17754: an EndTxn that is delayed on the way can end a *later* transaction of the same producer, and librdkafka
+does not have Kafka's newer protection. So after any EndTxn whose outcome is not known, the producer is discarded and a
+new one initialised under the same transactional id, which bumps the epoch: a late EndTxn of the old one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from penstock.config import ClientConfig
+from penstock.errors import PenstockError
+from penstock.kafka import base_config, client_refused, reason
+from penstock.transactions.records import Verdict, encode_discarded, encode_done
+from penstock.transactions.settlement import Pending, Share
+from penstock.transactions.topics import StoreTopics
+
+#: A coordinator that dies holds readers back no longer than this (and the broker's own round of checks).
+TRANSACTION_TIMEOUT_MS = 10_000
+_TIMEOUT_S = TRANSACTION_TIMEOUT_MS / 1000
+#: Seconds to wait for a predecessor's transaction to end, or for a broker that is starting.
+_INIT_TIMEOUT_S = 30.0
+#: What fails a send without being the message's own fault.
+_NOT_ITS_FAULT = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the client library's public constants look so, here and below
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the library's public constants look so
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    }
+)
+#: Completions in one done record: half a megabyte.
+_NOTES_PER_RECORD = 8_000
+
+
+class AbortedError(PenstockError):
+    """A Kafka transaction was aborted for certain. `failed` are the transactions it was refused for, if it was them."""
+
+    def __init__(self, text: str, failed: list[Pending]) -> None:
+        super().__init__(text)
+        self.failed = failed
+
+
+class InDoubtError(PenstockError):
+    """It is not known whether a Kafka transaction was committed; the done log tells, after `reopen`."""
+
+
+class Publisher:
+    """The transactional Kafka producer of one coordinator. Used by the coordinator's thread alone.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        topics: the store's topics.
+        transactional_id: an id no other producer uses.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, transactional_id: str
+    ) -> None:
+        self._topics = topics
+        self._settings: dict[str, Any] = {
+            "linger.ms": 1,
+            # What passed the half topic shall not fail here on the client's own limit: the broker's decides.
+            "message.max.bytes": 100_000_000,
+            "queue.buffering.max.messages": 1_000_000,
+            # Transactions are short-lived; a send that cannot finish in time ends in an abort.
+            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            # The broker answers CONCURRENT_TRANSACTIONS for some milliseconds after each commit, while it writes the
+            # markers; the library then waits this long, and its default of 100 ms would be the latency of everything.
+            "retry.backoff.ms": 1,
+            "retry.backoff.max.ms": 5,
+            # A topic deleted a moment ago fails soon, not after the default 30 s.
+            "topic.metadata.propagation.max.ms": 3_000,
+            **base_config(bootstrap_servers, config),
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "delivery.report.only.error": True,
+        }
+        self._producer: Producer | None = None
+        # Transactions of the current group that the broker refused.
+        self._failed: list[Pending] = []
+        self._failure = ""
+
+    def open(self) -> None:
+        """Make the producer and initialise it. The broker ends what a former producer of this id left open.
+
+        Raises:
+            ConfigurationError: the client library refused the settings.
+            InDoubtError: the broker did not answer in time; try again.
+        """
+        try:
+            producer = Producer(self._settings)
+        except KafkaException as error:
+            raise client_refused(error) from error
+        try:
+            producer.init_transactions(_INIT_TIMEOUT_S)
+        except KafkaException as error:
+            raise InDoubtError(f"the coordinator's Kafka producer cannot start: {reason(error)}") from error
+        self._producer = producer
+
+    def reopen(self) -> None:
+        """Discard the producer and open a new one. Raises as `open` does; the old one is gone in any case."""
+        self.close()
+        self.open()
+
+    def close(self) -> None:
+        """Discard the producer with all it holds."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            producer.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a producer to publish with."""
+        return self._producer is not None
+
+    def publish(self, shares: Mapping[int, Share], group_metadata: Any) -> None:
+        """Settle what the partitions' shares hold in one Kafka transaction.
+
+        Args:
+            shares: by half partition.
+            group_metadata: the coordinator's membership, as the client library gives it.
+
+        Raises:
+            AbortedError: nothing of it is visible or ever will be; the producer can be used again.
+            InDoubtError: nothing is known; call `reopen`, then ask the done log.
+        """
+        producer = self._producer
+        if producer is None:
+            raise InDoubtError("the coordinator's Kafka producer is not open")
+        self._failed, self._failure = [], ""
+        try:
+            producer.begin_transaction()
+            for partition, share in shares.items():
+                self._produce(producer, partition, share)
+            producer.send_offsets_to_transaction(self._positions(shares), group_metadata, _TIMEOUT_S)
+            if self._failed:
+                # Committing would fail as well; this way it is certain that no EndTxn was sent.
+                self._abort(producer, self._failure)
+            self._commit(producer)
+        except KafkaException as error:
+            self._abort(producer, reason(error), error)
+        except BufferError as error:
+            self._abort(producer, "the client's buffer is full", error)
+
+    def _commit(self, producer: Producer) -> None:
+        """End the transaction with a commit."""
+        try:
+            producer.commit_transaction(_TIMEOUT_S)
+        except KafkaException as error:
+            inner = error.args[0]
+            # The library asks for an abort where no EndTxn went out, or the broker refused it. All else is unknown.
+            if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
+                raise
+            raise InDoubtError(f"the end of a Kafka transaction is in doubt: {reason(error)}") from error
+
+    def _abort(self, producer: Producer, cause: str, error: Exception | None = None) -> None:
+        """Abort the transaction; always raises."""
+        failed = list(self._failed)
+        try:
+            producer.abort_transaction(_TIMEOUT_S)
+        except KafkaException as second:
+            raise InDoubtError(f"a Kafka transaction could not be aborted: {reason(second)}, after: {cause}") from error
+        raise AbortedError(f"a Kafka transaction was aborted: {self._failure or cause}", failed) from error
+
+    def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
+        positions = []
+        for partition, share in shares.items():
+            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint))
+            positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint))
+        return positions
+
+    def _produce(self, producer: Producer, partition: int, share: Share) -> None:
+        produce = producer.produce
+        for pending in share.decided:
+            half = pending.half
+            if pending.verdict is Verdict.COMMIT:
+                target = -1 if half.partition is None else half.partition
+                failed = partial(self._refused, pending)
+                try:
+                    if half.headers:
+                        produce(
+                            half.topic, half.value, half.key, target, failed, headers=cast("Any", list(half.headers))
+                        )
+                    else:
+                        produce(half.topic, half.value, half.key, target, failed)
+                except KafkaException:
+                    self._failed.append(pending)
+                    raise
+            elif pending.verdict is Verdict.DISCARD:
+                headers = cast("Any", encode_discarded(half, "checks exhausted", pending.check_count))
+                produce(self._topics.discarded, half.value, half.key, headers=headers)
+        notes = share.notes()
+        for start in range(0, len(notes), _NOTES_PER_RECORD):
+            value = encode_done(notes[start : start + _NOTES_PER_RECORD])
+            produce(self._topics.done, value, None, partition)
+
+    def _refused(self, pending: Pending, error: KafkaError | None, message: Message) -> None:
+        if error is not None and error.code() not in _NOT_ITS_FAULT:
+            self._failed.append(pending)
+            self._failure = (
+                f"{message.topic()} refused the message of transaction {pending.half.transaction_id}: {reason(error)}"
+            )
+
+
+__all__ = ["TRANSACTION_TIMEOUT_MS", "AbortedError", "InDoubtError", "Publisher"]

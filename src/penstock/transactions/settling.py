@@ -1,0 +1,270 @@
+"""The coordinator's loop: read what is there, ask what is due, publish what is decided.
+
+One thread does all of it, round by round. While a Kafka transaction is being committed the next decisions gather, so
+the size of a group adapts to the load by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock.errors import PenstockError, StoppedError
+from penstock.kafka import partition_counts, reason
+from penstock.transactions.asking import Asked, Asker
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.membership import Membership
+from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.publisher import AbortedError, InDoubtError, Publisher
+from penstock.transactions.settlement import Pending, Share
+from penstock.transactions.takeover import LogReader
+from penstock.transactions.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds the loop waits for records before it serves its membership again.
+_IDLE_S = 0.05
+#: Decisions of one partition in one Kafka transaction.
+_GROUP = 5_000
+#: Checks sent in one round: a crowd of undecided halves delays nobody's commit.
+_CHECKS = 200
+#: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
+_SOON_S = 0.1
+#: Seconds between rounds of housekeeping: trimming the logs, looking again at what is held.
+_TEND_S = 5.0
+#: Seconds between two questions for the list of topics.
+_TARGETS_S = 1.0
+_ANSWER_S = 5.0
+_BACK_OFF_S = 0.2
+
+
+class Settling:
+    """What the coordinator's thread does. Used by that thread alone.
+
+    Args:
+        bootstrap_servers: Kafka's addresses, for errors.
+        topics: the store's topics.
+        policy: when to check.
+        admin: an admin client.
+        membership: which partitions are owned, and their records.
+        publisher: Kafka transactions.
+        asker: checks.
+        logs: tells what a transaction in doubt became.
+        counts: where to count.
+        ration: where to say what bad input could repeat without end.
+        stopping: set when the coordinator ends.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        topics: StoreTopics,
+        policy: CheckPolicy,
+        admin: AdminClient,
+        membership: Membership,
+        publisher: Publisher,
+        asker: Asker,
+        logs: LogReader,
+        counts: Counts,
+        ration: RationedLog,
+        stopping: threading.Event,
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topics = topics
+        self._policy = policy
+        self._admin = admin
+        self._membership = membership
+        self._owned = membership.owned
+        self._publisher = publisher
+        self._asker = asker
+        self._logs = logs
+        self._counts = counts
+        self._ration = ration
+        self._stopping = stopping
+        self._targets: dict[str, int] = {}
+        self._targets_asked = -_TARGETS_S
+        self._tended = time.monotonic()
+
+    def round(self) -> None:
+        """Do once what the coordinator does for ever."""
+        if not self._publisher.is_open and not self._recover():
+            return
+        self._membership.serve()
+        self._read(0 if any(p.settlement.has_work for p in self._owned.values()) else _IDLE_S)
+        now = time.monotonic()
+        for partition in self._owned.values():
+            self._ask(partition, now)
+        self._publish()
+        if now - self._tended >= _TEND_S:
+            self._tended = now
+            self._tend()
+
+    def _read(self, timeout_s: float) -> None:
+        half_topic = self._topics.half
+        records = self._membership.read(timeout_s)
+        now, wall = time.monotonic(), time.time()
+        for message in records:
+            error = message.error()
+            if error is not None:
+                self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
+                continue
+            partition = self._owned.get(message.partition() or 0)
+            if partition is None:
+                continue
+            if message.topic() == half_topic:
+                partition.feed_half(message, now, wall)
+            else:
+                partition.feed_op(message)
+
+    def _ask(self, partition: OwnedPartition, now: float) -> None:
+        due = partition.schedule.next_due()
+        if due is None or due > now or not self._caught_up(partition):
+            return
+        interval = self._policy.interval_s
+        for pending in partition.schedule.take_due(now, _CHECKS):
+            if pending.check_count >= self._policy.maximum:
+                self._discard(partition, pending)
+                partition.schedule.postpone(pending, now + interval)
+                continue
+            unanswered = pending.requested > pending.check_count
+            asked = self._asker.check(partition, pending, now)
+            partition.schedule.postpone(pending, now + (_SOON_S if asked is Asked.LATER else interval))
+            self._counts.checks += asked is Asked.SENT
+            if asked is Asked.NOBODY or (asked is Asked.SENT and unanswered):
+                self._counts.no_producer += 1
+                self._ration.warn(
+                    f"nobody {pending.half.group}",
+                    "no producer of group %s answers the check of transaction %s; start one with a check function",
+                    pending.half.group,
+                    pending.half.transaction_id,
+                )
+
+    def _caught_up(self, partition: OwnedPartition) -> bool:
+        """Tell whether all decisions stored so far were read: a decided half needs no check."""
+        return 0 <= self._membership.known_end(self._topics.op, partition.number) <= partition.settlement.op_position
+
+    def _discard(self, partition: OwnedPartition, pending: Pending) -> None:
+        _log.error(
+            "transaction %s for %s is undecided after %d checks: it is moved to %s",
+            pending.half.transaction_id,
+            pending.half.topic,
+            pending.check_count,
+            self._topics.discarded,
+        )
+        self._asker.discard(partition, pending)
+
+    def _publish(self) -> None:
+        shares: dict[int, Share] = {}
+        for number, partition in self._owned.items():
+            share = partition.settlement.share(_GROUP, self._publishable)
+            if share is not None:
+                if share.decided and share.decided[0].suspect:
+                    shares = {number: share}
+                    break
+                shares[number] = share
+        if not shares:
+            return
+        try:
+            self._publisher.publish(shares, self._membership.group_metadata())
+        except AbortedError as aborted:
+            self._aborted(aborted, shares)
+        except InDoubtError as doubt:
+            _log.warning("%s; the Kafka producer is replaced and the done log asked", doubt)
+            self._publisher.close()
+        else:
+            self._counts.groups += 1
+            for number, share in shares.items():
+                self._owned[number].settled(share)
+
+    def _publishable(self, pending: Pending) -> bool:
+        """Tell whether the target of a half exists, so that a missing one does not fail the whole group."""
+        half = pending.half
+        wanted = 1 if half.partition is None else half.partition + 1
+        if self._targets.get(half.topic, 0) < wanted:
+            self._ask_for_targets()
+        if self._targets.get(half.topic, 0) >= wanted:
+            return True
+        self._ration.warn(
+            f"target {half.topic}",
+            "transaction %s is committed but topic %s with %d partitions or more does not exist: it waits; create it",
+            half.transaction_id,
+            half.topic,
+            wanted,
+        )
+        return False
+
+    def _ask_for_targets(self) -> None:
+        now = time.monotonic()
+        if now - self._targets_asked < _TARGETS_S:
+            return
+        self._targets_asked = now
+        try:
+            self._targets = partition_counts(self._admin, self._bootstrap_servers, _ANSWER_S)
+        except PenstockError as error:
+            self._ration.warn("targets", "%s", error)
+
+    def _aborted(self, aborted: AbortedError, shares: dict[int, Share]) -> None:
+        """Nothing was published. Those that were refused go alone next; one that was alone waits aside."""
+        alone = sum(len(share.decided) for share in shares.values()) == 1
+        for pending in aborted.failed:
+            pending.held = alone
+            pending.suspect = True
+        if aborted.failed:
+            # A topic may have been deleted: the list is asked for again, and at once, before the next try.
+            self._targets, self._targets_asked = {}, -_TARGETS_S
+            what = "it waits aside and is tried again" if alone else "the others are published without it"
+            self._ration.warn("refused by target", "%s; %s", aborted, what)
+        else:
+            # A rebalance, or a broker that is not ready: the next round serves the membership first.
+            self._ration.warn("aborted", "%s; it is tried again", aborted)
+            self._stopping.wait(_BACK_OFF_S)
+
+    def _recover(self) -> bool:
+        """Open a Kafka producer and, where partitions are owned, learn what the last transaction became."""
+        try:
+            self._publisher.open()
+            if self._owned:
+                self._counts.recoveries += 1
+                starts = {number: partition.done_end for number, partition in self._owned.items()}
+                ends, notes = self._logs.done(starts, starts)
+                for number, partition in self._owned.items():
+                    partition.settled_in_doubt(ends[number], partition.settlement.settle(notes[number]))
+        except (InDoubtError, KafkaException) as error:
+            text = reason(error) if isinstance(error, KafkaException) else str(error)
+            _log.warning("the coordinator of %s cannot publish yet: %s; trying again", self._topics.prefix, text)
+            self._publisher.close()
+            self._stopping.wait(_BACK_OFF_S)
+            return False
+        except StoppedError:
+            return False
+        return True
+
+    def _tend(self) -> None:
+        """Let held transactions try again, refuse decisions without a half, and trim the logs."""
+        try:
+            points = [point for partition in self._owned.values() for point in self._tend_partition(partition)]
+            if points:
+                # Not waited for: what is not deleted now is deleted in the next round.
+                self._admin.delete_records(points, request_timeout=_ANSWER_S)
+        except KafkaException as error:
+            self._ration.warn("tend", "the logs of %s cannot be trimmed: %s", self._topics.prefix, reason(error))
+
+    def _tend_partition(self, partition: OwnedPartition) -> list[TopicPartition]:
+        settlement, number = partition.settlement, partition.number
+        partition.held = sum(p.held for p in settlement.decided.values())
+        if partition.held:
+            settlement.release_held()
+        if settlement.has_ahead:
+            partition.sweep(self._membership.end(self._topics.half, number))
+        partition.mark(self._membership.end(self._topics.done, number))
+        names = (self._topics.half, self._topics.op, self._topics.done)
+        points = zip(names, partition.trim_points(), strict=True)
+        return [TopicPartition(topic, number, offset) for topic, offset in points if offset > 0]
+
+
+__all__ = ["Settling"]

@@ -1,0 +1,203 @@
+"""Taking half partitions over: where to read on, and what was settled above that point.
+
+The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
+predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
+past. Then the done log to its end, and that is where the log ended *before* reading, not where readers of committed
+records may read to now: markers of a transaction may reach `done` after they reached the positions. What is found
+above the half checkpoint is all that was ever settled there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock.config import ClientConfig
+from penstock.errors import MessageFormatError, StoppedError
+from penstock.kafka import base_config, reason
+from penstock.transactions.records import Note, decode_done
+from penstock.transactions.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+_ANSWER_S = 10.0
+_POLL_S = 0.1
+_MESSAGES = 1_000
+_INVALID = -1001
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What the owner of a half partition starts from.
+
+    Attributes:
+        half_position: where to read the half log from.
+        op_position: where to read the op log from.
+        notes: what the done log says.
+        done_end: the end of the done log when it was read.
+    """
+
+    half_position: int
+    op_position: int
+    notes: list[Note]
+    done_end: int
+
+
+class LogReader:
+    """Reads positions and done logs, with short-lived consumers of its own. Used by one thread at a time.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        topics: the store's topics.
+        stopping: asked between waits; once it is true, waiting ends with `StoppedError`.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, stopping: Callable[[], bool]
+    ) -> None:
+        self._topics = topics
+        self._stopping = stopping
+        self._settings: dict[str, Any] = {
+            **base_config(bootstrap_servers, config),
+            "group.id": topics.coordinators,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            # The end of a partition is told by the answer to a fetch: a broker with nothing to say shall say it soon.
+            "fetch.wait.max.ms": 10,
+        }
+        # These consumers are nobody's member.
+        self._settings.pop("group.instance.id", None)
+
+    def take_over(self, partitions: Iterable[int]) -> dict[int, Inheritance]:
+        """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
+
+        Raises:
+            KafkaException: a broker does not answer; try again.
+            StoppedError: the coordinator stops.
+        """
+        wanted = list(partitions)
+        positions = self._committed(wanted)
+        ends, notes = self.done(wanted, {})
+        return {
+            p: Inheritance(positions[self._topics.half, p], positions[self._topics.op, p], notes[p], ends[p])
+            for p in wanted
+        }
+
+    def _committed(self, partitions: list[int]) -> dict[tuple[str, int], int]:
+        places = [TopicPartition(topic, p) for p in partitions for topic in (self._topics.half, self._topics.op)]
+        consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
+        try:
+            found: dict[tuple[str, int], int] = {}
+            while len(found) < len(places):
+                self._check_stopping()
+                open_places = [place for place in places if (place.topic, place.partition) not in found]
+                for place in self._ask_committed(consumer, open_places):
+                    if place.error is None:
+                        low, _ = consumer.get_watermark_offsets(place, _ANSWER_S)
+                        found[place.topic, place.partition] = self._start(place, low)
+            return found
+        finally:
+            consumer.close()
+
+    def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
+        try:
+            answers = consumer.committed(places, 2.0)
+        except KafkaException as error:
+            # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
+            _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))
+            time.sleep(_POLL_S)
+            return []
+        if any(answer.error is not None for answer in answers):
+            time.sleep(_POLL_S)
+        return answers
+
+    def _start(self, place: TopicPartition, low: int) -> int:
+        if place.offset == _INVALID:
+            return low
+        if place.offset < low:
+            _log.error(
+                "%s[%d] begins at %d but was read only to %d: records were deleted; check its retention settings",
+                place.topic,
+                place.partition,
+                low,
+                place.offset,
+            )
+        return max(place.offset, low)
+
+    def done(
+        self, partitions: Iterable[int], starts: Mapping[int, int]
+    ) -> tuple[dict[int, int], dict[int, list[Note]]]:
+        """Read done logs to their ends, waiting for open transactions to end.
+
+        Args:
+            partitions: which.
+            starts: where to start, by partition; at the beginning where none is given.
+
+        Returns:
+            The end and the notes of each partition.
+
+        Raises:
+            KafkaException: a broker does not answer; try again.
+            StoppedError: the coordinator stops.
+        """
+        wanted = list(partitions)
+        bounds = self._done_bounds(wanted)
+        ends = {p: end for p, (_, end) in bounds.items()}
+        begins = {p: max(starts.get(p, 0), low) for p, (low, _) in bounds.items()}
+        notes: dict[int, list[Note]] = {p: [] for p in wanted}
+        behind = {p for p in wanted if begins[p] < ends[p]}
+        if not behind:
+            return ends, notes
+        consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
+        try:
+            consumer.assign([TopicPartition(self._topics.done, p, begins[p]) for p in behind])
+            while behind:
+                self._check_stopping()
+                for message in consumer.consume(_MESSAGES, _POLL_S):
+                    self._take(message, ends, notes, behind)
+        finally:
+            consumer.close()
+        return ends, notes
+
+    def _done_bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return the beginnings and ends of done logs, records of open transactions included."""
+        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        try:
+            return {
+                p: consumer.get_watermark_offsets(TopicPartition(self._topics.done, p), _ANSWER_S) for p in partitions
+            }
+        finally:
+            consumer.close()
+
+    def _take(
+        self, message: Message, ends: Mapping[int, int], notes: Mapping[int, list[Note]], behind: set[int]
+    ) -> None:
+        partition, offset = message.partition() or 0, message.offset() or 0
+        error = message.error()
+        if error is not None:
+            # The end of what may be read now: markers give no message, so only this tells how far reading came.
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
+                if offset >= ends[partition]:
+                    behind.discard(partition)
+                return
+            raise KafkaException(error)
+        try:
+            notes[partition].extend(decode_done(message.value()))
+        except MessageFormatError as bad:
+            _log.error("%s[%d]@%d: %s", self._topics.done, partition, offset, bad)
+        if offset + 1 >= ends[partition]:
+            behind.discard(partition)
+
+    def _check_stopping(self) -> None:
+        if self._stopping():
+            raise StoppedError(f"the coordinator of {self._topics.prefix} stops while taking partitions over")
+
+
+__all__ = ["Inheritance", "LogReader"]

@@ -1,0 +1,147 @@
+"""The topics of the half/op store: their names, their settings, and which half partition a message belongs to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from confluent_kafka.admin import AdminClient
+from xxhash import xxh3_64_intdigest
+
+from penstock.errors import BrokerConnectionError, ConfigurationError
+from penstock.kafka import CONNECT_TIMEOUT_S, TopicSpec, ensure_topics
+from penstock.transactions.records import is_topic_name
+
+#: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
+#: cost throughput, for each takes requests and transaction markers of its own.
+DEFAULT_PARTITIONS = 2
+
+#: Kafka's own topics: a half that names one of them as its target is forged.
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+#: The store deletes below its checkpoints itself: nothing pending may be lost to retention.
+_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+#: The broker's clock gives a half its birth time: producers' clocks do not count.
+_BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
+#: A check request or a discarded record is a half with a few headers more: whatever fits as a half must fit here.
+_ROOM = {"max.message.bytes": str(2 << 20)}
+_POLL_S = 0.05
+_ONE_HOUR_MS = str(60 * 60 * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTopics:
+    """The topics of one store.
+
+    Attributes:
+        prefix: what their names begin with.
+        partitions: number of partitions of half, op and done.
+        check_partitions: number of partitions of the check topic.
+    """
+
+    prefix: str
+    partitions: int = DEFAULT_PARTITIONS
+    check_partitions: int = DEFAULT_PARTITIONS
+
+    @property
+    def half(self) -> str:
+        """Name of the topic of prepared messages."""
+        return f"{self.prefix}.half"
+
+    @property
+    def op(self) -> str:
+        """Name of the topic of decisions."""
+        return f"{self.prefix}.op"
+
+    @property
+    def done(self) -> str:
+        """Name of the topic of completions."""
+        return f"{self.prefix}.done"
+
+    @property
+    def check(self) -> str:
+        """Name of the topic of questions to producer groups."""
+        return f"{self.prefix}.check"
+
+    @property
+    def discarded(self) -> str:
+        """Name of the topic of messages whose checks are exhausted."""
+        return f"{self.prefix}.discarded"
+
+    @property
+    def coordinators(self) -> str:
+        """Name of the consumer group in which coordinators share the half partitions."""
+        return f"{self.prefix}.coordinator"
+
+    def checkers(self, group: str) -> str:
+        """Name of the consumer group in which the producers of a group share its checks."""
+        return f"{self.prefix}.check.{group}"
+
+    def may_publish_to(self, topic: str) -> bool:
+        """Tell whether a message may name `topic` as its target: not the store itself, not Kafka's own topics."""
+        if not topic.startswith((f"{self.prefix}.", "__")):
+            return True
+        return topic not in _INTERNAL and topic not in {self.half, self.op, self.done, self.check, self.discarded}
+
+    def half_partition(self, ordering_key: bytes) -> int:
+        """Return the half partition of an ordering key: the same in every process, independent of Kafka's own hash."""
+        return xxh3_64_intdigest(ordering_key) % self.partitions
+
+
+def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partitions: int) -> StoreTopics:
+    """Create the topics of a store where they are absent, and return them with their real partition counts.
+
+    Raises:
+        BrokerConnectionError: no broker answered.
+        ConfigurationError: the prefix is no topic name, or the counts of half, op and done differ.
+        PenstockError: the broker refused to create one.
+    """
+    topics = StoreTopics(prefix, partitions)
+    if not is_topic_name(topics.discarded):
+        raise ConfigurationError(f"prefix must be made of letters, digits, '.', '_' and '-', but is {prefix!r}")
+    counts = ensure_topics(
+        admin,
+        bootstrap_servers,
+        [
+            TopicSpec(topics.half, partitions, _KEPT | _BROKER_TIME),
+            TopicSpec(topics.op, partitions, _KEPT | _BROKER_TIME),
+            TopicSpec(topics.done, partitions, _KEPT),
+            TopicSpec(topics.check, partitions, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
+            TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
+        ],
+    )
+    _await_leaders(admin, bootstrap_servers, counts)
+    found = {counts[topics.half], counts[topics.op], counts[topics.done]}
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"{topics.half}, {topics.op} and {topics.done} must have the same number of partitions, but have "
+            f"{counts[topics.half]}, {counts[topics.op]} and {counts[topics.done]}; use another prefix"
+        )
+    return StoreTopics(prefix, found.pop(), counts[topics.check])
+
+
+def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> None:
+    """Wait until the brokers know of the topics: creation is acknowledged by the controller alone.
+
+    A consumer that subscribes earlier gets no partitions, and asks again only minutes later.
+    """
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
+        missing = [
+            name
+            for name in topics
+            if name not in known or any(p.leader < 0 or p.error is not None for p in known[name].partitions.values())
+        ]
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            raise BrokerConnectionError(
+                f"{', '.join(missing)} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s; "
+                "check that all brokers run"
+            )
+        time.sleep(_POLL_S)
+
+
+__all__ = ["DEFAULT_PARTITIONS", "StoreTopics", "open_topics"]

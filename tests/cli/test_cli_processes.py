@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from penstock.devbroker import DevBroker
+from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
+from waiting import wait_until
+
+APP = """
+from pathlib import Path
+import penstock.app
+
+app = penstock.app.App("{group}", bootstrap_servers="{servers}", workers=2)
+not_an_app = 1
+
+@app.handler("{topic}")
+def handle(message):
+    with Path("handled").open("ab") as file:
+        file.write(message.value + b"\\n")
+"""
+
+
+@contextmanager
+def command(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run `penstock` as a process of its own, which ends with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def write_app(folder: Path, servers: str, topic: str) -> None:
+    (folder / "shop.py").write_text(APP.format(group=f"group-of-{topic}", servers=servers, topic=topic))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_broker_command_says_where_it_is_and_ends_in_order_at_a_signal(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with command("broker", "--port", "0", "--data-dir", "kept", folder=tmp_path) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        ensure_topics(admin_client(address, {}), address, [TopicSpec("kept", 1)])
+
+        process.send_signal(number)
+        code = process.wait(20)
+
+    assert code == 0
+    with DevBroker(data_dir=tmp_path / "kept") as again:
+        assert "kept" in partition_counts(admin_client(again.bootstrap_servers, {}), again.bootstrap_servers)
+
+
+def test_a_broker_that_dies_ends_its_command_with_an_error(tmp_path: Path) -> None:
+    with command("broker", "--port", "0", "--data-dir", "kept", folder=tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        supervisors = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        javas = Path(f"/proc/{supervisors[0]}/task/{supervisors[0]}/children").read_text().split()
+
+        subprocess.run(["kill", "-9", javas[0]], check=True)
+        _, errors = process.communicate(timeout=20)
+
+    assert process.returncode == 1
+    assert "ended by itself" in errors
+
+
+def test_an_app_of_the_current_folder_runs_until_sigterm(
+    tmp_path: Path, broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    write_app(tmp_path, broker.bootstrap_servers, topic)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    producer.produce(topic, b"one", key=b"k")
+    producer.flush(10)
+
+    with command("run", "shop:app", folder=tmp_path) as process:
+        wait_until((tmp_path / "handled").exists)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(30)
+
+    assert code == 0
+    assert (tmp_path / "handled").read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("shop", "MODULE:APP"),
+        ("nowhere:app", "no module nowhere"),
+        ("shop:nothing", "has no 'nothing'"),
+        ("shop:not_an_app", "not a penstock.App"),
+        ("broken:app", "ZeroDivisionError"),
+    ],
+)
+def test_an_app_that_cannot_be_run_says_why(tmp_path: Path, target: str, says: str) -> None:
+    write_app(tmp_path, "127.0.0.1:1", "orders")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+
+    with command("run", target, folder=tmp_path) as process:
+        _, errors = process.communicate(timeout=40)
+
+    assert process.returncode == 2, errors
+    assert says in errors
+    assert "Traceback" not in errors
+
+
+def test_without_a_broker_an_app_and_a_coordinator_end_with_code_3(tmp_path: Path) -> None:
+    write_app(tmp_path, "127.0.0.1:1", "orders")
+
+    with (
+        command("run", "shop:app", folder=tmp_path) as app,
+        command("coordinator", "--bootstrap-servers", "127.0.0.1:1", folder=tmp_path) as coordinator,
+    ):
+        for process in (app, coordinator):
+            _, errors = process.communicate(timeout=60)
+
+            assert process.returncode == 3, errors
+            assert "127.0.0.1:1" in errors
+            assert "Traceback" not in errors
+
+
+def test_a_coordinator_runs_until_a_signal(tmp_path: Path, broker: DevBroker) -> None:
+    with command(
+        "coordinator", "--bootstrap-servers", broker.bootstrap_servers, "--prefix", "cli-test", folder=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(30)
+
+    assert "cli-test" in line
+    assert code == 0

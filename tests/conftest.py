@@ -1,0 +1,50 @@
+"""Fixtures for every test: one real broker for the whole run, and topics that no other test uses."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from penstock.devbroker import DevBroker
+from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
+from waiting import wait_until
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[DevBroker]:
+    """The Kafka broker of this run. Tests that kill or suspend a broker start their own."""
+    with DevBroker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin(broker: DevBroker) -> AdminClient:
+    """An admin client of the run's broker."""
+    return admin_client(broker.bootstrap_servers, {})
+
+
+@pytest.fixture(scope="session")
+def topic_numbers() -> Iterator[int]:
+    """Numbers that make topic names unique in a run."""
+    return itertools.count(1)
+
+
+@pytest.fixture
+def new_topic(
+    broker: DevBroker, admin: AdminClient, topic_numbers: Iterator[int], request: pytest.FixtureRequest
+) -> Callable[..., str]:
+    """Return a function that creates a topic with a name of its own: `new_topic(partitions=1, config=None)`."""
+
+    def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        test = re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name)[:60].strip("-")
+        name = f"{test}-{next(topic_numbers)}"
+        ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
+        # Creation is acknowledged by the controller; a client may ask before the broker has heard of it.
+        wait_until(lambda: name in partition_counts(admin, broker.bootstrap_servers))
+        return name
+
+    return create

@@ -1,0 +1,76 @@
+"""A consumer while its broker is killed, frozen and brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kafka_tools import Recorder, committed, ends, produce
+from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
+from penstock.devbroker import DevBroker
+from waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[DevBroker]:
+    """A broker of this file's own."""
+    with DevBroker() as broker:
+        yield broker
+
+
+def consumer_of(broker: DevBroker, topic: str, seen: Recorder) -> LitePushConsumer:
+    return LitePushConsumer(
+        f"group-{topic}",
+        {topic: handler(seen)},
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(
+            workers=4,
+            commit_interval=0.2,
+            max_in_flight=200,
+            fetch_size=50,
+        ),
+    )
+
+
+def all_committed(broker: DevBroker, topic: str) -> bool:
+    found = committed(broker.bootstrap_servers, f"group-{topic}", topic, 2)
+    return {number: one.offset for number, one in found.items()} == ends(broker.bootstrap_servers, topic, 2)
+
+
+def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevBroker) -> None:
+    fragile.create_topic("killed", 2)
+    produce(fragile.bootstrap_servers, "killed", ((b"k%d" % (i % 30), b"x") for i in range(2000)))
+    seen = Recorder(seconds=0.002)
+
+    with consumer_of(fragile, "killed", seen):
+        wait_until(lambda: len(seen.calls) > 300)
+        fragile.kill()
+        gone = not fragile.running
+        fragile.restart()
+        wait_until(lambda: len(set(seen.places())) == 2000, timeout=60)
+        wait_until(lambda: all_committed(fragile, "killed"), timeout=30)
+
+    assert gone
+    assert seen.overlaps == []
+    for key, offsets in seen.by_key().items():
+        firsts = list(dict.fromkeys(offsets))
+        assert firsts == sorted(firsts), f"{key!r} was handled out of order"
+
+
+def test_a_frozen_broker_is_waited_for(fragile: DevBroker) -> None:
+    fragile.create_topic("frozen", 2)
+    produce(fragile.bootstrap_servers, "frozen", ((b"k%d" % i, b"x" * 300_000) for i in range(1000)))
+    seen = Recorder(seconds=0.002)
+
+    with consumer_of(fragile, "frozen", seen) as consumer:
+        wait_until(lambda: len(seen.calls) > 200)
+        fragile.suspend()
+        # What was fetched is handled while nothing answers; then there is no more.
+        wait_until(lambda: consumer.statistics().in_flight == 0)
+        stood_still = len(seen.calls) < 1000
+        fragile.resume()
+        wait_until(lambda: len(set(seen.places())) == 1000, timeout=60)
+        wait_until(lambda: all_committed(fragile, "frozen"), timeout=30)
+
+    assert stood_still

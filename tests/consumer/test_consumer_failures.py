@@ -1,0 +1,221 @@
+"""Retries, dead letters and the other ends of a failing message, on a real broker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import tenacity
+from confluent_kafka.admin import AdminClient
+
+from kafka_tools import Recorder, committed, produce, read_all
+from penstock.consumer import ConsumerSettings, LitePushConsumer, RetryPolicy, handler, retry
+from penstock.consumer import dead_letters as dead_letters_module
+from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
+from penstock.kafka import TopicSpec, ensure_topics
+from penstock.message import Message
+from waiting import wait_until
+
+NewTopic = Callable[..., str]
+
+QUICK = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
+
+
+class PoisonError(Exception):
+    """What the poison message raises."""
+
+
+def consumer_of(
+    broker: DevBroker,
+    topic: str,
+    function: Callable[[Message], object],
+    *,
+    policy: RetryPolicy = QUICK,
+    dead_letter: bool | str = True,
+    workers: int = 4,
+) -> LitePushConsumer:
+    return LitePushConsumer(
+        f"group-{topic}",
+        {topic: handler(function, retry_policy=policy, dead_letter=dead_letter)},
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(workers=workers, commit_interval=0.1),
+    )
+
+
+def fails_on(poison: bytes, seen: Recorder) -> Callable[[Message], None]:
+    def function(message: Message) -> None:
+        seen(message)
+        if message.value == poison:
+            raise PoisonError("cannot swallow this")
+
+    return function
+
+
+def test_a_parked_key_delays_no_other_key_of_its_lane_and_keeps_its_own_order(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    records = [(b"bad", b"poison")] + [(key, b"%d" % i) for i in range(20) for key in (b"bad", b"good")]
+    produce(broker.bootstrap_servers, topic, records)
+    seen = Recorder()
+    released = threading.Event()
+
+    def fails_until_released(message: Message) -> None:
+        if message.value == b"poison" and not released.is_set():
+            raise PoisonError
+        seen(message)
+
+    policy = retry(attempts=1000, wait=tenacity.wait_fixed(0.02))
+    # One worker with one lane: every key shares it.
+    consumer = LitePushConsumer(
+        f"group-{topic}",
+        {topic: handler(fails_until_released, retry_policy=policy)},
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(workers=1, pinned=True, commit_interval=0.1),
+    )
+    with consumer:
+        wait_until(lambda: len(seen.by_key()[b"good"]) == 20)
+        held_back = list(seen.by_key()[b"bad"])
+        wait_until(lambda: consumer.statistics().retried >= 3)
+        released.set()
+        wait_until(lambda: len(seen.calls) == 41)
+
+    assert held_back == []
+    bad = seen.by_key()[b"bad"]
+    assert bad == sorted(bad)
+    assert len(bad) == 21
+
+
+def test_an_exhausted_message_goes_to_the_dead_letters_with_all_that_is_known_of_it(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=2)
+    produce(broker.bootstrap_servers, topic, [(b"k", b"poison")], headers=[("own", b"\xff")])
+    produce(broker.bootstrap_servers, topic, [(b"k", b"after")])
+    seen = Recorder()
+
+    with consumer_of(broker, topic, fails_on(b"poison", seen)) as consumer:
+        wait_until(lambda: len(seen.calls) == 4)
+        wait_until(lambda: consumer.statistics().in_flight == 0)
+        statistics = consumer.statistics()
+
+    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
+    headers = dict(letter.headers() or [])
+    poison = seen.calls[0]
+    assert (letter.key(), letter.value()) == (b"k", b"poison")
+    assert headers["own"] == b"\xff"
+    assert headers["__dlq.errors.topic"] == topic.encode()
+    assert headers["__dlq.errors.partition"] == b"%d" % poison.partition
+    assert headers["__dlq.errors.offset"] == b"%d" % poison.offset
+    assert headers["__dlq.errors.group"] == f"group-{topic}".encode()
+    assert headers["__dlq.errors.delivery.count"] == b"3"
+    assert headers["__dlq.errors.message"] == b"cannot swallow this"
+    assert headers["penstock-exception-class"].endswith(b"PoisonError")
+    assert b"in function" in headers["penstock-exception-stack"]
+    assert [call.value for call in seen.calls] == [b"poison"] * 3 + [b"after"]
+    assert (statistics.dead_letters, statistics.handled, statistics.failed) == (1, 1, 3)
+    group = committed(broker.bootstrap_servers, f"group-{topic}", topic, 2)
+    assert sum(max(0, one.offset) for one in group.values()) == 2
+
+
+def test_a_dead_letter_that_cannot_be_written_holds_its_offset_and_is_written_later(
+    broker: DevBroker,
+    new_topic: NewTopic,
+    admin: AdminClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(dead_letters_module, "RESEND_AFTER_S", 0.3)
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"a", b"poison"), (b"a", b"behind"), (b"b", b"other")])
+    seen = Recorder()
+    consumer = consumer_of(broker, topic, fails_on(b"poison", seen))
+    # The value fits into the source topic; the dead-letter topic takes nothing of any size.
+    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(f"dlq.{topic}", 1, {"max.message.bytes": "10"})])
+
+    with caplog.at_level(logging.ERROR, "penstock"), consumer:
+        wait_until(lambda: consumer.statistics().dead_letter_failures >= 2)
+        wait_until(lambda: b"b" in seen.by_key())
+        held = consumer.statistics()
+        behind_waited = [call.value for call in seen.calls if call.value == b"behind"]
+        raise_topic_limit(admin, f"dlq.{topic}")
+        wait_until(lambda: consumer.statistics().in_flight == 0)
+
+    assert held.partitions[0].watermark == 0
+    assert held.dead_letters == 0
+    assert behind_waited == []
+    assert "its offset and its key are held" in caplog.text
+    assert len(read_all(broker.bootstrap_servers, f"dlq.{topic}")) == 1
+    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 3
+
+
+def raise_topic_limit(admin: AdminClient, topic: str) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    entry = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+
+def test_stop_on_failure_ends_the_consumer_with_the_reason_and_keeps_the_offset(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"a", b"fine"), (b"a", b"poison"), (b"a", b"behind")])
+    seen = Recorder()
+    consumer = consumer_of(broker, topic, fails_on(b"poison", seen), dead_letter="stop").start()
+
+    with pytest.raises(PenstockError, match=rf"failed {topic}\[0\]@1 3 times, last with PoisonError") as caught:
+        wait_until(consumer.wait)
+    with pytest.raises(PenstockError):
+        consumer.stop()
+
+    assert isinstance(caught.value.__cause__, PoisonError)
+    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 1
+    assert b"behind" not in [call.value for call in seen.calls]
+
+
+def test_a_retry_does_not_hold_a_worker(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"bad%d" % i, b"poison") for i in range(10)])
+    produce(broker.bootstrap_servers, topic, [(b"good%d" % i, b"x") for i in range(50)])
+    seen = Recorder()
+    policy = retry(attempts=2, wait=tenacity.wait_fixed(60))
+
+    with consumer_of(broker, topic, fails_on(b"poison", seen), policy=policy, workers=1) as consumer:
+        begun = time.monotonic()
+        wait_until(lambda: consumer.statistics().handled == 50)
+        took = time.monotonic() - begun
+        waiting = consumer.statistics().retries_waiting
+        consumer.request_stop(now=True)
+
+    assert took < 10
+    assert waiting == 10
+
+
+def test_a_policy_may_refuse_to_retry_an_error(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"poison")])
+    seen = Recorder()
+    policy = retry(attempts=9, retry=tenacity.retry_if_not_exception_type(PoisonError))
+
+    with consumer_of(broker, topic, fails_on(b"poison", seen), policy=policy) as consumer:
+        wait_until(lambda: consumer.statistics().dead_letters == 1)
+
+    assert len(seen.calls) == 1
+
+
+def test_the_delays_are_what_tenacity_says() -> None:
+    policy = retry(stop=tenacity.stop_after_delay(10), wait=tenacity.wait_incrementing(start=1, increment=2))
+    now = time.monotonic()
+
+    delays = [policy.delay_after(attempts, now, PoisonError()) for attempts in (1, 2, 3)]
+    too_late = policy.delay_after(4, now - 11, PoisonError())
+
+    assert delays == [1, 3, 5]
+    assert too_late is None

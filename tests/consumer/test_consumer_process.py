@@ -1,0 +1,112 @@
+"""A consumer process that is killed, told to stop, or told twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kafka_tools import committed, ends, produce
+from penstock.devbroker import DevBroker
+from waiting import wait_until
+
+CHILD = Path(__file__).with_name("consumer_child.py")
+NewTopic = Callable[..., str]
+
+
+@contextmanager
+def child(broker: DevBroker, topic: str, out: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, CHILD, broker.bootstrap_servers, topic, f"group-{topic}", out, str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def lines(path: Path) -> list[tuple[str, int, int]]:
+    if not path.exists():
+        return []
+    parts = (line.split() for line in path.read_text().splitlines())
+    return [(key, int(partition), int(offset)) for key, partition, offset in parts]
+
+
+def test_a_process_killed_in_mid_stream_loses_nothing_and_keeps_the_order(
+    broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic, out = new_topic(partitions=3), tmp_path / "out"
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 50), b"x") for i in range(3000)))
+
+    for kill_after in (400, 1200):
+        with child(broker, topic, out, 0.003) as process:
+            wait_until(lambda at=kill_after: len(lines(out)) >= at)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+    before_last = len(lines(out))
+    with child(broker, topic, out, 0.003) as process:
+        wait_until(
+            lambda: (
+                {p: one.offset for p, one in committed(broker.bootstrap_servers, f"group-{topic}", topic, 3).items()}
+                == ends(broker.bootstrap_servers, topic, 3)
+            ),
+            timeout=60,
+            interval=0.2,
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+    handled = lines(out)
+    assert before_last < 3000
+    assert len({(partition, offset) for _, partition, offset in handled}) == 3000
+    for key in {key for key, _, _ in handled}:
+        offsets = [offset for one, _, offset in handled if one == key]
+        # I2: it rises, save that it may restart below: `1 2 1 2 3` is legal, `1 3 2` is not.
+        wanted = sorted(set(offsets))
+        position = {offset: place for place, offset in enumerate(wanted)}
+        highest = -1
+        for former, offset in zip([None, *offsets], offsets, strict=False):
+            assert position[offset] <= highest + 1, f"{key} jumped over a message"
+            if former is not None and offset > former:
+                assert position[offset] == position[former] + 1, f"{key} left one out after a restart"
+            highest = max(highest, position[offset])
+
+
+def test_the_first_signal_drains_commits_and_leaves(broker: DevBroker, new_topic: NewTopic, tmp_path: Path) -> None:
+    topic, out = new_topic(), tmp_path / "out"
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(200)))
+
+    with child(broker, topic, out, 0.02) as process:
+        wait_until(lambda: len(lines(out)) > 10)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(30)
+
+    assert code == 0
+    assert len(lines(out)) == 200
+    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 200
+
+
+def test_the_second_signal_leaves_at_once_and_commits_what_is_done(
+    broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic, out = new_topic(), tmp_path / "out"
+    produce(broker.bootstrap_servers, topic, ((b"one", b"x") for _ in range(200)))
+
+    with child(broker, topic, out, 0.2) as process:
+        wait_until(lambda: len(lines(out)) >= 2)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(15)
+
+    done = lines(out)
+    assert code == 0
+    assert len(done) < 100
+    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == len(done)

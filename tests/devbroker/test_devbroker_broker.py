@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError, DevBrokerError
+from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
+from waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[DevBroker]:
+    """A broker that the tests of this file may kill, started by a thread that ends at once."""
+    broker = DevBroker()
+    starter = threading.Thread(target=broker.start)
+    starter.start()
+    starter.join()
+    yield broker
+    broker.stop()
+
+
+def topics(broker: DevBroker) -> set[str]:
+    address = broker.bootstrap_servers
+    names = partition_counts(admin_client(address, {}), address)
+    return {name for name in names if not name.startswith("__")}
+
+
+def create(broker: DevBroker, name: str) -> None:
+    address = broker.bootstrap_servers
+    ensure_topics(admin_client(address, {}), address, [TopicSpec(name, 1)])
+
+
+def answers(broker: DevBroker) -> bool:
+    try:
+        return bool(admin_client(broker.bootstrap_servers, {}).list_topics(timeout=5).brokers)
+    except KafkaException:
+        return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_broker_outlives_the_thread_that_started_it(own_broker: DevBroker) -> None:
+    assert own_broker.running
+    assert topics(own_broker) == set()
+
+
+def test_topics_of_the_fixture_have_names_of_their_own(new_topic: Callable[..., str]) -> None:
+    assert new_topic() != new_topic(3)
+
+
+def test_a_missing_topic_is_not_created_by_writing_to_it(broker: DevBroker) -> None:
+    errors: list[object] = []
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "message.timeout.ms": 2000, "log_level": 0},
+    )
+
+    producer.produce("never-created", b"x", on_delivery=lambda error, _: errors.append(error))
+    producer.flush(10)
+
+    assert len(errors) == 1
+    assert errors[0] is not None
+    assert "never-created" not in topics(broker)
+
+
+def test_a_killed_broker_comes_back_on_its_port_with_its_topics(own_broker: DevBroker) -> None:
+    create(own_broker, "survivor")
+    address, first_pid = own_broker.bootstrap_servers, own_broker.pid
+
+    own_broker.kill()
+    gone = not own_broker.running and not alive(first_pid)
+    own_broker.restart()
+
+    assert gone
+    assert own_broker.bootstrap_servers == address
+    assert own_broker.pid != first_pid
+    assert "survivor" in topics(own_broker)
+
+
+def test_a_suspended_broker_answers_nothing_until_it_is_resumed(own_broker: DevBroker) -> None:
+    admin = admin_client(own_broker.bootstrap_servers, {})
+
+    own_broker.suspend()
+    try:
+        with pytest.raises(KafkaException):
+            admin.list_topics(timeout=0.5)
+    finally:
+        own_broker.resume()
+
+    assert wait_until(lambda: answers(own_broker))
+
+
+def test_a_kept_folder_gives_its_topics_to_the_next_broker_and_serves_one_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "kept ünd named oddly"
+    with DevBroker(data_dir=folder) as first:
+        create(first, "kept")
+        with pytest.raises(DevBrokerError, match="another embedded broker uses the data folder"):
+            DevBroker(data_dir=folder).start()
+
+    with DevBroker(data_dir=folder) as second:
+        found = topics(second)
+
+    assert "kept" in found
+    assert (folder / "kafka").is_dir()
+
+
+def test_a_taken_port_is_named(broker: DevBroker) -> None:
+    port = int(broker.bootstrap_servers.rpartition(":")[2])
+
+    with pytest.raises(DevBrokerError, match=f"port {port} on 127.0.0.1 is taken"):
+        DevBroker(port=port).start()
+
+
+def test_a_broker_that_cannot_start_shows_its_last_lines_and_leaves_nothing(tmp_path: Path) -> None:
+    refused = DevBroker(data_dir=tmp_path, config={"num.network.threads": "none"})
+
+    with pytest.raises(DevBrokerError, match=r"(?s)did not start.*num\.network\.threads"):
+        refused.start()
+
+    assert not refused.running
+    with DevBroker(data_dir=tmp_path) as mended:
+        assert mended.running
+
+
+def test_a_broker_that_takes_too_long_is_given_up() -> None:
+    slow = DevBroker(start_timeout=0.2)
+
+    with pytest.raises(DevBrokerError, match="in time"):
+        slow.start()
+
+    assert not slow.running
+
+
+def test_what_the_embedded_broker_holds_itself_cannot_be_set() -> None:
+    with pytest.raises(ConfigurationError, match=r"log\.dirs"):
+        DevBroker(config={"log.dirs": "elsewhere"})
+    with pytest.raises(ConfigurationError, match="port"):
+        DevBroker(port=70_000)
+    with pytest.raises(ConfigurationError, match="start_timeout"):
+        DevBroker(start_timeout=0)
+
+
+def test_a_broker_that_is_not_started_says_so() -> None:
+    with pytest.raises(DevBrokerError, match="not started"):
+        _ = DevBroker().bootstrap_servers
+
+
+def test_broker_and_temporary_folder_go_when_the_process_is_killed() -> None:
+    program = (
+        "import time\nfrom penstock.devbroker import DevBroker\n"
+        "broker = DevBroker().start()\nprint(broker.pid, broker.log_path.parent, flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid_text, folder = parent.stdout.readline().split()
+        was_there = alive(int(pid_text)) and Path(folder).is_dir()
+
+        parent.send_signal(signal.SIGKILL)
+
+    assert was_there
+    assert parent.returncode == -signal.SIGKILL
+    wait_until(lambda: not alive(int(pid_text)))
+    wait_until(lambda: not Path(folder).exists())
+
+
+def test_the_broker_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    broker = DevBroker(data_dir=tmp_path).start()
+    pid = broker.pid
+    supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert supervisor != os.getpid()
+
+    os.kill(supervisor, signal.SIGKILL)
+
+    wait_until(lambda: not alive(pid))
+    assert not broker.running
+    broker.stop()

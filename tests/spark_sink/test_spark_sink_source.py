@@ -1,0 +1,374 @@
+"""The source on real Kafka and real Spark: what it reads equals what a plain consumer reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError
+from penstock.spark_sink import start_sink
+from waiting import wait_until
+
+Row = tuple[str, int, int, bytes | None, bytes | None]
+
+
+def consumed(broker: DevBroker, topic: str, partitions: int) -> list[Row]:
+    """Read a topic to its end with a plain read_committed consumer."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "plain",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    rows: list[Row] = []
+    ended = 0
+    deadline = time.monotonic() + 30
+    while ended < partitions and time.monotonic() < deadline:
+        for message in consumer.consume(1000, 0.2):
+            error = message.error()
+            if error is None:
+                rows.append((topic, message.partition(), message.offset(), message.key(), message.value()))
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF
+                ended += 1
+    consumer.close()
+    assert ended == partitions
+    return sorted(rows, key=lambda row: row[:3])
+
+
+def plain(frame: DataFrame) -> list[Row]:
+    """Collect a frame of the source in the form of `consumed`."""
+    rows = frame.select("topic", "partition", "offset", "key", "value").collect()
+    return sorted(
+        ((r.topic, r.partition, r.offset, _bytes(r.key), _bytes(r.value)) for r in rows), key=lambda row: row[:3]
+    )
+
+
+def _bytes(value: bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+class Batches:
+    """A foreachBatch function that remembers the rows of every batch."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[Row]] = []
+
+    def __call__(self, frame: DataFrame, _batch_id: int) -> None:
+        self.rows.append(plain(frame))
+
+    @property
+    def all(self) -> list[Row]:
+        return sorted((row for batch in self.rows for row in batch), key=lambda row: row[:3])
+
+
+def run(frame: DataFrame, batches: Batches, checkpoint: Path, *, once: bool = True) -> StreamingQuery:
+    """Start a query over a streaming frame; with `once`, wait until it has read what is there."""
+    writer = frame.writeStream.foreachBatch(batches).option("checkpointLocation", str(checkpoint))
+    query = (
+        writer.trigger(availableNow=True).start() if once else writer.trigger(processingTime="100 milliseconds").start()
+    )
+    if once:
+        assert query.awaitTermination(60)
+    return query
+
+
+def test_batch_and_stream_read_what_a_plain_consumer_reads(  # noqa: PLR0917 - fixtures
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    write_transaction: Callable[..., None],
+    read: Callable[..., DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(partitions=3)
+    write(topic, 0, [(b"k", b"plain"), (None, b"no key"), (b"k", None), (b"\xff\xfe", b"\xc3\x28 no utf-8")])
+    write_transaction([(topic, n % 3, b"committed-%d" % n) for n in range(50)], commit=True)
+    write_transaction([(topic, n % 3, b"aborted-%d" % n) for n in range(50)], commit=False)
+    write(topic, 1, [(b"after", b"abort")])
+    batches = Batches()
+
+    frame = read(subscribe=topic)
+    run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path)
+
+    expected = consumed(broker, topic, 3)
+    assert len(expected) == 55
+    assert plain(frame) == expected
+    assert batches.all == expected
+    assert not any((row[4] or b"").startswith(b"aborted") for row in expected)
+
+
+def test_the_columns_are_those_of_sparks_own_source(
+    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
+) -> None:
+    topic = new_topic()
+    headers = [(f"name-{n}", b"%d" % n) for n in range(999)] + [("empty", None)]
+    before = time.time()
+    write(topic, 0, [(b"k", b"v")], headers=headers)
+
+    frame = read(subscribe=topic, includeHeaders="true")
+    row = frame.collect()[0]
+
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert [(header.key, _bytes(header.value)) for header in row.headers] == headers
+    assert row.timestampType == 0
+    assert abs(row.timestamp.timestamp() - before) < 60
+
+
+def test_markers_and_aborted_records_at_the_tail_of_every_partition_do_not_hold_the_query(
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write_transaction: Callable[..., None],
+    read: Callable[..., DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(partitions=8)
+    write_transaction([(topic, n % 8, b"kept") for n in range(80)], commit=True)
+    write_transaction([(topic, n % 8, b"aborted") for n in range(80)], commit=False)
+    batches = Batches()
+    frame = read(stream=True, subscribe=topic, startingOffsets="earliest")
+
+    begun = time.monotonic()
+    query = run(frame, batches, tmp_path)
+    took = time.monotonic() - begun
+
+    last_rows = {number: max(row[2] for row in batches.all if row[1] == number) for number in range(8)}
+    ends = json.loads(query.lastProgress["sources"][0]["endOffset"])[topic]
+    # The fault happened: past the last row of each partition lie a marker, ten aborted records and a marker.
+    assert {number: end - last_rows[int(number)] for number, end in ends.items()} == {str(n): 13 for n in range(8)}
+    assert batches.all == consumed(broker, topic, 8)
+    assert took < 10
+
+
+def test_a_topic_of_nothing_but_aborted_records_reads_as_empty(
+    new_topic: Callable[..., str], write_transaction: Callable[..., None], read: Callable[..., DataFrame]
+) -> None:
+    topic = new_topic(partitions=2)
+    write_transaction([(topic, n % 2, b"aborted") for n in range(20)], commit=False)
+
+    committed = read(subscribe=topic)
+    everything = read(subscribe=topic, **{"kafka.isolation.level": "read_uncommitted"})
+
+    assert committed.count() == 0
+    assert everything.count() == 20
+
+
+def test_offsets_that_are_gone_stop_the_query_unless_told_otherwise(
+    admin: AdminClient, new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(b"k", b"%d" % n) for n in range(100)])
+    gone = TopicPartition(topic, 0, 40)
+    assert next(iter(admin.delete_records([gone]).values())).result(20).low_watermark == 40
+
+    with pytest.raises(PySparkException, match=r"offsets 10 to 39 are gone, the log begins at 40.*failOnDataLoss"):
+        read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 10}})).count()
+    regardless = read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 10}}), failOnDataLoss="false")
+
+    assert regardless.count() == 60
+
+
+def test_a_limit_splits_the_work_and_available_now_ends(
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    read: Callable[..., DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(partitions=2)
+    write(topic, 0, [(None, b"a%d" % n) for n in range(70)])
+    write(topic, 1, [(None, b"b%d" % n) for n in range(30)])
+    batches = Batches()
+
+    run(read(stream=True, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="40"), batches, tmp_path)
+
+    assert [len(batch) for batch in batches.rows] == [40, 40, 20]
+    assert {row[1] for row in batches.rows[0]} == {0, 1}
+    assert batches.all == consumed(broker, topic, 2)
+
+
+def test_a_stopped_query_goes_on_where_it_was(
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    read: Callable[..., DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(partitions=2)
+    write(topic, 0, [(None, b"first")])
+    batches = Batches()
+    run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path)
+    write(topic, 1, [(None, b"second")])
+
+    run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path)
+
+    assert [[row[4] for row in batch] for batch in batches.rows] == [[b"first"], [b"second"]]
+
+
+def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PLR0917 - fixtures
+    broker: DevBroker,
+    admin: AdminClient,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    read: Callable[..., DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(partitions=1)
+    write(topic, 0, [(None, b"before")])
+    batches = Batches()
+    query = run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path, once=False)
+    try:
+        wait_until(lambda: len(batches.all) == 1, timeout=40)
+
+        admin.create_partitions([NewPartitions(topic, 2)])[topic].result(20)
+        wait_until(lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 2)
+        write(topic, 1, [(None, b"new-%d" % n) for n in range(5)])
+        wait_until(lambda: len(batches.all) == 6, timeout=40)
+    finally:
+        query.stop()
+
+    assert batches.all == consumed(broker, topic, 2)
+
+
+def test_a_stream_begins_at_the_latest_offset_unless_told_otherwise(
+    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    topic = new_topic(partitions=2)
+    write(topic, 0, [(None, b"%d" % n) for n in range(10)])
+    write(topic, 1, [(None, b"%d" % n) for n in range(10)])
+    latest, chosen = Batches(), Batches()
+
+    run(read(stream=True, subscribe=topic), latest, tmp_path / "latest")
+    offsets = json.dumps({topic: {"0": 7, "1": -1}})
+    run(read(stream=True, subscribe=topic, startingOffsets=offsets), chosen, tmp_path / "chosen")
+
+    assert latest.all == []
+    assert [(row[1], row[2]) for row in chosen.all] == [(0, 7), (0, 8), (0, 9)]
+
+
+def test_batch_positions_assignment_pattern_and_task_count(
+    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
+) -> None:
+    topic = new_topic(partitions=2)
+    write(topic, 0, [(None, b"%d" % n) for n in range(10)])
+    write(topic, 1, [(None, b"%d" % n) for n in range(10)])
+
+    between = read(
+        subscribe=topic,
+        startingOffsets=json.dumps({topic: {"0": 2, "1": -2}}),
+        endingOffsets=json.dumps({topic: {"0": 5, "1": -1}}),
+    )
+    assigned = read(assign=json.dumps({topic: [1]}), minPartitions="4")
+    matched = read(subscribePattern=topic[:-1] + "[" + topic[-1] + "]")
+
+    assert [row[2] for row in plain(between) if row[1] == 0] == [2, 3, 4]
+    assert between.count() == 13
+    assert assigned.rdd.getNumPartitions() == 4
+    assert [row[2] for row in plain(assigned)] == list(range(10))
+    assert matched.count() == 20
+
+
+def test_large_records_come_in_several_arrow_batches(
+    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(None, b"x" * 900_000) for _ in range(40)])
+
+    rows = read(subscribe=topic).selectExpr("offset", "length(value) AS size").collect()
+
+    assert [(row["offset"], row["size"]) for row in rows] == [(n, 900_000) for n in range(40)]
+
+
+def test_a_missing_topic_an_unknown_option_and_a_silent_broker_are_told_in_a_sentence(
+    read: Callable[..., DataFrame], spark: SparkSession, tmp_path: Path
+) -> None:
+    with pytest.raises(PySparkException, match="topics that do not exist: no-such-topic"):
+        read(subscribe="no-such-topic").count()
+    with pytest.raises(PySparkException, match="did you mean startingOffsets"):
+        read(subscribe="orders", startingOffset="earliest")
+    with pytest.raises(PySparkException, match=r"refused an option kafka\.\*"):
+        read(subscribe="orders", **{"kafka.sasl.jaas.config": "canary-4711"}).count()
+    with pytest.raises(PySparkException, match=r"no Kafka broker answered at 127\.0\.0\.1:1 within"):
+        read(subscribe="orders", **{"kafka.bootstrap.servers": "127.0.0.1:1"}).count()
+    with pytest.raises(PySparkException, match="has the columns key, value, topic"):
+        spark.read.format("penstock").schema("id INT").options(
+            **{"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"}
+        ).load().count()
+
+
+def test_an_offset_for_every_partition_is_asked_for(
+    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
+) -> None:
+    topic = new_topic(partitions=2)
+
+    with pytest.raises(PySparkException, match=r"startingOffsets lacks .*\[1\]"):
+        read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0}})).count()
+
+
+def test_secrets_stay_out_of_plans_and_checkpoints(
+    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(None, b"v")])
+    secret: dict[str, Any] = {"kafka.sasl.password": "canary-4711", "kafka.ssl.key.password": "canary-4711"}
+    frame = read(stream=True, subscribe=topic, startingOffsets="earliest", **secret)
+
+    query = run(frame, Batches(), tmp_path)
+
+    plan = read(subscribe=topic, **secret)._jdf.queryExecution().toString()
+    notes = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert notes
+    assert not any(b"canary-4711" in note for note in notes)
+    assert "canary-4711" not in plan
+    assert "canary-4711" not in json.dumps(dict(query.lastProgress), default=str)
+
+
+def test_start_sink_hands_every_batch_to_the_function(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(b"k", b"v")])
+    batches = Batches()
+
+    query = start_sink(
+        spark,
+        [topic],
+        batches,
+        bootstrap_servers=broker.bootstrap_servers,
+        config={"client.id": "sink", "enable.ssl.certificate.verification": True},
+        trigger="available now",
+        name="stored",
+        checkpoint_location=str(tmp_path),
+    )
+
+    assert query.awaitTermination(60)
+    assert query.name == "stored"
+    assert [row[3:] for row in batches.all] == [(b"k", b"v")]
+    with pytest.raises(ConfigurationError, match="cannot travel"):
+        start_sink(
+            spark,
+            topic,
+            batches,
+            bootstrap_servers=broker.bootstrap_servers,
+            config={"error_cb": print},
+            name="stored",
+            checkpoint_location=str(tmp_path),
+        )

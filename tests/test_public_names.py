@@ -1,0 +1,30 @@
+"""The public names are what `__all__` says, and importing penstock loads no engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+
+
+def test_every_public_name_can_be_had() -> None:
+    missing = [name for name in penstock.__all__ if not hasattr(penstock, name)]
+
+    assert missing == []
+    assert set(penstock.__all__) <= set(dir(penstock))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = penstock.Nothing
+
+
+def test_importing_penstock_loads_no_engine() -> None:
+    program = "import sys, penstock; print(sorted(n for n in sys.modules if n.startswith(('penstock', 'confluent'))))"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "['penstock']"

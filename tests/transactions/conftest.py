@@ -1,0 +1,18 @@
+"""Fixtures of the transaction tests: one store per test, with short times, and readers of what became visible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from transaction_tools import Bench
+
+from penstock.devbroker import DevBroker
+
+
+@pytest.fixture
+def bench(broker: DevBroker, new_topic: Callable[..., str]) -> Iterator[Bench]:
+    """Producers, coordinators and readers on a store of this test's own; all are stopped at its end."""
+    made = Bench(broker.bootstrap_servers, new_topic(partitions=3))
+    yield made
+    made.close()

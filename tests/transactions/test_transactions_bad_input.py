@@ -1,0 +1,236 @@
+"""Bad input costs one clear error or one transaction, never the loop (I10)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transaction_tools import Bench
+
+from penstock.devbroker import DevBroker
+from penstock.errors import (
+    BrokerConnectionError,
+    ConfigurationError,
+    HalfNotStoredError,
+    StoppedError,
+    TopicNotFoundError,
+    TransactionError,
+)
+from penstock.kafka import TopicSpec, ensure_topics
+from penstock.transactions import Coordinator, TransactionalProducer, TransactionState
+
+NOBODY = "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: TransactionalProducer("orders", bootstrap_servers=NOBODY).start(),
+        lambda: TransactionalProducer("orders", bootstrap_servers=NOBODY).send("t", value=b"v"),
+        lambda: Coordinator(bootstrap_servers=NOBODY).start(),
+    ],
+    ids=["producer", "first send", "coordinator"],
+)
+def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[], object]) -> None:
+    begin = time.monotonic()
+
+    with pytest.raises(BrokerConnectionError, match=NOBODY):
+        start()
+
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"group": " "}, "group"),
+        ({"group": "g" * 201}, "group"),
+        ({"check": "check_order"}, "check"),
+        ({"check_workers": 0}, "check_workers"),
+        ({"partitions": 0}, "partitions"),
+        ({"send_timeout": 0}, "send_timeout"),
+        ({"bootstrap_servers": ""}, "bootstrap_servers"),
+        ({"config": {"acks": "1"}}, "acks"),
+        ({"config": {"transactional.id": "x"}}, "transactional.id"),
+        ({"config": {"no.such.setting": 1}}, "no.such.setting"),
+    ],
+)
+def test_a_wrong_option_of_the_producer_is_named(wrong: dict[str, Any], told: str) -> None:
+    options: dict[str, Any] = {"group": "orders", "bootstrap_servers": NOBODY, **wrong}
+
+    with pytest.raises(ConfigurationError, match=told):
+        TransactionalProducer(**options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"transaction_timeout": 0}, "transaction_timeout"),
+        ({"check_interval": -1}, "check_interval"),
+        ({"check_max": 1.5}, "check_max"),
+        ({"config": {"group.id": "mine"}}, "group.id"),
+    ],
+)
+def test_a_wrong_option_of_the_coordinator_is_named(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Coordinator(bootstrap_servers=NOBODY, **wrong)
+
+
+def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench: Bench) -> None:
+    producer = bench.producer()
+
+    for wrong, told in [
+        ({"topic": "no topic!"}, "topic"),
+        ({"key": 7}, "key"),
+        ({"value": {}}, "value"),
+        ({"headers": {"penstock-tx": b"x"}}, "penstock-"),
+        ({"check_immunity": -1}, "check_immunity"),
+        ({"partition": 99}, "partition"),
+        ({"topic": bench.topics.op}, "belongs to the store"),
+    ]:
+        with pytest.raises(ConfigurationError, match=told):
+            producer.send(**{"topic": bench.topic, "value": b"v", **wrong})  # type: ignore[arg-type] # that is the point
+
+    assert bench.messages(bench.topics.half) == []
+
+
+def test_a_missing_target_topic_is_told_before_the_local_transaction_runs(bench: Bench) -> None:
+    producer, ran = bench.producer(), []
+
+    with pytest.raises(TopicNotFoundError, match="nowhere"):
+        producer.send("nowhere", value=b"v", execute=ran.append)
+
+    assert ran == []
+
+
+def test_a_committed_message_whose_topic_was_deleted_waits_and_delays_nobody(
+    bench: Bench, new_topic: Callable[..., str]
+) -> None:
+    doomed, producer = new_topic(), bench.producer()
+    producer.send(doomed, value=b"waits")
+    bench.admin.delete_topics([doomed])[doomed].result(10)
+    coordinator = bench.coordinator()
+
+    producer.send(bench.topic, value=b"goes on")
+    waiting = bench.counted(coordinator, committed=1, held=1)
+
+    assert (waiting.committed, waiting.pending) == (1, 1)
+    assert bench.visible() == [(None, b"goes on")]
+    ensure_topics(bench.admin, bench.servers, [TopicSpec(doomed, 1)])
+    bench.settled(coordinator, committed=2)
+    assert bench.visible(doomed) == [(None, b"waits")]
+
+
+def test_a_message_its_topic_refuses_waits_alone(bench: Bench, new_topic: Callable[..., str]) -> None:
+    small, producer = new_topic(config={"max.message.bytes": "1000"}), bench.producer()
+    for number in range(10):
+        producer.send(bench.topic, key=b"%d" % number, value=b"v")
+    producer.send(small, value=bytes(5_000))
+    producer.send(small, value=b"fits")
+
+    coordinator = bench.coordinator()
+    waiting = bench.counted(coordinator, committed=11, held=1)
+
+    assert (waiting.committed, waiting.pending) == (11, 1)
+    assert bench.visible(small) == [(None, b"fits")]
+    assert len(bench.visible()) == 10
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers"),
+    [
+        (None, b"v", []),
+        (b"k", None, []),
+        (None, None, []),
+        (b"", b"", []),
+        (b"\xff\xfe", b"\xc3\x28\x00", [("h", b"\xff"), ("h", None), ("", b"")]),
+        (b"k", b"v", [(f"header-{number}", b"%d" % number) for number in range(1000)]),
+        (b"k", bytes(900_000), []),
+    ],
+    ids=["null key", "null value", "null both", "empty", "invalid UTF-8", "1,000 headers", "900 kB"],
+)
+def test_awkward_messages_arrive_as_they_were_sent(
+    bench: Bench, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
+) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+
+    producer.send(bench.topic, key=key, value=value, headers=headers, partition=2)
+    bench.settled(coordinator, committed=1)
+
+    (message,) = bench.messages()
+    assert (message.partition(), message.key(), message.value(), message.headers() or []) == (2, key, value, headers)
+
+
+def test_a_half_too_large_for_kafka_is_told_and_the_local_transaction_does_not_run(bench: Bench) -> None:
+    producer, ran = bench.producer(), []
+
+    with pytest.raises(HalfNotStoredError, match="did not run"):
+        producer.send(bench.topic, value=bytes(2_000_000), execute=ran.append)
+
+    assert ran == []
+
+
+def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction() -> None:
+    ran: list[object] = []
+    with DevBroker() as broker:
+        bench = Bench(broker.bootstrap_servers, "orders", 1)
+        ensure_topics(bench.admin, bench.servers, [TopicSpec("orders", 1)])
+        producer = bench.producer(send_timeout=2.0)
+        producer.send("orders", value=b"first")
+
+        broker.suspend()
+        try:
+            with pytest.raises(HalfNotStoredError, match="did not run"):
+                producer.send("orders", value=b"second", execute=ran.append)
+        finally:
+            broker.resume()
+        coordinator = bench.coordinator()
+        bench.settled(coordinator, committed=1)
+
+        assert ran == []
+        assert producer.statistics().failed == 1
+        assert bench.visible("orders") == [(None, b"first")]
+        bench.close()
+
+
+def test_a_wrong_answer_of_execute_leaves_the_message_to_a_check(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer(check=lambda _: TransactionState.COMMIT)
+
+    with pytest.raises(ConfigurationError, match="left to a check"):
+        producer.send(bench.topic, value=b"v", execute=lambda _: True)  # type: ignore[arg-type, return-value] # that is the point
+    bench.settled(coordinator, committed=1)
+
+    assert bench.visible() == [(None, b"v")]
+
+
+def test_a_wrong_answer_of_a_check_counts_as_unknown(bench: Bench) -> None:
+    answers = iter(["commit", TransactionState.COMMIT])
+    coordinator, producer = bench.coordinator(), bench.producer(check=lambda _: next(answers))  # type: ignore[arg-type, return-value] # that is the point
+
+    producer.send(bench.topic, value=b"v", execute=lambda _: TransactionState.UNKNOWN)
+    bench.settled(coordinator, committed=1, answered_checks=1)
+
+    assert producer.statistics().failed_checks == 1
+
+
+def test_a_transaction_is_entered_once_and_a_stopped_producer_says_so(bench: Bench) -> None:
+    producer = bench.producer()
+    transaction = producer.transaction(bench.topic, value=b"v")
+    with transaction:
+        pass
+
+    with pytest.raises(TransactionError, match="entered before"), transaction:
+        pass
+    producer.stop()
+    with pytest.raises(StoppedError, match="make a new one"):
+        producer.start()
+
+
+def test_stores_whose_logs_differ_in_partitions_are_refused(bench: Bench, new_topic: Callable[..., str]) -> None:
+    prefix = new_topic()
+    ensure_topics(bench.admin, bench.servers, [TopicSpec(f"{prefix}.op", 3)])
+
+    with pytest.raises(ConfigurationError, match="same number of partitions"):
+        TransactionalProducer("orders", bootstrap_servers=bench.servers, prefix=prefix, partitions=2).start()

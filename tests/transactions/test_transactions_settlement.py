@@ -1,0 +1,278 @@
+"""The state machine of a half partition: I7 and I8 by simulation, without Kafka and without a clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.transactions.checks import CheckPolicy, CheckSchedule
+from penstock.transactions.ids import new_id
+from penstock.transactions.records import Author, Half, Note, Op, Verdict
+from penstock.transactions.settlement import Pending, Refusal, Settlement
+
+DECISIONS = {Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD}
+
+
+def half(transaction_id: str | None = None) -> Half:
+    return Half(transaction_id or new_id(), "orders", "topic", None, None, b"v", (), None)
+
+
+def op(of: Half, verdict: Verdict, offsets: tuple[int, ...], number: int = 0, group: str = "orders") -> Op:
+    return Op(of.transaction_id, verdict, Author.PRODUCER, group, 0, offsets, number)
+
+
+@dataclass
+class World:
+    """The logs of one half partition, and a coordinator on them that may be restarted at any step."""
+
+    halves: list[Half] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    done: list[Note] = field(default_factory=list)
+    positions: tuple[int, int] = (0, 0)
+    published: list[str] = field(default_factory=list)
+    answers: Counter[str] = field(default_factory=Counter)
+    settlement: Settlement = field(default_factory=lambda: Settlement(0, 0))
+
+    def restart(self) -> None:
+        self.settlement = Settlement(*self.positions)
+        self.settlement.remember(self.done)
+
+    def read_half(self) -> None:
+        offset = self.settlement.half_position
+        if offset < len(self.halves):
+            self.settlement.add_half(offset, self.halves[offset])
+            self.settlement.join_ahead(self.halves[offset].transaction_id)
+
+    def read_op(self) -> None:
+        offset = self.settlement.op_position
+        if offset < len(self.ops):
+            self.settlement.add_op(offset, self.ops[offset], 1000 + offset)
+
+    def publish(self, limit: int, *, refuses: str | None = None, committed: bool = True) -> None:
+        share = self.settlement.share(limit, lambda pending: pending.half.transaction_id != refuses)
+        self.settlement.release_held()
+        if share is None or not committed:
+            return
+        # One Kafka transaction: targets, completions and positions, all or nothing.
+        self.published += [p.half.transaction_id for p in share.decided if p.verdict is Verdict.COMMIT]
+        self.done += share.notes()
+        assert share.half_checkpoint >= self.positions[0], "positions never go back"
+        assert share.op_checkpoint >= self.positions[1], "positions never go back"
+        self.positions = (share.half_checkpoint, share.op_checkpoint)
+        self.settlement.apply(share)
+
+    def drain(self) -> None:
+        while self.settlement.half_position < len(self.halves) or self.settlement.op_position < len(self.ops):
+            self.read_half()
+            self.read_op()
+        self.settlement.sweep_ahead(len(self.halves))
+        self.settlement.sweep_ahead(len(self.halves))
+        while self.settlement.has_work:
+            self.publish(3)
+
+    def first_decisions(self) -> dict[str, Verdict]:
+        """Return what the op log says: the first valid decision for each half."""
+        places = {h.transaction_id: offset for offset, h in enumerate(self.halves)}
+        first: dict[str, Verdict] = {}
+        for record in self.ops:
+            if self._is_valid(record, places.get(record.transaction_id)) and record.verdict in DECISIONS:
+                first.setdefault(record.transaction_id, record.verdict)
+        return first
+
+    def answered_checks(self, of: Half) -> int:
+        """Return what the op log says of a half that is not decided: each answer counts if its number is the next."""
+        count, place = 0, self.halves.index(of)
+        for record in self.ops:
+            if record.transaction_id == of.transaction_id and self._is_valid(record, place):
+                count += record.verdict is Verdict.UNKNOWN and record.check_number == count + 1
+        return count
+
+    @staticmethod
+    def _is_valid(record: Op, place: int | None) -> bool:
+        return place is not None and record.group == "orders" and record.half_offsets in ((), (place,))
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["half", "decide", "decide", "read half", "read op", "read op", "publish", "lose", "restart"]),
+        st.integers(0, 1 << 20),
+    ),
+    min_size=20,
+    max_size=80,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(steps)
+def test_whatever_happens_when_each_half_is_published_once_iff_its_first_decision_is_commit(
+    plan: list[tuple[str, int]],
+) -> None:
+    world = World(halves=[half() for _ in range(4)])
+
+    for step, number in plan:
+        if step == "half":
+            world.halves.append(half())
+        elif step == "decide":
+            place = number % len(world.halves)
+            verdict = list(Verdict)[number // 7 % 4]
+            offsets = ((place,), (place,), (), (place + 1,))[number // 31 % 4]
+            group = "others" if number % 13 == 0 else "orders"
+            if not offsets and verdict is not Verdict.ROLLBACK:
+                offsets = (place,)
+            verdict = Verdict.UNKNOWN if number % 5 == 0 else verdict
+            world.ops.append(op(world.halves[place], verdict, offsets, number // 5 % 4, group))
+        elif step == "read half":
+            world.read_half()
+        elif step == "read op":
+            world.read_op()
+        elif step == "publish":
+            refused = world.halves[number % len(world.halves)].transaction_id if number % 3 == 0 else None
+            world.publish(1 + number % 4, refuses=refused)
+        elif step == "lose":
+            world.publish(5, committed=False)
+        else:
+            world.restart()
+    world.restart()
+    world.drain()
+
+    first = world.first_decisions()
+    assert Counter(world.published) == Counter(name for name, verdict in first.items() if verdict is Verdict.COMMIT)
+    ends = Counter(note.transaction_id for note in world.done if note.verdict is not Verdict.UNKNOWN)
+    assert ends == Counter(first.keys())
+    assert set(world.settlement.pending) == {h.transaction_id for h in world.halves} - set(first)
+    for one in world.settlement.pending.values():
+        assert one.check_count == world.answered_checks(one.half)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps, st.integers(0, 80))
+def test_a_restart_at_any_step_ends_in_the_same_state(plan: list[tuple[str, int]], at: int) -> None:
+    results = []
+
+    for restarts in (False, True):
+        world = World()
+        world.halves = [Half(f"{n}", "orders", "topic", None, None, None, (), None) for n in range(8)]
+        for index, (step, number) in enumerate(plan):
+            place = number % len(world.halves)
+            if step == "decide":
+                world.ops.append(op(world.halves[place], list(Verdict)[number // 7 % 4], (place,), number // 5 % 4))
+            elif step == "publish":
+                world.drain()
+            if restarts and index == at:
+                world.restart()
+        world.drain()
+        pending = {name: (p.check_count, p.offset) for name, p in world.settlement.pending.items()}
+        results.append((sorted(world.published), pending, world.settlement.half_position, world.settlement.op_position))
+
+    assert results[0] == results[1]
+
+
+def test_a_decision_ahead_of_its_half_is_held_and_then_counts() -> None:
+    settlement, later = Settlement(0, 0), half()
+
+    assert settlement.add_op(0, op(later, Verdict.COMMIT, (0,)), 0) is None
+    assert not settlement.has_work
+    assert isinstance(settlement.add_half(0, later), Pending)
+    assert settlement.join_ahead(later.transaction_id) == []
+
+    share = settlement.share(10, lambda _: True)
+    assert share is not None
+    assert [p.half for p in share.decided] == [later]
+    assert (share.half_checkpoint, share.op_checkpoint) == (1, 1)
+
+
+def test_a_held_transaction_keeps_the_checkpoints_and_lets_the_others_pass() -> None:
+    settlement = Settlement(0, 0)
+    halves = [half() for _ in range(3)]
+    for offset, each in enumerate(halves):
+        settlement.add_half(offset, each)
+        settlement.add_op(offset, op(each, Verdict.COMMIT, (offset,)), 0)
+
+    share = settlement.share(10, lambda pending: pending.offset != 1)
+
+    assert share is not None
+    assert [p.offset for p in share.decided] == [0, 2]
+    assert (share.half_checkpoint, share.op_checkpoint) == (1, 1)
+    settlement.apply(share)
+    assert settlement.share(10, lambda _: True) is None
+    settlement.release_held()
+    assert settlement.share(10, lambda _: True) is not None
+
+
+def test_a_second_decision_and_a_late_one_are_told_apart_from_the_first() -> None:
+    settlement, one = Settlement(0, 0), half()
+    settlement.add_half(0, one)
+
+    assert settlement.add_op(0, op(one, Verdict.COMMIT, (0,)), 0) is None
+    assert settlement.add_op(1, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.ALREADY_DECIDED
+    share = settlement.share(10, lambda _: True)
+    assert share is not None
+    settlement.apply(share)
+    assert settlement.add_op(2, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.SETTLED_OR_UNKNOWN
+
+
+POLICY = CheckPolicy(timeout_s=6, interval_s=30, maximum=15)
+
+
+def pending(immunity_s: float | None = None) -> Pending:
+    immune = half()._replace(immunity_ms=None if immunity_s is None else int(immunity_s * 1000))
+    return Pending(immune, 0)
+
+
+@given(st.floats(0, 1e6), st.floats(-1e4, 1e4), st.none() | st.floats(0, 1000), st.none() | st.floats(-1e4, 1e4))
+def test_a_check_is_due_neither_before_timeout_nor_immunity_nor_interval(
+    now: float, age: float, immunity: float | None, answered_age: float | None
+) -> None:
+    schedule, one = CheckSchedule(POLICY), pending(immunity)
+
+    schedule.add(one, now, age, answered_age)
+
+    due = schedule.next_due()
+    assert due is not None
+    assert now <= due
+    assert due >= now + max(6, int((immunity or 0) * 1000) / 1000) - max(age, 0) - 1e-6
+    if answered_age is not None:
+        assert due >= now + 30 - max(answered_age, 0) - 1e-6
+
+
+def test_a_decided_half_and_a_postponed_one_are_not_asked_about() -> None:
+    schedule, decided, postponed, due = CheckSchedule(POLICY), pending(), pending(), pending()
+    for one in (decided, postponed, due):
+        schedule.add(one, 0.0, 0.0, None)
+    decided.verdict = Verdict.COMMIT
+    schedule.postpone(postponed, 100.0)
+
+    assert list(schedule.take_due(6.0, 10)) == [due]
+    assert list(schedule.take_due(99.0, 10)) == []
+    assert list(schedule.take_due(100.0, 10)) == [postponed]
+
+
+def test_checks_are_taken_in_portions() -> None:
+    schedule = CheckSchedule(POLICY)
+    for _ in range(5):
+        schedule.add(pending(), 0.0, 0.0, None)
+
+    assert len(list(schedule.take_due(6.0, 3))) == 3
+    assert len(list(schedule.take_due(6.0, 3))) == 2
+
+
+def test_of_several_notes_on_one_half_the_end_stands_and_else_the_greatest_count() -> None:
+    settled, counted = half(), half()
+    settlement = Settlement(0, 0)
+    settlement.remember(
+        [
+            Note(settled.transaction_id, 0, Verdict.UNKNOWN, 1, 10),
+            Note(counted.transaction_id, 1, Verdict.UNKNOWN, 1, 20),
+            Note(settled.transaction_id, 0, Verdict.COMMIT, 1, 10),
+            Note(counted.transaction_id, 1, Verdict.UNKNOWN, 2, 30),
+        ]
+    )
+
+    assert settlement.add_half(0, settled) is None
+    known = settlement.add_half(1, counted)
+
+    assert isinstance(known, Pending)
+    assert (known.check_count, known.answered_ms) == (2, 30)

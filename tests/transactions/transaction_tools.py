@@ -1,0 +1,149 @@
+"""What the transaction tests share: a store of their own per test, producers and coordinators on it, and readers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kafka_tools import read_all
+from penstock.errors import StoppedError
+from penstock.kafka import admin_client
+from penstock.transactions import (
+    Coordinator,
+    CoordinatorStatistics,
+    HalfMessage,
+    TransactionalProducer,
+    TransactionState,
+)
+from penstock.transactions.topics import StoreTopics, open_topics
+from waiting import wait_until
+
+#: Seconds: short enough for a test, long enough that a decision is stored well before the first check.
+TIMEOUT_S = 0.6
+INTERVAL_S = 0.4
+
+Seen = tuple[bytes | None, bytes | None]
+
+
+class Bench:
+    """One store with its own prefix, and what a test made on it."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, partitions: int = 2) -> None:
+        self.servers = bootstrap_servers
+        self.topic = topic
+        self.admin = admin_client(bootstrap_servers, {})
+        self.topics: StoreTopics = open_topics(self.admin, bootstrap_servers, f"store.{topic}", partitions)
+        self._open: list[Callable[[], object]] = []
+
+    def producer(
+        self, group: str = "orders", check: Callable[[HalfMessage], TransactionState] | None = None, **more: Any
+    ) -> TransactionalProducer:
+        made = TransactionalProducer(
+            group, bootstrap_servers=self.servers, prefix=self.topics.prefix, check=check, **more
+        ).start()
+        self._open.append(made.stop)
+        return made
+
+    def coordinator(self, **more: Any) -> Coordinator:
+        times = {"transaction_timeout": TIMEOUT_S, "check_interval": INTERVAL_S}
+        made = Coordinator(bootstrap_servers=self.servers, prefix=self.topics.prefix, **{**times, **more}).start()
+        self._open.append(made.stop)
+        return made
+
+    def settled(self, coordinator: Coordinator, timeout: float = 30.0, **counts: int) -> CoordinatorStatistics:
+        """Wait until the coordinator holds nothing and its counts are at least those given; return them."""
+
+        def reached() -> CoordinatorStatistics | None:
+            now = coordinator.statistics()
+            enough = all(getattr(now, name) >= count for name, count in counts.items())
+            return now if enough and not now.pending and now.partitions == self.topics.partitions else None
+
+        return wait_until(reached, timeout)
+
+    def counted(self, coordinator: Coordinator, timeout: float = 30.0, **counts: int) -> CoordinatorStatistics:
+        """Wait until the coordinator's counts are at least those given; return them."""
+
+        def reached() -> CoordinatorStatistics | None:
+            now = coordinator.statistics()
+            return now if all(getattr(now, name) >= count for name, count in counts.items()) else None
+
+        return wait_until(reached, timeout)
+
+    def visible(self, topic: str | None = None) -> list[Seen]:
+        """Return keys and values of all that a read_committed reader can see in a topic now."""
+        return [(m.key(), m.value()) for m in self.messages(topic)]
+
+    def messages(self, topic: str | None = None, isolation: str = "read_committed") -> list[Any]:
+        """Return all records of a topic that a reader can see now."""
+        return read_all(self.servers, topic or self.topic, committed_only=isolation == "read_committed")
+
+    def write(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> None:
+        """Write a record by hand, past penstock."""
+        producer = Producer({"bootstrap.servers": self.servers})
+        producer.produce(topic, value, key, partition, headers=headers or [])
+        assert producer.flush(10) == 0
+
+    def ends(self, topic: str, isolation: str) -> int:
+        """Return the sum of the ends of a topic's partitions, as a reader of that isolation sees them."""
+        with closing_consumer(self.servers, isolation) as consumer:
+            numbers = consumer.list_topics(topic, 10).topics[topic].partitions
+            return sum(consumer.get_watermark_offsets(TopicPartition(topic, p), 10)[1] for p in numbers)
+
+    def close(self) -> None:
+        for stop in reversed(self._open):
+            with contextlib.suppress(StoppedError):
+                stop()
+
+
+@contextlib.contextmanager
+def closing_consumer(servers: str, isolation: str) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "transaction-tests",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": isolation,
+        }
+    )
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+@contextlib.contextmanager
+def child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script of this folder in a process of its own; it is killed at the end, if it still runs."""
+    path = Path(__file__).with_name(script)
+    process = subprocess.Popen([sys.executable, str(path), *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End a process as a power cut would."""
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Wait for the next line a child prints."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, "the child ended without a word"
+    return line
