@@ -1,0 +1,1 @@
+"""OpenTelemetry names and instruments: spans and metrics of the engines, off until a provider is given."""

@@ -1,0 +1,1 @@
+"""Testing aids, public: a Kafka in memory whose clock you move, and an app driven on it step by step."""
