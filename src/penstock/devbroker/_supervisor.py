@@ -1,7 +1,8 @@
 """The process between us and a Java child, so that the child ends however we end.
 
 It is run by its path under `python -I -S`, imports nothing of penstock and stays small. Orders come as lines
-on stdin (`run`, `signal N`), reports go as lines to stdout (`started PID`, `failed REASON`, `ended CODE`).
+on stdin (`run`, `signal N`), reports go as lines to stdout (`started PID`, `failed REASON`, `stopped`, `continued`,
+`ended CODE`).
 
 Why a process and not PR_SET_PDEATHSIG alone: that signal fires when the *thread* that forked dies, and a
 broker started from a short-lived thread must live on. So the parent's death is seen here, as the end of stdin
@@ -83,9 +84,23 @@ class Supervisor:
         report(f"started {self._child.pid}")
 
     def _look(self) -> None:
-        if self._child is not None and self._child.poll() is not None:
-            code, self._child = self._child.returncode, None
-            report(f"ended {code}")
+        """Tell of a child that stopped, went on or ended."""
+        child = self._child
+        if child is None:
+            return
+        if child.returncode is None:  # sending a signal looks, too, and may have found the end
+            pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):  # the kernel says so when the last of its threads stands still
+                report("stopped")
+                return
+            if os.WIFCONTINUED(status):
+                report("continued")
+                return
+            child.returncode = os.waitstatus_to_exitcode(status)
+        self._child = None
+        report(f"ended {child.returncode}")
 
 
 def report(line: str) -> None:
@@ -100,6 +115,7 @@ def main(arguments: list[str]) -> None:
     """Serve `PARENT_PID LOG_PATH FOLDER_TO_REMOVE COMMAND...`; an empty folder name removes nothing."""
     parent_pid, log_path, folder, *command = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, as the parent may have it, no end would be seen
     try:
         Supervisor(int(parent_pid), log_path, command).serve()
     finally:

@@ -135,12 +135,29 @@ class DevBroker:
             raise DevBrokerError(f"the broker's process {node.child.pid} did not end when killed; look at the machine")
 
     def suspend(self) -> None:
-        """Freeze the broker with SIGSTOP: connections stay open and nothing answers. `resume` ends it."""
-        self._running_node().child.signal(signal.SIGSTOP)
+        """Freeze the broker with SIGSTOP: connections stay open and nothing answers. `resume` ends it.
+
+        It returns when the last of the broker's threads stands still: no request is answered after that.
+
+        Raises:
+            DevBrokerError: the broker's process has ended, or does not stop.
+        """
+        child = self._running_node().child
+        if not child.suspend():
+            why = "did not stop when told to; look at the machine"
+            if child.wait(0) is not None:
+                why = "has ended, so it cannot be suspended; restart() brings it back"
+            raise DevBrokerError(f"the broker's process {child.pid} {why}")
 
     def resume(self) -> None:
-        """Let a suspended broker go on."""
-        self._running_node().child.signal(signal.SIGCONT)
+        """Let a suspended broker go on; nothing happens when it was not suspended.
+
+        Raises:
+            DevBrokerError: the broker's process does not go on.
+        """
+        child = self._running_node().child
+        if not child.resume():
+            raise DevBrokerError(f"the broker's process {child.pid} did not go on when told to; look at the machine")
 
     def restart(self) -> None:
         """Start the broker anew on the same port and data, stopping it first if it still runs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from penstock.errors import DevBrokerError
 
 _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 
-#: Seconds the supervisor may take to start, to report a started child, or to end: it is a bare interpreter.
+#: Seconds the supervisor may take to start, to report what its child does, or to end: it is a bare interpreter.
 _SUPERVISOR_TIMEOUT_S = 20.0
 
 #: Exit code reported when the supervisor itself was killed, and its child with it.
@@ -41,6 +42,7 @@ class SupervisedChild:
         self._remove = remove
         self._pending = b""
         self._exit_code: int | None = None
+        self._stopped = False
         self.pid: int | None = None
         arguments = [str(os.getpid()), str(log_path), str(remove or ""), *command]
         with log_path.open("ab") as log:
@@ -60,7 +62,7 @@ class SupervisedChild:
         Raises:
             DevBrokerError: the program could not be started.
         """
-        earlier, self._exit_code = self.pid, None
+        earlier, self._exit_code, self._stopped = self.pid, None, False
         self._order("run")
         self._read_reports(_SUPERVISOR_TIMEOUT_S, lambda: self.pid != earlier or self._exit_code is not None)
         if self.pid is None or self.pid == earlier:
@@ -70,6 +72,28 @@ class SupervisedChild:
     def signal(self, number: int) -> None:
         """Send a signal to the command; nothing happens when it has ended."""
         self._order(f"signal {int(number)}")
+
+    def suspend(self) -> bool:
+        """Stop the command with SIGSTOP and return when all of its threads stand still.
+
+        The signal alone would not do: it takes hold some time after it was sent.
+
+        Returns:
+            Whether it stands still; it does not when it has ended, or cannot be stopped within 20 s.
+        """
+        self.signal(signal.SIGSTOP)
+        self._read_reports(_SUPERVISOR_TIMEOUT_S, lambda: self._stopped or self._exit_code is not None)
+        return self._stopped and self._exit_code is None
+
+    def resume(self) -> bool:
+        """Let a stopped command go on with SIGCONT and return when it does.
+
+        Returns:
+            False when it still stands still after 20 s.
+        """
+        self.signal(signal.SIGCONT)
+        self._read_reports(_SUPERVISOR_TIMEOUT_S, lambda: not self._stopped or self._exit_code is not None)
+        return not self._stopped or self._exit_code is not None
 
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit code (negative: the signal that ended it), or None when it still runs after `timeout_s`."""
@@ -119,7 +143,10 @@ class SupervisedChild:
         kind, _, rest = report.partition(" ")
         if kind == "started":
             self.pid = int(rest)
+        elif kind in {"stopped", "continued"}:
+            self._stopped = kind == "stopped"
         elif kind == "ended":
             self._exit_code = int(rest)
+            self._stopped = False
         else:
             raise DevBrokerError(f"a child process could not be started: {rest}; check that the file can be executed")
