@@ -1,0 +1,223 @@
+"""The judge of histories finds each kind of fault, and lets legal histories pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from histories import Call, Commit, Report, examine
+
+
+def one_after_the_other(*offsets: int, instance: str = "a", key: str = "k", begin: float = 0.0) -> list[Call]:
+    """Calls of one key that take a second each."""
+    return [Call(instance, key, 0, offset, begin + place, begin + place + 1.0) for place, offset in enumerate(offsets)]
+
+
+def judged(
+    calls: list[Call], *commits: Commit, keys: str = "kkkkkk", doubtful_from: Mapping[str, float] | None = None
+) -> Report:
+    """Judge calls of one partition whose messages have these keys, from offset 1."""
+    produced = {(0, offset): key for offset, key in enumerate(keys, 1)}
+    return examine(produced, calls, commits, doubtful_from=doubtful_from)
+
+
+def out_of_order(report: Report) -> bool:
+    """Tell whether that, and nothing else, is wrong."""
+    others = (report.unknown, report.overlaps, report.early_commits, report.regressions)
+    assert not any(others), report.faults
+    return bool(report.out_of_order)
+
+
+def test_a_history_without_a_fault_has_none() -> None:
+    report = judged(one_after_the_other(1, 2, 3, 4, 5, 6), Commit(0, 4, 3.0), Commit(0, 7, 6.0))
+
+    assert report == Report()
+    assert report.faults == []
+
+
+def test_a_message_without_a_call_is_lost() -> None:
+    report = judged(one_after_the_other(1, 2, 3, 4, 5))
+
+    assert report.lost == ((0, 6),)
+    assert report.faults == ["1 lost: (0, 6)"]
+
+
+def test_a_message_whose_only_call_was_cut_off_is_lost() -> None:
+    report = judged([*one_after_the_other(1), Call("a", "k", 0, 2, 1.0, None)], keys="kk")
+
+    assert report.lost == ((0, 2),)
+
+
+def test_a_message_that_nobody_produced_is_named() -> None:
+    report = judged(one_after_the_other(1, 2), keys="k")
+
+    assert len(report.unknown) == 1
+    assert not report.lost
+
+
+def test_repeated_messages_are_counted() -> None:
+    report = judged(one_after_the_other(1, 2, 1, 2, 3, 3), keys="kkk")
+
+    assert report.repeated == {(0, 1): 1, (0, 2): 1, (0, 3): 1}
+    assert report.repeats == 3
+    assert report.faults == []
+
+
+@pytest.mark.parametrize("offsets", [(1, 2, 1, 2, 3), (1, 2, 2, 3), (1, 1, 1, 2, 3), (1, 2, 3, 2, 3), (1, 2, 3)])
+def test_a_redelivery_may_restart_from_a_former_place(offsets: tuple[int, ...]) -> None:
+    assert not out_of_order(judged(one_after_the_other(*offsets), keys="kkk"))
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        (1, 3, 2),
+        (2, 1, 3),
+        (1, 2, 3, 4, 5, 4, 3, 4, 5),  # the committed place cannot fall, so neither can a restart
+        (1, 2, 3, 4, 5, 3, 5, 4, 5),  # a redelivery must leave nothing out
+        (1, 2, 3, 1, 3, 4, 5),
+    ],
+)
+def test_what_neither_follows_nor_restarts_is_out_of_order(offsets: tuple[int, ...]) -> None:
+    assert out_of_order(judged(one_after_the_other(*offsets), keys="k" * max(offsets)))
+
+
+def test_a_lost_message_in_the_middle_is_out_of_order_too() -> None:
+    report = judged(one_after_the_other(1, 3), keys="kkk")
+
+    assert report.lost == ((0, 2),)
+    assert out_of_order(report)
+
+
+def test_keys_do_not_wait_for_each_other() -> None:
+    calls = [
+        Call("a", "x", 0, 1, 0.0, 9.0),
+        *one_after_the_other(2, 4, key="y"),
+        *one_after_the_other(3, key="z", begin=0.5),
+    ]
+
+    assert judged(calls, keys="xyzy") == Report()
+
+
+def test_the_same_key_in_two_partitions_has_two_orders() -> None:
+    calls = [Call("a", "k", 1, 7, 0.0, 1.0), Call("a", "k", 0, 3, 2.0, 3.0)]
+
+    assert examine({(0, 3): "k", (1, 7): "k"}, calls) == Report()
+
+
+def test_two_calls_of_a_key_at_once_in_one_process_overlap() -> None:
+    calls = [Call("a", "k", 0, 1, 0.0, 5.0), Call("a", "k", 0, 1, 1.0, 2.0), Call("a", "k", 0, 2, 5.0, 6.0)]
+
+    report = judged(calls, keys="kk", doubtful_from={"a": 0.0})
+
+    assert len(report.overlaps) == 1
+
+
+def test_a_long_call_overlaps_with_all_that_begin_meanwhile() -> None:
+    calls = [Call("a", "k", 0, 1, 0.0, 9.0), *one_after_the_other(1, 1, begin=1.0)]
+
+    assert len(judged(calls, keys="k").overlaps) == 2
+
+
+def test_a_call_that_was_cut_off_overlaps_with_later_ones_of_its_process_only() -> None:
+    cut_off = Call("a", "k", 0, 1, 0.0, None)
+
+    assert len(judged([cut_off, *one_after_the_other(1, begin=1.0)], keys="k").overlaps) == 1
+    assert judged([cut_off, *one_after_the_other(1, begin=1.0, instance="b")], keys="k").faults == []
+
+
+def test_two_processes_at_one_key_overlap_while_ownership_is_clear() -> None:
+    calls = [Call("a", "k", 0, 1, 0.0, 5.0), Call("b", "k", 0, 1, 1.0, 2.0)]
+
+    assert len(judged(calls, keys="k").overlaps) == 1
+    assert judged(calls, keys="k", doubtful_from={"a": 0.5}).faults == []
+
+
+def test_doubt_covers_only_calls_that_had_not_ended_by_then() -> None:
+    calls = [Call("a", "k", 0, 1, 0.0, 5.0), Call("b", "k", 0, 1, 1.0, 2.0)]
+
+    assert len(judged(calls, keys="k", doubtful_from={"a": 6.0}).overlaps) == 1
+
+
+def test_processes_that_follow_each_other_make_one_sequence() -> None:
+    former = one_after_the_other(1, 2, 3)
+
+    assert not out_of_order(judged(former + one_after_the_other(2, 3, 4, instance="b", begin=5), keys="kkkk"))
+    assert out_of_order(judged(former + one_after_the_other(5, 4, instance="b", begin=5), keys="kkkkk"))
+
+
+def test_a_process_in_doubt_may_leave_out_what_others_did_meanwhile() -> None:
+    calls = [
+        *one_after_the_other(1, 2),
+        *one_after_the_other(2, 3, 4, instance="b", begin=5),
+        *one_after_the_other(5, begin=9),
+    ]
+
+    assert not out_of_order(judged(calls, keys="kkkkk", doubtful_from={"a": 1.5}))
+
+
+def test_a_process_in_doubt_may_not_leave_out_what_only_itself_had_done() -> None:
+    calls = one_after_the_other(1, 2, 3, 1, 3)
+
+    assert out_of_order(judged(calls, keys="kkk", doubtful_from={"a": 0.0}))
+
+
+def test_a_process_in_doubt_may_not_run_ahead_of_everybody() -> None:
+    calls = [*one_after_the_other(1, 2, 4), *one_after_the_other(2, 3, 4, instance="b", begin=2.5)]
+
+    assert out_of_order(judged(calls, keys="kkkk", doubtful_from={"a": 0.5}))
+
+
+def test_where_commits_are_known_a_restart_may_fall_as_long_as_it_stays_above_them() -> None:
+    calls = one_after_the_other(1, 2, 3, 4, 3, 2, 3, 4)
+
+    assert not out_of_order(judged(calls, Commit(0, 2, 1.5), keys="kkkk"))
+    assert out_of_order(judged(calls, Commit(0, 3, 2.5), keys="kkkk"))
+
+
+def test_a_commit_of_what_was_not_done_is_early() -> None:
+    calls = one_after_the_other(1, 2, 3)
+
+    assert judged(calls, Commit(0, 3, 2.0), keys="kkk").early_commits == ()
+    assert len(judged(calls, Commit(0, 3, 1.5), keys="kkk").early_commits) == 1
+    assert len(judged(calls[:2], Commit(0, 4, 9.0), keys="kkk").early_commits) == 1
+
+
+def test_a_commit_that_tells_of_more_above_its_offset_is_judged_by_that_too() -> None:
+    calls = [Call("a", "x", 0, 1, 0.0, 9.0), *one_after_the_other(2, 3, key="y")]
+
+    assert judged(calls, Commit(0, 1, 1.5, (range(2, 3),)), keys="xyy").early_commits == ()
+    assert len(judged(calls, Commit(0, 1, 1.5, (range(2, 4),)), keys="xyy").early_commits) == 1
+
+
+def test_markers_and_aborted_messages_below_a_commit_are_nobodys() -> None:
+    assert examine({(0, 5): "k"}, one_after_the_other(5), [Commit(0, 5, 0.0), Commit(0, 8, 2.0)]) == Report()
+
+
+def test_a_commit_below_a_former_one_is_a_regression() -> None:
+    calls = one_after_the_other(1, 2, 3)
+
+    report = judged(calls, Commit(0, 3, 3.0), Commit(0, 2, 4.0), Commit(0, 4, 5.0), keys="kkk")
+
+    assert len(report.regressions) == 1
+    assert judged(calls, Commit(0, 3, 3.0), Commit(0, 3, 4.0), keys="kkk").faults == []
+
+
+def test_partitions_commit_apart() -> None:
+    calls = [Call("a", "k", partition, 1, 0.0, 1.0) for partition in (0, 1)]
+
+    assert examine({(0, 1): "k", (1, 1): "k"}, calls, [Commit(0, 2, 3.0), Commit(1, 1, 4.0)]) == Report()
+
+
+def test_every_kind_of_fault_is_told() -> None:
+    calls = [
+        *one_after_the_other(1, 3),
+        Call("a", "k", 0, 3, 1.5, 1.7),
+        Call("a", "k", 0, 9, 8.0, 9.0),
+    ]
+
+    faults = judged(calls, Commit(0, 4, 2.0), Commit(0, 2, 3.0), keys="kkk").faults
+
+    kinds = ["lost", "never produced", "out of order", "overlapping", "committed early", "committed backwards"]
+    assert [kind for kind in kinds if any(f" {kind}: " in fault for fault in faults)] == kinds
