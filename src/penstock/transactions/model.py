@@ -85,7 +85,8 @@ class CoordinatorStatistics:
     """Counts of one `Coordinator` since its start, and what it holds now.
 
     Attributes:
-        partitions: half partitions this coordinator owns.
+        partitions: half partitions this coordinator owns and has taken over wholly: all that was in their logs then
+            is read, so that `pending` tells of it.
         pending: halves not yet settled.
         oldest_pending_age: seconds since the birth of the oldest of them; 0 when there is none.
         held: committed transactions that cannot be published now, because their topic is missing or refuses them.

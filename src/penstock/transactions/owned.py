@@ -47,7 +47,7 @@ class Counts:
         """Return a snapshot together with what is pending now."""
         births = [birth for p in partitions if (birth := p.oldest_birth()) is not None]
         return CoordinatorStatistics(
-            partitions=len(partitions),
+            partitions=sum(p.taken_over for p in partitions),
             pending=sum(len(p.settlement.pending) for p in partitions),
             oldest_pending_age=max(0.0, time.time() - min(births)) if births else 0.0,
             held=sum(p.held for p in partitions),
@@ -119,9 +119,12 @@ class OwnedPartition:
         self.done_end = inheritance.done_end
         #: Positions as last committed.
         self.checkpoints = (inheritance.half_position, inheritance.op_position)
+        #: Whether all that its predecessors left was read: before, what is pending is not known.
+        self.taken_over = False
         self._counts = counts
         self._log = log
         self._may_publish_to = may_publish_to
+        self._ends_found = (inheritance.half_end, inheritance.op_end)
         # Ends of the done log, each with a half offset above all halves that the records below speak of.
         highest = max((note.half_offset for note in inheritance.notes), default=-1)
         self._marks = deque([(inheritance.done_end, highest + 1)])
@@ -183,6 +186,11 @@ class OwnedPartition:
         if op.half_partition != self.number:
             raise MessageFormatError(f"an op record for half partition {op.half_partition} that is not its own")
         return op
+
+    def note_progress(self) -> None:
+        """Look whether all that was there at the beginning was read. Called between records, never within one."""
+        half_end, op_end = self._ends_found
+        self.taken_over = self.settlement.half_position >= half_end and self.settlement.op_position >= op_end
 
     def sweep(self, half_end: int) -> None:
         """Refuse decisions whose half cannot come any more."""

@@ -120,6 +120,8 @@ class Settling:
                 partition.feed_half(message, now, wall)
             else:
                 partition.feed_op(message)
+        for partition in self._owned.values():
+            partition.note_progress()
 
     def _ask(self, partition: OwnedPartition, now: float) -> None:
         due = partition.schedule.next_due()

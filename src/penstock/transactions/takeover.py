@@ -38,12 +38,16 @@ class Inheritance:
     Attributes:
         half_position: where to read the half log from.
         op_position: where to read the op log from.
+        half_end: the end of the half log when it was taken over.
+        op_end: the end of the op log then.
         notes: what the done log says.
         done_end: the end of the done log when it was read.
     """
 
     half_position: int
     op_position: int
+    half_end: int
+    op_end: int
     notes: list[Note]
     done_end: int
 
@@ -83,25 +87,28 @@ class LogReader:
             StoppedError: the coordinator stops.
         """
         wanted = list(partitions)
-        positions = self._committed(wanted)
-        ends, notes = self.done(wanted, {})
-        return {
-            p: Inheritance(positions[self._topics.half, p], positions[self._topics.op, p], notes[p], ends[p])
-            for p in wanted
-        }
+        bounds = self._committed(wanted)
+        done_ends, notes = self.done(wanted, {})
+        inheritances = {}
+        for p in wanted:
+            half_position, half_end = bounds[self._topics.half, p]
+            op_position, op_end = bounds[self._topics.op, p]
+            inheritances[p] = Inheritance(half_position, op_position, half_end, op_end, notes[p], done_ends[p])
+        return inheritances
 
-    def _committed(self, partitions: list[int]) -> dict[tuple[str, int], int]:
+    def _committed(self, partitions: list[int]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return where to read each half and op log from, and where it ends."""
         places = [TopicPartition(topic, p) for p in partitions for topic in (self._topics.half, self._topics.op)]
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
-            found: dict[tuple[str, int], int] = {}
+            found: dict[tuple[str, int], tuple[int, int]] = {}
             while len(found) < len(places):
                 self._check_stopping()
                 open_places = [place for place in places if (place.topic, place.partition) not in found]
                 for place in self._ask_committed(consumer, open_places):
                     if place.error is None:
-                        low, _ = consumer.get_watermark_offsets(place, _ANSWER_S)
-                        found[place.topic, place.partition] = self._start(place, low)
+                        low, end = consumer.get_watermark_offsets(place, _ANSWER_S)
+                        found[place.topic, place.partition] = self._start(place, low), end
             return found
         finally:
             consumer.close()

@@ -1,0 +1,80 @@
+"""A half partition in a coordinator's hands, without Kafka."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.ids import new_id
+from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.takeover import Inheritance
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A record as the client hands it over."""
+
+    place: int
+    content: bytes | None
+    named: list[tuple[str, bytes | None]] = field(default_factory=list)
+
+    def offset(self) -> int:
+        return self.place
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self.named
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, int(time.time() * 1000)
+
+
+def taken_over(counts: Counts, inheritance: Inheritance) -> OwnedPartition:
+    return OwnedPartition(
+        0,
+        inheritance,
+        policy=CheckPolicy(6, 30, 15),
+        counts=counts,
+        log=RationedLog(),
+        may_publish_to=lambda _: True,
+    )
+
+
+def test_a_partition_counts_as_taken_over_only_when_all_that_was_in_its_logs_is_read() -> None:
+    counts = Counts()
+    owned = taken_over(counts, Inheritance(5, 3, half_end=7, op_end=4, notes=[], done_end=0))
+    half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+    other = half._replace(transaction_id=new_id())
+    op = Op(half.transaction_id, Verdict.UNKNOWN, Author.CHECK, "orders", 0, (5,), 1)
+    seen = []
+
+    def look() -> None:
+        owned.note_progress()
+        now = counts.statistics([owned])
+        seen.append((now.partitions, now.pending))
+
+    look()
+    owned.feed_half(Fetched(5, b"v", encode_half(half)), 0.0, time.time())  # type: ignore[arg-type] # what is used of it
+    look()
+    owned.feed_op(Fetched(3, encode_op(op)))  # type: ignore[arg-type] # what is used of it
+    look()
+    owned.feed_half(Fetched(6, b"v", encode_half(other)), 0.0, time.time())  # type: ignore[arg-type] # what is used of it
+    look()
+
+    assert seen == [(0, 0), (0, 1), (0, 1), (1, 2)]
+
+
+def test_a_partition_whose_logs_are_empty_is_taken_over_at_once() -> None:
+    counts = Counts()
+    owned = taken_over(counts, Inheritance(5, 3, half_end=5, op_end=3, notes=[], done_end=0))
+
+    owned.note_progress()
+
+    assert counts.statistics([owned]).partitions == 1
