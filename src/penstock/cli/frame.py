@@ -15,6 +15,7 @@ import typer
 from penstock.cli.broker import broker
 from penstock.cli.coordinator import coordinator
 from penstock.cli.demo import demo
+from penstock.cli.dlq import dlq
 from penstock.cli.doctor import doctor
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
@@ -47,6 +48,7 @@ def frame() -> typer.Typer:
     app.callback()(_options)
     for command, example in _COMMANDS:
         app.command(epilog=f"Example: {example}")(command)
+    app.add_typer(dlq())
     return app
 
 

@@ -1,0 +1,83 @@
+"""How a dead letter is printed.
+
+Its text comes from anywhere: what a terminal might obey is escaped. Key and value are printed only where they are
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from penstock.cli.dead_letter_log import DeadLetter
+from penstock.consumer.dead_letter_headers import strip
+
+#: Stands for what the headers do not tell.
+UNKNOWN = "?"
+
+
+def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
+    """Return what there is to tell of a dead letter, line by line; its key and value only with `payload`."""
+    origin = letter.origin
+    yield f"{letter.topic} {letter.partition}:{letter.offset}  {time_text(letter.timestamp_ms)}"
+    if origin is None:
+        yield "  from       its headers tell nothing"
+    else:
+        partition = UNKNOWN if origin.partition is None else origin.partition
+        offset = UNKNOWN if origin.offset is None else origin.offset
+        yield f"  from       {origin.topic or UNKNOWN} {partition}:{offset}"
+        yield f"  group      {printable(origin.group or UNKNOWN)}"
+        yield f"  tries      {UNKNOWN if origin.attempts is None else origin.attempts}"
+        yield f"  exception  {printable(origin.exception or UNKNOWN)}"
+        yield from _block("message", origin.message or "")
+    yield from _own_headers(letter)
+    if origin is not None and origin.stack is not None:
+        yield "  stack"
+        yield from (f"    {printable(line)}" for line in origin.stack.splitlines())
+    if payload:
+        yield f"  key        {_content(letter.key)}"
+        yield f"  value      {_content(letter.value)}"
+
+
+def _block(name: str, text: str) -> Iterator[str]:
+    """Print a text of several lines below its name's first."""
+    for number, line in enumerate(text.splitlines()):
+        yield f"  {'' if number else name:<11}{printable(line)}"
+
+
+def _own_headers(letter: DeadLetter) -> Iterator[str]:
+    own = strip(letter.headers)
+    if own:
+        yield "  headers"
+    for name, value in own:
+        yield f"    {printable(name)}  {_content(value)}"
+
+
+def _content(value: str | bytes | None) -> str:
+    """Return bytes as text where they are text, else as hexadecimal digits."""
+    if value is None:
+        return "(null)"
+    if isinstance(value, str):
+        return printable(value)
+    try:
+        return printable(value.decode())
+    except UnicodeDecodeError:
+        return f"0x{value.hex()}"
+
+
+def printable(text: str) -> str:
+    """Return the text with what a terminal might obey escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def time_text(milliseconds: int) -> str:
+    """Return a time of the epoch in UTC, to the second; "?" for what is none."""
+    if milliseconds < 0:
+        return UNKNOWN
+    try:
+        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):  # a producer may claim any time
+        return UNKNOWN
+
+
+__all__ = ["UNKNOWN", "lines", "printable", "time_text"]

@@ -1,0 +1,55 @@
+"""Dead letters as the engine writes them, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from confluent_kafka import Producer
+
+from penstock.consumer.dead_letter_headers import DeadLetterFormat, DeadLetterOrigin, HeaderList, write
+from penstock.message import FixedRecord
+
+
+def origin_headers(
+    topic: str,
+    *,
+    partition: int = 0,
+    offset: int = 0,
+    exception: str = "builtins.ValueError",
+    own: Sequence[tuple[str, bytes | None]] = (),
+    letter_format: DeadLetterFormat = DeadLetterFormat.KAFKA,
+) -> HeaderList:
+    """Return the headers of a record that died."""
+    record = FixedRecord(topic, partition, offset, None, None, tuple(own), 1_700_000_000_000)
+    origin = DeadLetterOrigin(
+        topic, partition, offset, "billing", 5, exception, "it \x1b[31mbroke", "Traceback:\n  at \x1b[2J once"
+    )
+    return write(letter_format, record, origin)
+
+
+def put(
+    bootstrap: str,
+    topic: str,
+    *,
+    key: bytes | None = b"k",
+    value: bytes | None = b"v",
+    headers: HeaderList | None = None,
+    partition: int = 0,
+    count: int = 1,
+) -> None:
+    """Write dead letters; `%d` in the value becomes their number."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    failures: list[object] = []
+    for number in range(count):
+        body = value % number if value is not None and b"%d" in value else value
+        producer.produce(
+            topic,
+            body,
+            key=key,
+            headers=headers or [],
+            partition=partition,
+            on_delivery=lambda error, _: error and failures.append(error),
+        )
+        producer.poll(0)
+    assert producer.flush(20) == 0
+    assert not failures
