@@ -6,12 +6,19 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+import hypothesis
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
+from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from waiting import wait_until
+
+# A machine that has other things to do is no failure of what is tested.
+hypothesis.settings.register_profile(
+    "penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +51,27 @@ def new_topic(
         name = f"{test}-{next(topic_numbers)}"
         ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
         # Creation is acknowledged by the controller; a client may ask before the broker has heard of it.
-        wait_until(lambda: name in partition_counts(admin, broker.bootstrap_servers))
+        wait_until(lambda: has_leaders(admin, name, partitions))
         return name
 
     return create
+
+
+def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Tell whether the brokers know all partitions of a topic, and who leads them."""
+    found = admin.list_topics(timeout=30).topics.get(topic)
+    return found is not None and sum(one.leader >= 0 for one in found.partitions.values()) == partitions
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Questions for metadata give up after a second, whatever time they are given; the times given are returned."""
+    asked: list[float] = []
+    ask = AdminClient.list_topics
+
+    def ask_briefly(self: AdminClient, *, timeout: float) -> ClusterMetadata:
+        asked.append(timeout)
+        return ask(self, timeout=min(timeout, 1.0))
+
+    monkeypatch.setattr(AdminClient, "list_topics", ask_briefly)
+    return asked

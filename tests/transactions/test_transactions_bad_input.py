@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,9 @@ from penstock.errors import (
     TopicNotFoundError,
     TransactionError,
 )
-from penstock.kafka import TopicSpec, ensure_topics
-from penstock.transactions import Coordinator, TransactionalProducer, TransactionState
+from penstock.kafka import TopicSpec, ensure_topics, partition_counts
+from penstock.transactions import Coordinator, HalfMessage, TransactionalProducer, TransactionState
+from waiting import wait_until
 
 NOBODY = "127.0.0.1:9"
 
@@ -33,13 +33,13 @@ NOBODY = "127.0.0.1:9"
     ],
     ids=["producer", "first send", "coordinator"],
 )
-def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[], object]) -> None:
-    begin = time.monotonic()
-
-    with pytest.raises(BrokerConnectionError, match=NOBODY):
+def test_an_unreachable_broker_is_told_by_its_address_in_time(
+    start: Callable[[], object], impatient: list[float]
+) -> None:
+    with pytest.raises(BrokerConnectionError, match=f"{NOBODY} within 15 s"):
         start()
 
-    assert time.monotonic() - begin < 20
+    assert impatient == [15]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,8 @@ def test_a_committed_message_whose_topic_was_deleted_waits_and_delays_nobody(
 ) -> None:
     doomed, producer = new_topic(), bench.producer()
     producer.send(doomed, value=b"waits")
-    bench.admin.delete_topics([doomed])[doomed].result(10)
+    bench.admin.delete_topics([doomed])[doomed].result(30)
+    wait_until(lambda: doomed not in partition_counts(bench.admin, bench.servers))
     coordinator = bench.coordinator()
 
     producer.send(bench.topic, value=b"goes on")
@@ -177,7 +178,8 @@ def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transact
     with DevBroker() as broker:
         bench = Bench(broker.bootstrap_servers, "orders", 1)
         ensure_topics(bench.admin, bench.servers, [TopicSpec("orders", 1)])
-        producer = bench.producer(send_timeout=2.0)
+        # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
+        producer = bench.producer(send_timeout=5.0)
         producer.send("orders", value=b"first")
 
         broker.suspend()
@@ -206,13 +208,23 @@ def test_a_wrong_answer_of_execute_leaves_the_message_to_a_check(bench: Bench) -
 
 
 def test_a_wrong_answer_of_a_check_counts_as_unknown(bench: Bench) -> None:
-    answers = iter(["commit", TransactionState.COMMIT])
-    coordinator, producer = bench.coordinator(), bench.producer(check=lambda _: next(answers))  # type: ignore[arg-type, return-value] # that is the point
+    wrong: list[HalfMessage] = []
+
+    def check(half: HalfMessage) -> TransactionState:
+        if half.check_count > 0:
+            return TransactionState.COMMIT
+        wrong.append(half)
+        return "commit"  # type: ignore[return-value] # that is the point
+
+    coordinator, producer = bench.coordinator(), bench.producer(check=check)
 
     producer.send(bench.topic, value=b"v", execute=lambda _: TransactionState.UNKNOWN)
-    bench.settled(coordinator, committed=1, answered_checks=1)
+    statistics = bench.settled(coordinator, committed=1)
 
-    assert producer.statistics().failed_checks == 1
+    assert statistics.answered_checks == 1
+    assert wrong
+    # One that is slow to be answered is asked again.
+    wait_until(lambda: producer.statistics().failed_checks == len(wrong))
 
 
 def test_a_transaction_is_entered_once_and_a_stopped_producer_says_so(bench: Bench) -> None:
@@ -231,6 +243,7 @@ def test_a_transaction_is_entered_once_and_a_stopped_producer_says_so(bench: Ben
 def test_stores_whose_logs_differ_in_partitions_are_refused(bench: Bench, new_topic: Callable[..., str]) -> None:
     prefix = new_topic()
     ensure_topics(bench.admin, bench.servers, [TopicSpec(f"{prefix}.op", 3)])
+    wait_until(lambda: f"{prefix}.op" in partition_counts(bench.admin, bench.servers))
 
     with pytest.raises(ConfigurationError, match="same number of partitions"):
         TransactionalProducer("orders", bootstrap_servers=bench.servers, prefix=prefix, partitions=2).start()

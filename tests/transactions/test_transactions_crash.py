@@ -31,12 +31,15 @@ def test_a_coordinator_killed_around_the_end_of_its_kafka_transaction_loses_and_
 
     # The fault happened: messages were written, and their transaction is open, or was committed unknown to the dead.
     written = bench.ends(bench.topic, "read_uncommitted")
-    open_transaction = bench.ends(bench.topic, "read_committed") < written
     assert written > 0
-    assert open_transaction is (where == "before commit")
+    if where == "before commit":
+        assert bench.ends(bench.topic, "read_committed") < written
+    else:
+        # The markers come after the answer: that they come shows that there was a commit.
+        wait_until(lambda: bench.ends(bench.topic, "read_committed") == written)
     coordinator = bench.coordinator()
-    bench.settled(coordinator, timeout=60)
-    wait_until(lambda: len(bench.visible()) >= 20, 30)
+    # Not before the dead one's transaction has timed out.
+    bench.settled(coordinator, timeout=90)
     assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
 
 
@@ -83,7 +86,8 @@ def test_the_count_of_answered_checks_survives_the_coordinator(bench: Bench) -> 
     bench.settled(second, discarded=1)
 
     assert first.statistics().answered_checks + second.statistics().answered_checks == 4
-    assert asked == [0, 1, 2, 3]
+    # A check that is slow to be answered is asked again under its number; it counts once.
+    assert set(asked) == {0, 1, 2, 3}
 
 
 @pytest.fixture
@@ -110,7 +114,7 @@ def test_an_end_in_doubt_is_settled_from_the_done_log(bench: Bench, doubtful_end
     for number in range(12):
         # One by one, so that there are many Kafka transactions to end.
         producer.send(bench.topic, key=b"%d" % (number % 5), value=b"%d" % number)
-        statistics = bench.settled(coordinator, timeout=60, committed=number + 1)
+        statistics = bench.settled(coordinator, committed=number + 1)
 
     assert {"committed", "lost"} <= set(doubtful_ends)
     assert statistics.recoveries >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -73,7 +74,8 @@ def test_unknown_is_committed_by_the_check(bench: Bench) -> None:
     bench.settled(coordinator, committed=1)
 
     assert result.state is TransactionState.UNKNOWN
-    assert asked == [HalfMessage(bench.topic, b"k", b"v", (("h", b"1"),), result.transaction_id, 0)]
+    # A check that is slow to be answered is asked again under its number.
+    assert set(asked) == {HalfMessage(bench.topic, b"k", b"v", (("h", b"1"),), result.transaction_id, 0)}
     assert bench.visible() == [(b"k", b"v")]
 
 
@@ -101,7 +103,8 @@ def test_always_undecided_is_discarded_after_exactly_the_limit_of_answered_check
     result = producer.send(bench.topic, key=b"k", value=b"v", execute=unknown)
     statistics = bench.settled(coordinator, discarded=1)
 
-    assert counts == [0, 1, 2]
+    # A check that is slow to be answered is asked again under its number; it counts once.
+    assert set(counts) == {0, 1, 2}
     assert (statistics.answered_checks, statistics.committed) == (3, 0)
     assert bench.visible() == []
     (discarded,) = bench.messages(bench.topics.discarded)
@@ -124,18 +127,24 @@ def test_a_message_without_a_local_transaction_commits_at_once(bench: Bench) -> 
 
 def test_no_check_comes_before_the_immunity_ends_and_none_is_spent_on_it(bench: Bench) -> None:
     immunity = TIMEOUT_S + 3 * INTERVAL_S
-    asked = threading.Event()
-    coordinator = bench.coordinator(check_max=1)
-    producer = bench.producer(check=lambda _: asked.set() or TransactionState.UNKNOWN)  # type: ignore[func-returns-value] # set() is false
+    asked: list[tuple[bytes | None, int, float]] = []
 
+    def check(half: HalfMessage) -> TransactionState:
+        asked.append((half.value, half.check_count, time.time()))
+        return TransactionState.UNKNOWN
+
+    coordinator, producer = bench.coordinator(check_max=1), bench.producer(check=check)
+
+    sent = time.time()
     producer.send(bench.topic, value=b"immune", check_immunity=immunity, execute=unknown)
     producer.send(bench.topic, value=b"plain", execute=unknown)
-    first = bench.counted(coordinator, answered_checks=1, discarded=1)
+    statistics = bench.settled(coordinator, discarded=2)
 
-    assert first.pending == 1
-    assert (first.checks, first.answered_checks) == (1, 1)
-    last = bench.settled(coordinator, discarded=2)
-    assert (last.checks, last.answered_checks) == (2, 2)
+    # The broker's clock, which gives the birth, is this machine's, in whole milliseconds.
+    assert min(at for value, _, at in asked if value == b"immune") >= sent + immunity - 0.01
+    assert min(at for value, _, at in asked if value == b"plain") >= sent + TIMEOUT_S - 0.01
+    assert {(value, count) for value, count, _ in asked} == {(b"immune", 0), (b"plain", 0)}
+    assert statistics.answered_checks == 2
 
 
 def test_a_check_that_reaches_nobody_counts_for_nothing_and_raises_the_alarm(bench: Bench) -> None:
@@ -172,8 +181,13 @@ def test_a_check_that_hangs_costs_one_worker_and_delays_nobody_else(bench: Bench
 
 
 def test_many_threads_share_one_producer_and_every_message_is_visible_once(bench: Bench) -> None:
-    coordinator, producer = bench.coordinator(), bench.producer(check=lambda _: TransactionState.COMMIT)
     outcomes = [TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.COMMIT, TransactionState.UNKNOWN]
+
+    def check(half: HalfMessage) -> TransactionState:
+        # A decision that takes its time may be overtaken by a check, which then has to say the same.
+        return TransactionState.ROLLBACK if int(half.value or b"") % 4 == 1 else TransactionState.COMMIT
+
+    coordinator, producer = bench.coordinator(), bench.producer(check=check)
 
     def send(number: int) -> None:
         state = outcomes[number % 4]
@@ -200,19 +214,20 @@ def test_messages_of_one_key_are_visible_in_the_order_of_their_decisions(bench: 
 
 def test_two_coordinators_share_the_partitions_and_one_takes_over_what_the_other_leaves(bench: Bench) -> None:
     first, producer = bench.coordinator(), bench.producer(check=lambda _: TransactionState.COMMIT)
-    wait_until(lambda: first.statistics().partitions == 2)
+    bench.counted(first, partitions=2)
     second = bench.coordinator()
-    wait_until(lambda: first.statistics().partitions == second.statistics().partitions == 1)
+    wait_until(lambda: first.statistics().partitions == second.statistics().partitions == 1, 60)
 
     for number in range(50):
         producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)
-    wait_until(lambda: first.statistics().committed + second.statistics().committed == 50)
+    wait_until(lambda: first.statistics().committed + second.statistics().committed == 50, 60)
+    shares = first.statistics().committed, second.statistics().committed
     producer.send(bench.topic, key=b"a", value=b"late", execute=unknown)
     producer.send(bench.topic, key=b"b", value=b"late", execute=unknown)
     first.stop()
-    wait_until(lambda: second.statistics().partitions == 2)
-    wait_until(lambda: second.statistics().pending == 0)
+    bench.settled(second)
 
-    assert second.statistics().committed > 0
+    assert min(shares) > 0
+    assert first.statistics().committed + second.statistics().committed == 52
     seen = Counter(value for _, value in bench.visible())
     assert seen == Counter({b"late": 2, **{b"%d" % number: 1 for number in range(50)}})

@@ -13,8 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kafka_tools import read_all
-from penstock.errors import StoppedError
+from kafka_tools import ANSWER_S, read_all
 from penstock.kafka import admin_client
 from penstock.transactions import (
     Coordinator,
@@ -41,7 +40,7 @@ class Bench:
         self.topic = topic
         self.admin = admin_client(bootstrap_servers, {})
         self.topics: StoreTopics = open_topics(self.admin, bootstrap_servers, f"store.{topic}", partitions)
-        self._open: list[Callable[[], object]] = []
+        self._open = contextlib.ExitStack()
 
     def producer(
         self, group: str = "orders", check: Callable[[HalfMessage], TransactionState] | None = None, **more: Any
@@ -49,17 +48,20 @@ class Bench:
         made = TransactionalProducer(
             group, bootstrap_servers=self.servers, prefix=self.topics.prefix, check=check, **more
         ).start()
-        self._open.append(made.stop)
+        self._open.callback(made.stop)
         return made
 
     def coordinator(self, **more: Any) -> Coordinator:
         times = {"transaction_timeout": TIMEOUT_S, "check_interval": INTERVAL_S}
         made = Coordinator(bootstrap_servers=self.servers, prefix=self.topics.prefix, **{**times, **more}).start()
-        self._open.append(made.stop)
+        self._open.callback(made.stop)
         return made
 
-    def settled(self, coordinator: Coordinator, timeout: float = 30.0, **counts: int) -> CoordinatorStatistics:
-        """Wait until the coordinator holds nothing and its counts are at least those given; return them."""
+    def settled(self, coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
+        """Wait until the coordinator owns all, holds nothing, and its counts are at least those given; return them.
+
+        Where none are given, only what was stored before the coordinator started is sure to be settled.
+        """
 
         def reached() -> CoordinatorStatistics | None:
             now = coordinator.statistics()
@@ -68,7 +70,7 @@ class Bench:
 
         return wait_until(reached, timeout)
 
-    def counted(self, coordinator: Coordinator, timeout: float = 30.0, **counts: int) -> CoordinatorStatistics:
+    def counted(self, coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
         """Wait until the coordinator's counts are at least those given; return them."""
 
         def reached() -> CoordinatorStatistics | None:
@@ -78,29 +80,28 @@ class Bench:
         return wait_until(reached, timeout)
 
     def visible(self, topic: str | None = None) -> list[Seen]:
-        """Return keys and values of all that a read_committed reader can see in a topic now."""
+        """Return keys and values of all that a read_committed reader sees in a topic, once no transaction is open."""
         return [(m.key(), m.value()) for m in self.messages(topic)]
 
     def messages(self, topic: str | None = None, isolation: str = "read_committed") -> list[Any]:
-        """Return all records of a topic that a reader can see now."""
+        """Return all records that a reader sees in a topic; one of committed records waits for open transactions."""
         return read_all(self.servers, topic or self.topic, committed_only=isolation == "read_committed")
 
     def write(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> None:
         """Write a record by hand, past penstock."""
         producer = Producer({"bootstrap.servers": self.servers})
         producer.produce(topic, value, key, partition, headers=headers or [])
-        assert producer.flush(10) == 0
+        assert producer.flush(30) == 0
 
     def ends(self, topic: str, isolation: str) -> int:
         """Return the sum of the ends of a topic's partitions, as a reader of that isolation sees them."""
         with closing_consumer(self.servers, isolation) as consumer:
-            numbers = consumer.list_topics(topic, 10).topics[topic].partitions
-            return sum(consumer.get_watermark_offsets(TopicPartition(topic, p), 10)[1] for p in numbers)
+            numbers = consumer.list_topics(topic, ANSWER_S).topics[topic].partitions
+            return sum(consumer.get_watermark_offsets(TopicPartition(topic, p), ANSWER_S)[1] for p in numbers)
 
     def close(self) -> None:
-        for stop in reversed(self._open):
-            with contextlib.suppress(StoppedError):
-                stop()
+        """Stop all; a coordinator that had died by itself fails the test here."""
+        self._open.close()
 
 
 @contextlib.contextmanager
@@ -130,7 +131,7 @@ def child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(30)
         assert process.stdout is not None
         process.stdout.close()
 
@@ -138,7 +139,7 @@ def child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def kill(process: subprocess.Popen[str]) -> None:
     """End a process as a power cut would."""
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(30) == -signal.SIGKILL
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
