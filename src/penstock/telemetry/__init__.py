@@ -1,1 +1,12 @@
-"""OpenTelemetry names and instruments: spans and metrics of the engines, off until a provider is given."""
+"""OpenTelemetry names and instruments: spans and metrics of the engines, off until a `Telemetry` is given.
+
+Importing this package loads OpenTelemetry's API (never its SDK), so an engine imports it only where the user gave a
+`Telemetry`: without one, telemetry costs nothing.
+"""
+
+from penstock.telemetry.consumer import ConsumerTelemetry
+from penstock.telemetry.propagation import extract, inject
+from penstock.telemetry.readings import Reading
+from penstock.telemetry.settings import Telemetry
+
+__all__ = ["ConsumerTelemetry", "Reading", "Telemetry", "extract", "inject"]

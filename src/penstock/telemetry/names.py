@@ -1,0 +1,72 @@
+"""The names of telemetry: attributes of OpenTelemetry's messaging conventions, and penstock's own.
+
+The conventions are still marked as in development, and the Python package that lists them keeps them under a private
+name, so the ones in use stand here. Source: OpenTelemetry semantic conventions 1.44, messaging and Kafka.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: The instrumentation scope of all spans and metrics.
+SCOPE: Final = "penstock"
+
+SYSTEM: Final = "messaging.system"
+OPERATION_NAME: Final = "messaging.operation.name"
+OPERATION_TYPE: Final = "messaging.operation.type"
+DESTINATION_NAME: Final = "messaging.destination.name"
+#: A string, though Kafka's partitions are numbers.
+DESTINATION_PARTITION_ID: Final = "messaging.destination.partition.id"
+CONSUMER_GROUP_NAME: Final = "messaging.consumer.group.name"
+BATCH_MESSAGE_COUNT: Final = "messaging.batch.message_count"
+KAFKA_OFFSET: Final = "messaging.kafka.offset"
+KAFKA_MESSAGE_KEY: Final = "messaging.kafka.message.key"
+KAFKA_MESSAGE_TOMBSTONE: Final = "messaging.kafka.message.tombstone"
+ERROR_TYPE: Final = "error.type"
+EXCEPTION_EVENT: Final = "exception"
+EXCEPTION_TYPE: Final = "exception.type"
+EXCEPTION_STACKTRACE: Final = "exception.stacktrace"
+
+PROCESS_DURATION: Final = "messaging.process.duration"
+OPERATION_DURATION: Final = "messaging.client.operation.duration"
+CONSUMED_MESSAGES: Final = "messaging.client.consumed.messages"
+SENT_MESSAGES: Final = "messaging.client.sent.messages"
+
+#: How many partitions of a topic one commit named.
+PARTITION_COUNT: Final = "penstock.partition.count"
+PAUSE_REASON: Final = "penstock.pause.reason"
+REBALANCE_KIND: Final = "penstock.rebalance.kind"
+COMMIT_OUTCOME: Final = "penstock.commit.outcome"
+
+#: Bucket boundaries, in seconds, that the conventions ask for in both histograms of durations.
+DURATION_BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+KAFKA: Final = "kafka"
+
+__all__ = [
+    "BATCH_MESSAGE_COUNT",
+    "COMMIT_OUTCOME",
+    "CONSUMED_MESSAGES",
+    "CONSUMER_GROUP_NAME",
+    "DESTINATION_NAME",
+    "DESTINATION_PARTITION_ID",
+    "DURATION_BOUNDARIES_S",
+    "ERROR_TYPE",
+    "EXCEPTION_EVENT",
+    "EXCEPTION_STACKTRACE",
+    "EXCEPTION_TYPE",
+    "KAFKA",
+    "KAFKA_MESSAGE_KEY",
+    "KAFKA_MESSAGE_TOMBSTONE",
+    "KAFKA_OFFSET",
+    "OPERATION_DURATION",
+    "OPERATION_NAME",
+    "OPERATION_TYPE",
+    "PARTITION_COUNT",
+    "PAUSE_REASON",
+    "PROCESS_DURATION",
+    "REBALANCE_KIND",
+    "SCOPE",
+    "SENT_MESSAGES",
+    "SYSTEM",
+]

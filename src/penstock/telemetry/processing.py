@@ -1,0 +1,240 @@
+"""The span around a handler: `process {topic}`, current while the handler runs, linked to who sent the message.
+
+A message is a new trace of its own that is linked to its producer's, not a child of it: the producer's trace ended
+long ago, and a batch has many producers (OpenTelemetry messaging conventions, correlation by links). The span is made,
+made current and ended on the thread or task that runs the handler, so no other message ever sees it.
+
+Telemetry must not cost a message: what an exporter, a sampler or a span processor raises is logged here and goes no
+further, and what the handler raises passes through as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Token
+from typing import NamedTuple, TypeVar
+
+from opentelemetry import context as context_api
+from opentelemetry.context import Context
+from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.util.types import AttributeValue
+
+from penstock.message import Message
+from penstock.telemetry import names
+from penstock.telemetry.complaints import Complaints
+from penstock.telemetry.propagation import context_of
+
+T = TypeVar("T")
+GivenT = TypeVar("GivenT")
+
+#: A context with nothing in it: a span that starts in it is the root of a new trace.
+_ROOT = Context()
+
+#: Characters kept of a key and of a stack trace.
+_MAX_KEY_CHARS = 256
+_MAX_STACK_CHARS = 8192
+
+
+class _Running(NamedTuple):
+    """A handler's call under way: its span, how to leave its context, since when, and the attributes of its metric."""
+
+    span: Span
+    token: Token[Context]
+    since: float
+    measured: dict[str, AttributeValue]
+
+
+class Processing:
+    """Wraps handlers. Thread-safe, and safe between the tasks of an event loop.
+
+    Args:
+        tracer: makes the spans.
+        meter: makes the histogram.
+        group: the consumer group.
+        record_keys: whether spans carry keys.
+        clock: seconds that only rise.
+        complaints: where telemetry's own failures go.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        meter: Meter,
+        group: str,
+        *,
+        record_keys: bool,
+        clock: Callable[[], float],
+        complaints: Complaints,
+    ) -> None:
+        self._tracer = tracer
+        self._record_keys = record_keys
+        self._clock = clock
+        self._durations: Histogram = meter.create_histogram(
+            names.PROCESS_DURATION,
+            "s",
+            "Duration of a call of a handler.",
+            explicit_bucket_boundaries_advisory=names.DURATION_BOUNDARIES_S,
+        )
+        self._common: dict[str, AttributeValue] = {
+            names.SYSTEM: names.KAFKA,
+            names.OPERATION_NAME: "process",
+            names.CONSUMER_GROUP_NAME: group,
+        }
+        # Made once for each topic and partition. Any thread adds, and two that add the same add equals: no lock.
+        self._measured: dict[str, dict[str, AttributeValue]] = {}
+        self._places: dict[tuple[str, int], dict[str, AttributeValue]] = {}
+        self._complaints = complaints
+
+    def around(self, invoke: Callable[[Message], T]) -> Callable[[Message], T]:
+        """Return a function that calls `invoke` within a span of its message."""
+        return self._sync(invoke, self._start_one)
+
+    def around_batch(self, invoke: Callable[[list[Message]], T]) -> Callable[[list[Message]], T]:
+        """Return a function that calls `invoke` within one span of its messages."""
+        return self._sync(invoke, self._start_batch)
+
+    def around_async(self, invoke: Callable[[Message], Awaitable[T]]) -> Callable[[Message], Awaitable[T]]:
+        """Return an `async def` that awaits `invoke` within a span of its message."""
+        return self._async(invoke, self._start_one)
+
+    def around_async_batch(
+        self, invoke: Callable[[list[Message]], Awaitable[T]]
+    ) -> Callable[[list[Message]], Awaitable[T]]:
+        """Return an `async def` that awaits `invoke` within one span of its messages."""
+        return self._async(invoke, self._start_batch)
+
+    def _sync(self, invoke: Callable[[GivenT], T], start: Callable[[GivenT], _Running]) -> Callable[[GivenT], T]:
+        begin, finish = self._begin, self._finish
+
+        @functools.wraps(invoke)
+        def traced(given: GivenT) -> T:
+            running = begin(start, given)
+            try:
+                answer = invoke(given)
+            except BaseException as error:
+                finish(running, error)
+                raise
+            finish(running, None)
+            return answer
+
+        return traced
+
+    def _async(
+        self, invoke: Callable[[GivenT], Awaitable[T]], start: Callable[[GivenT], _Running]
+    ) -> Callable[[GivenT], Awaitable[T]]:
+        begin, finish = self._begin, self._finish
+
+        @functools.wraps(invoke)
+        async def traced(given: GivenT) -> T:
+            running = begin(start, given)
+            try:
+                answer = await invoke(given)
+            except BaseException as error:
+                finish(running, error)
+                raise
+            finish(running, None)
+            return answer
+
+        return traced
+
+    def _begin(self, start: Callable[[GivenT], _Running], given: GivenT) -> _Running | None:
+        try:
+            return start(given)
+        except Exception:  # noqa: BLE001 - a defect of telemetry must not become a failure of the message
+            self._complaints.log()
+            return None
+
+    def _start_one(self, message: Message) -> _Running:
+        topic = message.topic
+        attributes = self._place(topic, message.partition).copy()
+        attributes[names.KAFKA_OFFSET] = message.offset
+        if message.value is None:
+            attributes[names.KAFKA_MESSAGE_TOMBSTONE] = True
+        if self._record_keys and (key := message.key) is not None:
+            attributes[names.KAFKA_MESSAGE_KEY] = _key_text(key)
+        sender = context_of(message)
+        return self._start(topic, attributes, () if sender is None else (Link(sender),))
+
+    def _start_batch(self, messages: Sequence[Message]) -> _Running:
+        first = messages[0]
+        topic, partition = first.topic, first.partition
+        attributes = self._place(topic, partition).copy()
+        if any(message.partition != partition for message in messages):
+            del attributes[names.DESTINATION_PARTITION_ID]
+        attributes[names.BATCH_MESSAGE_COUNT] = len(messages)
+        # By their ids: a context that holds a trace state cannot be hashed.
+        senders = {
+            (sender.trace_id, sender.span_id): Link(sender)
+            for message in messages
+            if (sender := context_of(message)) is not None
+        }
+        return self._start(topic, attributes, list(senders.values()))
+
+    def _start(self, topic: str, attributes: dict[str, AttributeValue], links: Sequence[Link]) -> _Running:
+        span = self._tracer.start_span(f"process {topic}", _ROOT, SpanKind.CONSUMER, attributes, links)
+        token = context_api.attach(set_span_in_context(span))
+        return _Running(span, token, self._clock(), self._measured[topic])
+
+    def _place(self, topic: str, partition: int) -> dict[str, AttributeValue]:
+        """Return the attributes that all messages of a partition share."""
+        found = self._places.get((topic, partition))
+        if found is None:
+            # Without the partition: a handler's time does not hang on it, and each would cost a row of buckets.
+            measured = self._measured.setdefault(topic, {**self._common, names.DESTINATION_NAME: topic})
+            found = {
+                **measured,
+                names.OPERATION_TYPE: "process",
+                names.DESTINATION_PARTITION_ID: str(partition),
+            }
+            self._places[topic, partition] = found
+        return found
+
+    def _finish(self, running: _Running | None, error: BaseException | None) -> None:
+        """End the span and measure; leave the context whatever happens."""
+        if running is None:
+            return
+        span, token, since, measured = running
+        try:
+            seconds = self._clock() - since
+            if error is not None:
+                measured = {**measured, names.ERROR_TYPE: _note_error(span, error)}
+            # While the span is current, so that an exemplar of the metric points to it.
+            self._durations.record(seconds, measured)
+        except Exception:  # noqa: BLE001 - as in _begin
+            self._complaints.log()
+        context_api.detach(token)
+        try:
+            span.end()
+        except Exception:  # noqa: BLE001 - as in _begin
+            self._complaints.log()
+
+
+def error_type(error: BaseException) -> str:
+    """Return the value of `error.type`: the exception's class, with its module unless it is a builtin."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _note_error(span: Span, error: BaseException) -> str:
+    """Mark the span as failed and return the error's type.
+
+    An exception's text often quotes the message's payload, so the event holds where it was raised and not the text,
+    and the status has no description.
+    """
+    kind = error_type(error)
+    if span.is_recording():
+        span.set_attribute(names.ERROR_TYPE, kind)
+        span.set_status(StatusCode.ERROR)
+        stack = "".join(traceback.format_tb(error.__traceback__))[-_MAX_STACK_CHARS:]
+        span.add_event(names.EXCEPTION_EVENT, {names.EXCEPTION_TYPE: kind, names.EXCEPTION_STACKTRACE: stack})
+    return kind
+
+
+def _key_text(key: bytes) -> str:
+    return key[:_MAX_KEY_CHARS].decode("utf-8", "backslashreplace")[:_MAX_KEY_CHARS]
+
+
+__all__ = ["Processing", "error_type"]

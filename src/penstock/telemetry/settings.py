@@ -1,0 +1,66 @@
+"""`Telemetry`: what a user says about spans and metrics. Without one, telemetry is off and costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from opentelemetry import metrics, trace
+
+from penstock.errors import ConfigurationError
+from penstock.telemetry.names import SCOPE
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Turns spans and metrics on, through OpenTelemetry.
+
+    Do not combine it with another instrumentation of the Kafka client: that one's spans end with the fetch and cannot
+    follow a message to its worker, and every message would be counted twice.
+
+    Attributes:
+        tracer_provider: where spans go; None means OpenTelemetry's global provider, also when it is set later.
+        meter_provider: where metrics go; None means OpenTelemetry's global provider, also when it is set later.
+        record_keys: whether spans carry the messages' keys. Keys often name people, so they are left out by default.
+
+    Raises:
+        ConfigurationError: a provider is not one, or `record_keys` is not a boolean.
+    """
+
+    tracer_provider: trace.TracerProvider | None = None
+    meter_provider: metrics.MeterProvider | None = None
+    record_keys: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every option; raise `ConfigurationError` for the first that is wrong."""
+        for option, needed in (("tracer_provider", "get_tracer"), ("meter_provider", "get_meter")):
+            given = getattr(self, option)
+            if given is not None and not callable(getattr(given, needed, None)):
+                raise ConfigurationError(
+                    f"{option} must be an OpenTelemetry provider, but is a {type(given).__name__}; "
+                    "leave it out to use the global one"
+                )
+        if not isinstance(self.record_keys, bool):
+            raise ConfigurationError(
+                f"record_keys must be True or False, but is a {type(self.record_keys).__name__}; "
+                "give True to put messages' keys into spans"
+            )
+
+    def tracer(self) -> trace.Tracer:
+        """Return penstock's tracer."""
+        return trace.get_tracer(SCOPE, scope_version(), self.tracer_provider)
+
+    def meter(self) -> metrics.Meter:
+        """Return penstock's meter."""
+        return metrics.get_meter(SCOPE, scope_version(), self.meter_provider)
+
+
+def scope_version() -> str:
+    """Return the version that spans and metrics carry; empty when penstock runs from a plain folder."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return ""
+
+
+__all__ = ["Telemetry", "scope_version"]
