@@ -11,8 +11,8 @@ every fault it finds; a test asserts that there is none. What counts as a fault:
 - an early commit (I3): it tells of a message as done that was not. A regression: a commit below a former one.
 
 Ownership is taken to be clear between all instances, so that their calls make one sequence, until an instance may have
-lost its partitions without knowing: a suspended process, a handler that outlives its revocation. Such calls are named
-by `doubtful_from` and make a sequence of their own for each instance.
+lost its partitions without knowing: a suspended process, a handler that outlives its revocation. The calls of such a
+time are judged apart from those of the others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from itertools import accumulate
 
 #: Partition and offset.
 Place = tuple[int, int]
+#: From when until when.
+Span = tuple[float, float]
 
 #: Seconds by which the broker's clock in a commit may differ from the processes' clock.
 CLOCK_SLACK_S = 0.1
@@ -121,7 +123,7 @@ def examine(
     calls: Iterable[Call],
     commits: Sequence[Commit] = (),
     *,
-    doubtful_from: Mapping[str, float] | None = None,
+    doubtful: Mapping[str, Span] | None = None,
 ) -> Report:
     """Judge a history.
 
@@ -129,8 +131,8 @@ def examine(
         produced: the key of each message that was produced and is visible.
         calls: all handler calls of all instances, in any order.
         commits: all commits of the group, in the order in which the broker took them; none where they are not known.
-        doubtful_from: since when an instance may not know that it lost its partitions. Its calls that had not ended
-            then are judged apart from those of the others.
+        doubtful: from when until when an instance may not know that it lost its partitions. What of its calls lies in
+            that time is judged apart from the calls of the others.
 
     Returns:
         The faults, and what was repeated.
@@ -140,7 +142,6 @@ def examine(
     first_ends = _first_ends(known)
     of_key = _by_key(known)
     placed = _offsets_by_key(produced)
-    doubtful = doubtful_from or {}
     committed = _by_time(commits)
     out_of_order: list[str] = []
     overlaps: list[str] = []
@@ -152,7 +153,7 @@ def examine(
             for call in mine
             if former_done[positions[call.offset]] > call.start
         ]
-        sequences = _sequences(mine, doubtful)
+        sequences = _sequences(mine, doubtful or {})
         for sequence in sequences.values():
             others = [call for name in sequences for call in sequences[name] if sequences[name] is not sequence]
             out_of_order += _missteps(sequence, positions, others, restarts_may_fall=bool(commits))
@@ -200,12 +201,12 @@ def _all_former_done(offsets: Sequence[int], partition: int, first_ends: Mapping
     return [-_NEVER, *accumulate(ends[:-1], max)]
 
 
-def _sequences(calls: Iterable[Call], doubtful_from: Mapping[str, float]) -> dict[str | None, list[Call]]:
+def _sequences(calls: Iterable[Call], doubtful: Mapping[str, Span]) -> dict[str | None, list[Call]]:
     """Part the calls of a key: under None those made while ownership was clear, the others by instance."""
     found: dict[str | None, list[Call]] = defaultdict(list)
     for call in calls:
-        in_doubt = (_NEVER if call.end is None else call.end) > doubtful_from.get(call.instance, _NEVER)
-        found[call.instance if in_doubt else None].append(call)
+        begin, end = doubtful.get(call.instance, (_NEVER, _NEVER))
+        found[call.instance if call.start < end and _end(call) > begin else None].append(call)
     return found
 
 
@@ -315,4 +316,4 @@ def _regressions(commits: Iterable[Commit]) -> Iterator[str]:
         highest[commit.partition] = max(former, commit.offset)
 
 
-__all__ = ["CLOCK_SLACK_S", "Call", "Commit", "Place", "Report", "examine"]
+__all__ = ["CLOCK_SLACK_S", "Call", "Commit", "Place", "Report", "Span", "examine"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 import pytest
 
-from histories import Call, Commit, Report, examine
+from histories import Call, Commit, Report, Span, examine
 
 
 def one_after_the_other(*offsets: int, instance: str = "a", key: str = "k", begin: float = 0.0) -> list[Call]:
@@ -15,11 +16,11 @@ def one_after_the_other(*offsets: int, instance: str = "a", key: str = "k", begi
 
 
 def judged(
-    calls: list[Call], *commits: Commit, keys: str = "kkkkkk", doubtful_from: Mapping[str, float] | None = None
+    calls: list[Call], *commits: Commit, keys: str = "kkkkkk", doubtful: Mapping[str, Span] | None = None
 ) -> Report:
     """Judge calls of one partition whose messages have these keys, from offset 1."""
     produced = {(0, offset): key for offset, key in enumerate(keys, 1)}
-    return examine(produced, calls, commits, doubtful_from=doubtful_from)
+    return examine(produced, calls, commits, doubtful=doubtful)
 
 
 def out_of_order(report: Report) -> bool:
@@ -109,7 +110,7 @@ def test_the_same_key_in_two_partitions_has_two_orders() -> None:
 def test_two_calls_of_a_key_at_once_in_one_process_overlap() -> None:
     calls = [Call("a", "k", 0, 1, 0.0, 5.0), Call("a", "k", 0, 1, 1.0, 2.0), Call("a", "k", 0, 2, 5.0, 6.0)]
 
-    report = judged(calls, keys="kk", doubtful_from={"a": 0.0})
+    report = judged(calls, keys="kk", doubtful={"a": (0.0, inf)})
 
     assert len(report.overlaps) == 1
 
@@ -131,13 +132,16 @@ def test_two_processes_at_one_key_overlap_while_ownership_is_clear() -> None:
     calls = [Call("a", "k", 0, 1, 0.0, 5.0), Call("b", "k", 0, 1, 1.0, 2.0)]
 
     assert len(judged(calls, keys="k").overlaps) == 1
-    assert judged(calls, keys="k", doubtful_from={"a": 0.5}).faults == []
+    assert judged(calls, keys="k", doubtful={"a": (0.5, inf)}).faults == []
 
 
-def test_doubt_covers_only_calls_that_had_not_ended_by_then() -> None:
+def test_doubt_covers_only_the_calls_of_its_time() -> None:
     calls = [Call("a", "k", 0, 1, 0.0, 5.0), Call("b", "k", 0, 1, 1.0, 2.0)]
 
-    assert len(judged(calls, keys="k", doubtful_from={"a": 6.0}).overlaps) == 1
+    assert len(judged(calls, keys="k", doubtful={"b": (2.5, 9.0)}).overlaps) == 1
+    assert len(judged(calls, keys="k", doubtful={"b": (0.0, 0.5)}).overlaps) == 1
+    assert judged(calls, keys="k", doubtful={"b": (1.5, 1.6)}).faults == []
+    assert len(judged(calls, keys="k", doubtful={"a": (6.0, inf)}).overlaps) == 1
 
 
 def test_processes_that_follow_each_other_make_one_sequence() -> None:
@@ -154,19 +158,19 @@ def test_a_process_in_doubt_may_leave_out_what_others_did_meanwhile() -> None:
         *one_after_the_other(5, begin=9),
     ]
 
-    assert not out_of_order(judged(calls, keys="kkkkk", doubtful_from={"a": 1.5}))
+    assert not out_of_order(judged(calls, keys="kkkkk", doubtful={"a": (1.5, inf)}))
 
 
 def test_a_process_in_doubt_may_not_leave_out_what_only_itself_had_done() -> None:
     calls = one_after_the_other(1, 2, 3, 1, 3)
 
-    assert out_of_order(judged(calls, keys="kkk", doubtful_from={"a": 0.0}))
+    assert out_of_order(judged(calls, keys="kkk", doubtful={"a": (0.0, inf)}))
 
 
 def test_a_process_in_doubt_may_not_run_ahead_of_everybody() -> None:
     calls = [*one_after_the_other(1, 2, 4), *one_after_the_other(2, 3, 4, instance="b", begin=2.5)]
 
-    assert out_of_order(judged(calls, keys="kkkk", doubtful_from={"a": 0.5}))
+    assert out_of_order(judged(calls, keys="kkkk", doubtful={"a": (0.5, inf)}))
 
 
 def test_where_commits_are_known_a_restart_may_fall_as_long_as_it_stays_above_them() -> None:

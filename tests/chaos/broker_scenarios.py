@@ -1,0 +1,118 @@
+"""What is done to the broker of a fleet. As in `chaos.scenarios`, each asserts its fault and waits for the end."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from chaos.fleet import Fleet, messages
+from chaos.scenarios import fed_slowly
+from waiting import wait_until
+
+
+def broker_killed_in_mid_run(group: Fleet, **options: object) -> None:
+    """Kill the broker while three members work, and bring it back."""
+    members = group.start_all(3, **options)
+    total = 6000
+    with fed_slowly(group, messages(total, keys=100, seconds=lambda chance: chance.uniform(0.0, 0.02)), 12):
+        wait_until(lambda: group.handled > 500 and all(one.running_calls for one in members), timeout=60)
+        group.broker.kill()
+        assert not group.broker.running
+        handled = group.handled
+        group.broker.restart()
+        assert handled < total
+    group.wait_settled(120)
+    for one in members:
+        one.terminate()
+
+
+def broker_frozen_in_mid_run(group: Fleet, seconds: float, **options: object) -> None:
+    """Freeze the broker while three members work, and let it go on."""
+    members = group.start_all(3, **options)
+    total = 6000
+    with fed_slowly(group, messages(total, keys=100, seconds=lambda chance: chance.uniform(0.0, 0.02)), 12):
+        wait_until(lambda: group.handled > 500 and all(one.running_calls for one in members), timeout=60)
+        group.broker.suspend()
+        frozen = time.monotonic()
+        # So long is the fault.
+        time.sleep(seconds)
+        handled, thawed = group.handled, time.monotonic()
+        group.broker.resume()
+        assert handled < total
+    group.wait_settled(120)
+    for one in members:
+        one.terminate()
+    times = [commit.time for commit in group.commits()]
+    assert any(one < frozen for one in times)
+    assert not any(frozen + 1 < one < thawed - 1 for one in times)
+
+
+def broker_killed_while_a_member_leaves(group: Fleet, **options: object) -> None:
+    """Kill the broker while a member that was told to stop is still at its last handlers."""
+    first, second = group.start_all(2, **options)
+    # One message of each partition takes so long that the broker is gone before the last commit.
+    group.feed(messages(400, keys=100, seconds=lambda chance: chance.uniform(0.0, 0.01)))
+    group.wait_settled()
+    for partition in range(group.partitions):
+        group.feed([(f"slow{partition}", 4.0)], partition=partition)
+    wait_until(lambda: len(first.running_calls) == len(first.owned) and len(second.running_calls) == len(second.owned))
+    mine = {(one.partition, one.offset) for one in first.running_calls}
+    first.signal(signal.SIGTERM)
+    group.broker.kill()
+    assert {(one.partition, one.offset) for one in first.running_calls} == mine
+    assert first.process.wait(120) is not None
+    assert not first.running_calls
+    last = first.look
+    assert last is not None
+    assert last.failed_commits > 0, first.log_end()
+
+    group.broker.restart()
+    assert all(group.committed()[partition] <= offset for partition, offset in mine)
+    group.wait_shared([second])
+    group.feed(messages(400, keys=100, seconds=lambda chance: chance.uniform(0.0, 0.01)))
+    group.wait_settled(120)
+    second.terminate()
+
+
+def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> None:
+    """Freeze the broker while a member waits for its handlers to give partitions away; let it go on after that."""
+    (first,) = group.start_all(1, **options)
+    for partition in range(group.partitions):
+        group.feed([(f"slow{partition}", 4.0)] * 2, partition=partition)
+        group.feed([(f"quick{partition}-{number}", 0.01) for number in range(50)], partition=partition)
+    second = group.start(**options)
+    # The broker wants some of the first's partitions for the second, and the first has not given them yet.
+    wait_until(lambda: len(group.assigned_by_broker()) == 2, interval=0.02)
+    wait_until(lambda: _wanted_back(group), interval=0.02)
+    group.broker.suspend()
+    look = first.look
+    assert look is not None
+    assert (look.revoked, look.lost) == (0, 0)
+    assert first.running_calls
+    running = {one.offset for one in first.running_calls}
+    wait_until(lambda: not running & {one.offset for one in first.running_calls})
+    # Past the session's end.
+    time.sleep(7)
+    look = first.look
+    assert look is not None
+    assert look.revoked == 0
+    group.broker.resume()
+    group.wait_shared([first, second], timeout=120)
+    group.wait_settled(120)
+    look = first.look
+    assert look is not None
+    assert look.revoked + look.lost > 0
+    for one in (first, second):
+        one.terminate()
+
+
+def _wanted_back(group: Fleet) -> bool:
+    return any(0 < len(one) < group.partitions for one in group.assigned_by_broker().values())
+
+
+__all__ = [
+    "broker_frozen_in_a_revocation",
+    "broker_frozen_in_mid_run",
+    "broker_killed_in_mid_run",
+    "broker_killed_while_a_member_leaves",
+]

@@ -1,0 +1,56 @@
+"""Brokers for what is done to a group: one that stands, and for each test that harms its broker one of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.fleet import KIP848_BROKER, Fleet
+from penstock.devbroker import DevBroker
+
+NewFleet = Callable[[int], Fleet]
+
+
+@pytest.fixture(scope="session")
+def patient_broker() -> Iterator[DevBroker]:
+    """A broker that nobody harms, which notices soon that a member of the newer protocol is gone."""
+    with DevBroker(config=KIP848_BROKER) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def fleet_numbers() -> Iterator[int]:
+    """Numbers that make topic names unique in a run."""
+    return itertools.count(1)
+
+
+@pytest.fixture
+def new_fleet(patient_broker: DevBroker, fleet_numbers: Iterator[int], tmp_path: Path) -> Iterator[NewFleet]:
+    """Return a function that makes the test's fleet: `new_fleet(partitions)`."""
+    yield from _fleets(patient_broker, f"chaos-{next(fleet_numbers)}", tmp_path)
+
+
+@pytest.fixture
+def fragile_fleet(tmp_path: Path) -> Iterator[NewFleet]:
+    """The same, with a broker of its own."""
+    with DevBroker(config=KIP848_BROKER) as broker:
+        yield from _fleets(broker, "chaos", tmp_path)
+
+
+def _fleets(broker: DevBroker, topic: str, folder: Path) -> Iterator[NewFleet]:
+    made: list[Fleet] = []
+
+    def make(partitions: int) -> Fleet:
+        assert not made, "a test has one fleet"
+        broker.create_topic(topic, partitions)
+        made.append(Fleet(broker, topic, partitions, folder))
+        return made[0]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.close()

@@ -1,0 +1,66 @@
+"""A group whose broker is killed or frozen: in mid-run, while a member leaves, and in the middle of a revocation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from chaos.broker_scenarios import (
+    broker_frozen_in_a_revocation,
+    broker_frozen_in_mid_run,
+    broker_killed_in_mid_run,
+    broker_killed_while_a_member_leaves,
+)
+from chaos.fleet import CLASSIC, KIP848, Fleet
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
+
+NewFleet = Callable[[int], Fleet]
+
+both_protocols = pytest.mark.parametrize("config", [CLASSIC, KIP848], ids=["classic", "kip848"])
+
+
+@both_protocols
+def test_a_broker_killed_in_mid_run_costs_neither_messages_nor_order(
+    fragile_fleet: NewFleet, config: dict[str, str | int]
+) -> None:
+    group = fragile_fleet(8)
+
+    broker_killed_in_mid_run(group, config=config)
+
+    assert group.report().faults == []
+
+
+@both_protocols
+def test_a_broker_frozen_for_ten_seconds_costs_neither_messages_nor_order(
+    fragile_fleet: NewFleet, config: dict[str, str | int]
+) -> None:
+    group = fragile_fleet(8)
+
+    broker_frozen_in_mid_run(group, 10, config=config)
+
+    assert group.report().faults == []
+
+
+@both_protocols
+def test_commits_that_fail_while_a_member_leaves_lose_nothing(
+    fragile_fleet: NewFleet, config: dict[str, str | int]
+) -> None:
+    group = fragile_fleet(4)
+
+    broker_killed_while_a_member_leaves(group, config=config)
+
+    report = group.report()
+    assert report.faults == []
+    # What the leaving member did and could not commit.
+    assert report.repeats > 0
+
+
+@both_protocols
+def test_commits_that_fail_in_a_revocation_lose_nothing(fragile_fleet: NewFleet, config: dict[str, str | int]) -> None:
+    group = fragile_fleet(4)
+
+    broker_frozen_in_a_revocation(group, config=config)
+
+    assert group.report().faults == []
