@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV_VERSION := 0.13.8
 
-.PHONY: help demo test lint format lock bench clean
+.PHONY: help demo test chaos simulate lint format lock bench clean
 help: ## what can be made here
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
@@ -20,6 +20,12 @@ demo: .venv/.installed ## the main job, end to end, on real Kafka and real Spark
 
 test: .venv/.installed ## all tests, on an embedded Kafka, PostgreSQL and Spark
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: .venv/.installed ## a group that is restarted, killed, frozen and cut off, at length (about ten minutes)
+	$(BIN)/python -m pytest tests/chaos -m chaos $(ARGS)
+
+simulate: .venv/.installed ## ten thousand simulated runs of the consumer, on a clock that is moved by hand
+	PENSTOCK_SIMULATIONS=10000 $(BIN)/python -m pytest tests/simulation $(ARGS)
 
 lint: .venv/.installed ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
