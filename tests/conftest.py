@@ -64,7 +64,7 @@ def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Questions for metadata give up after a second, whatever time they are given; the times given are returned."""
     asked: list[float] = []
     ask = AdminClient.list_topics

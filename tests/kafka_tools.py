@@ -137,12 +137,21 @@ class Call:
 
 
 class Recorder:
-    """A handler that writes down its calls and finds overlaps of a key while they happen (I1)."""
+    """A handler that writes down its calls and finds overlaps of a key while they happen (I1).
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    Args:
+        seconds: how long each call takes.
+        hold_after: calls after so many wait for `go`, so that what a test does next falls in mid-stream for certain.
+    """
+
+    def __init__(self, seconds: float = 0.0, *, hold_after: int | None = None) -> None:
         self.seconds = seconds
         self.calls: list[Call] = []
         self.overlaps: list[bytes | None] = []
+        #: Set by the test to let held calls go on.
+        self.go = threading.Event()
+        self._hold_after = hold_after
+        self._begun = 0
         self._running: dict[bytes | None, int] = defaultdict(int)
         self._lock = threading.Lock()
 
@@ -150,9 +159,13 @@ class Recorder:
         """Take the time asked for."""
         begun = time.monotonic()
         with self._lock:
+            self._begun += 1
+            held = self._hold_after is not None and self._begun > self._hold_after
             self._running[message.key] += 1
             if self._running[message.key] > 1:
                 self.overlaps.append(message.key)
+        if held:
+            self.go.wait(120)
         if self.seconds:
             time.sleep(self.seconds)
         with self._lock:

@@ -112,12 +112,13 @@ def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock: Call, 
         assert part in outcome.out
 
 
-def test_doctor_says_when_no_broker_answers(penstock: Call) -> None:
+def test_doctor_says_when_no_broker_answers(penstock: Call, hasty: list[float]) -> None:
     outcome = penstock("doctor", "--bootstrap-servers", "127.0.0.1:1")
 
     assert outcome.code == 3
     assert "no answer" in outcome.out
     assert "127.0.0.1:1" in outcome.err
+    assert hasty == [5]
 
 
 def test_a_csv_file_that_is_not_there_is_wrong_use(penstock: Call) -> None:

@@ -59,7 +59,7 @@ def test_the_broker_command_says_where_it_is_and_ends_in_order_at_a_signal(
         ensure_topics(admin_client(address, {}), address, [TopicSpec("kept", 1)])
 
         process.send_signal(number)
-        code = process.wait(20)
+        code = process.wait(60)
 
     assert code == 0
     with DevBroker(data_dir=tmp_path / "kept") as again:
@@ -74,7 +74,7 @@ def test_a_broker_that_dies_ends_its_command_with_an_error(tmp_path: Path) -> No
         javas = Path(f"/proc/{supervisors[0]}/task/{supervisors[0]}/children").read_text().split()
 
         subprocess.run(["kill", "-9", javas[0]], check=True)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=90)
 
     assert process.returncode == 1
     assert "ended by itself" in errors
@@ -87,12 +87,12 @@ def test_an_app_of_the_current_folder_runs_until_sigterm(
     write_app(tmp_path, broker.bootstrap_servers, topic)
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     producer.produce(topic, b"one", key=b"k")
-    producer.flush(10)
+    assert producer.flush(60) == 0
 
     with command("run", "shop:app", folder=tmp_path) as process:
-        wait_until((tmp_path / "handled").exists)
+        wait_until((tmp_path / "handled").exists, timeout=60)
         process.send_signal(signal.SIGTERM)
-        code = process.wait(30)
+        code = process.wait(60)
 
     assert code == 0
     assert (tmp_path / "handled").read_bytes() == b"one\n"
@@ -113,7 +113,7 @@ def test_an_app_that_cannot_be_run_says_why(tmp_path: Path, target: str, says: s
     (tmp_path / "broken.py").write_text("1 / 0\n")
 
     with command("run", target, folder=tmp_path) as process:
-        _, errors = process.communicate(timeout=40)
+        _, errors = process.communicate(timeout=90)
 
     assert process.returncode == 2, errors
     assert says in errors
@@ -128,7 +128,7 @@ def test_without_a_broker_an_app_and_a_coordinator_end_with_code_3(tmp_path: Pat
         command("coordinator", "--bootstrap-servers", "127.0.0.1:1", folder=tmp_path) as coordinator,
     ):
         for process in (app, coordinator):
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=90)
 
             assert process.returncode == 3, errors
             assert "127.0.0.1:1" in errors
@@ -143,7 +143,7 @@ def test_a_coordinator_runs_until_a_signal(tmp_path: Path, broker: DevBroker) ->
         line = process.stdout.readline()
 
         process.send_signal(signal.SIGTERM)
-        code = process.wait(30)
+        code = process.wait(60)
 
     assert "cli-test" in line
     assert code == 0

@@ -19,7 +19,7 @@ def fragile() -> Iterator[DevBroker]:
         yield broker
 
 
-def consumer_of(broker: DevBroker, topic: str, seen: Recorder) -> LitePushConsumer:
+def consumer_of(broker: DevBroker, topic: str, seen: Recorder, **config: object) -> LitePushConsumer:
     return LitePushConsumer(
         f"group-{topic}",
         {topic: handler(seen)},
@@ -29,6 +29,7 @@ def consumer_of(broker: DevBroker, topic: str, seen: Recorder) -> LitePushConsum
             commit_interval=0.2,
             max_in_flight=200,
             fetch_size=50,
+            config=config,
         ),
     )
 
@@ -41,15 +42,16 @@ def all_committed(broker: DevBroker, topic: str) -> bool:
 def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevBroker) -> None:
     fragile.create_topic("killed", 2)
     produce(fragile.bootstrap_servers, "killed", ((b"k%d" % (i % 30), b"x") for i in range(2000)))
-    seen = Recorder(seconds=0.002)
+    seen = Recorder(seconds=0.002, hold_after=300)
 
     with consumer_of(fragile, "killed", seen):
-        wait_until(lambda: len(seen.calls) > 300)
+        wait_until(lambda: len(seen.calls) == 300, timeout=60)
         fragile.kill()
         gone = not fragile.running
+        seen.go.set()
         fragile.restart()
         wait_until(lambda: len(set(seen.places())) == 2000, timeout=60)
-        wait_until(lambda: all_committed(fragile, "killed"), timeout=30)
+        wait_until(lambda: all_committed(fragile, "killed"), timeout=60)
 
     assert gone
     assert seen.overlaps == []
@@ -60,17 +62,22 @@ def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevB
 
 def test_a_frozen_broker_is_waited_for(fragile: DevBroker) -> None:
     fragile.create_topic("frozen", 2)
-    produce(fragile.bootstrap_servers, "frozen", ((b"k%d" % i, b"x" * 300_000) for i in range(1000)))
-    seen = Recorder(seconds=0.002)
+    produce(fragile.bootstrap_servers, "frozen", ((b"k%d" % i, b"x" * 10_000) for i in range(1000)))
+    seen = Recorder(hold_after=200)
+    # The client itself may hold a small part of the topic only: the rest can come from nowhere but the broker.
+    small = {"max.partition.fetch.bytes": 100_000, "queued.max.messages.kbytes": 100}
 
-    with consumer_of(fragile, "frozen", seen) as consumer:
-        wait_until(lambda: len(seen.calls) > 200)
+    with consumer_of(fragile, "frozen", seen, **small) as consumer:
+        wait_until(lambda: len(seen.calls) == 200, timeout=60)
         fragile.suspend()
-        # What was fetched is handled while nothing answers; then there is no more.
-        wait_until(lambda: consumer.statistics().in_flight == 0)
-        stood_still = len(seen.calls) < 1000
-        fragile.resume()
+        try:
+            seen.go.set()
+            # What was fetched is handled while nothing answers; then there is no more.
+            wait_until(lambda: consumer.statistics().in_flight == 0)
+            stood_still = len(seen.calls) < 1000
+        finally:
+            fragile.resume()
         wait_until(lambda: len(set(seen.places())) == 1000, timeout=60)
-        wait_until(lambda: all_committed(fragile, "frozen"), timeout=30)
+        wait_until(lambda: all_committed(fragile, "frozen"), timeout=60)
 
     assert stood_still

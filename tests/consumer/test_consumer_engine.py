@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+from confluent_kafka import Producer
 
 from kafka_tools import Recorder, committed, ends, produce, transactional
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
@@ -27,6 +29,43 @@ def consumer_of(
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(**{"workers": 8, "commit_interval": 0.1, **settings}),
     )
+
+
+class Feed:
+    """A thread that writes to a topic, 40 keys in turn, some hundred messages a second, until it is stopped."""
+
+    def __init__(self, broker: DevBroker, topic: str) -> None:
+        #: How many messages were written; final after `stop`.
+        self.count = 0
+        self._producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        self._topic = topic
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._feed)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _feed(self) -> None:
+        while not self._stopping.wait(0.025):
+            for _ in range(10):
+                self._producer.produce(self._topic, b"x", key=b"k%d" % (self.count % 40))
+                self.count += 1
+            self._producer.poll(0)
+        assert self._producer.flush(60) == 0
+
+
+@contextmanager
+def feeding(broker: DevBroker, topic: str) -> Iterator[Feed]:
+    feed = Feed(broker, topic)
+    feed.start()
+    try:
+        yield feed
+    finally:
+        feed.stop()
 
 
 def test_each_key_is_handled_in_order_and_never_twice_at_once_while_keys_run_in_parallel(
@@ -123,12 +162,12 @@ def test_the_commit_point_waits_for_the_slowest_message_and_work_above_it_surviv
 
     def blocks_on_slow(message: Message) -> None:
         if message.key == b"slow":
-            release.wait(30)
+            release.wait(120)
             return
         first(message)
 
     one = consumer_of(broker, topic, blocks_on_slow, revoke_timeout=0.2).start()
-    wait_until(lambda: len(first.calls) == 199)
+    wait_until(lambda: len(first.calls) == 199 and one.statistics().in_flight == 1)
     drained = one.stop(timeout=0.5)
     between = committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0]
     with consumer_of(broker, topic, second):
@@ -195,7 +234,7 @@ def test_intake_pauses_at_the_limit_with_a_reason_and_goes_on_below_half(
     seen = Recorder()
 
     def waits(message: Message) -> None:
-        gate.wait(30)
+        gate.wait(120)
         seen(message)
 
     with consumer_of(broker, topic, waits, max_in_flight=500, fetch_size=100) as consumer:
@@ -217,7 +256,7 @@ def test_memory_in_flight_is_bounded_by_bytes(broker: DevBroker, new_topic: NewT
     seen = Recorder()
 
     def waits(message: Message) -> None:
-        gate.wait(30)
+        gate.wait(120)
         seen(message)
 
     with consumer_of(broker, topic, waits, max_in_flight_bytes=2_000_000, fetch_size=5) as consumer:
@@ -234,23 +273,25 @@ def test_two_members_share_the_work_and_hand_partitions_over_without_loss_or_dis
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic = new_topic(partitions=4)
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 40), b"x") for i in range(2000)))
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 40), b"x") for i in range(400)))
     seen = Recorder(seconds=0.01)
-    quick = {"heartbeat.interval.ms": 200}
+    # However long a rebalance takes, there is work to be handed over, and time to finish what runs.
+    options = {"workers": 4, "revoke_timeout": 60, "config": {"heartbeat.interval.ms": 200}}
 
-    with consumer_of(broker, topic, seen, workers=4, config=quick) as first:
+    with feeding(broker, topic) as fed, consumer_of(broker, topic, seen, **options) as first:
         wait_until(lambda: len(seen.calls) > 200)
-        with consumer_of(broker, topic, seen, workers=4, config=quick) as second:
+        with consumer_of(broker, topic, seen, **options) as second:
             wait_until(lambda: len(second.statistics().partitions) == 2 and len(first.statistics().partitions) == 2)
             wait_until(lambda: second.statistics().handled > 50)
         wait_until(lambda: len(first.statistics().partitions) == 4)
-        wait_until(lambda: len(set(seen.places())) == 2000)
+        fed.stop()
+        wait_until(lambda: len(set(seen.places())) == 400 + fed.count, timeout=60)
         revoked = first.statistics().revoked
 
     assert revoked == 2
     assert all(offsets == sorted(offsets) for offsets in seen.by_key().values())
     # Both waited for their running handlers and committed before they let go: nothing was done twice.
-    assert len(seen.calls) == 2000
+    assert len(seen.calls) == 400 + fed.count
     assert seen.overlaps == []
 
 
@@ -274,7 +315,7 @@ def test_a_stop_drains_what_was_taken_in(broker: DevBroker, new_topic: NewTopic)
     consumer = consumer_of(broker, topic, seen).start()
     wait_until(lambda: len(seen.calls) > 10)
 
-    drained = consumer.stop(timeout=20)
+    drained = consumer.stop(timeout=60)
 
     assert drained
     assert len(seen.calls) == consumer.statistics().received
@@ -329,11 +370,11 @@ def test_the_poll_thread_keeps_its_membership_while_a_handler_hangs(broker: DevB
 
     def hangs(_message: Message) -> None:
         begun.set()
-        release.wait(30)
+        release.wait(120)
 
     config = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
     with consumer_of(broker, topic, hangs, config=config, workers=2) as consumer:
-        begun.wait(10)
+        assert begun.wait(60)
         # Longer than the poll interval: the time is the thing under test.
         time.sleep(7)
         statistics = consumer.statistics()

@@ -69,7 +69,7 @@ def test_a_parked_key_delays_no_other_key_of_its_lane_and_keeps_its_own_order(
             raise PoisonError
         seen(message)
 
-    policy = retry(attempts=1000, wait=tenacity.wait_fixed(0.02))
+    policy = retry(attempts=1_000_000, wait=tenacity.wait_fixed(0.02))
     # One worker with one lane: every key shares it.
     consumer = LitePushConsumer(
         f"group-{topic}",
@@ -100,7 +100,8 @@ def test_an_exhausted_message_goes_to_the_dead_letters_with_all_that_is_known_of
 
     with consumer_of(broker, topic, fails_on(b"poison", seen)) as consumer:
         wait_until(lambda: len(seen.calls) == 4)
-        wait_until(lambda: consumer.statistics().in_flight == 0)
+        # A message is done a moment before it is counted.
+        wait_until(lambda: consumer.statistics().in_flight == 0 and consumer.statistics().handled == 1)
         statistics = consumer.statistics()
 
     (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
@@ -185,17 +186,15 @@ def test_a_retry_does_not_hold_a_worker(broker: DevBroker, new_topic: NewTopic) 
     produce(broker.bootstrap_servers, topic, [(b"bad%d" % i, b"poison") for i in range(10)])
     produce(broker.bootstrap_servers, topic, [(b"good%d" % i, b"x") for i in range(50)])
     seen = Recorder()
-    policy = retry(attempts=2, wait=tenacity.wait_fixed(60))
+    policy = retry(attempts=2, wait=tenacity.wait_fixed(600))
 
     with consumer_of(broker, topic, fails_on(b"poison", seen), policy=policy, workers=1) as consumer:
-        begun = time.monotonic()
+        # Ten minutes pass before the first retry: whoever gets here did not wait for it.
         wait_until(lambda: consumer.statistics().handled == 50)
-        took = time.monotonic() - begun
-        waiting = consumer.statistics().retries_waiting
+        statistics = consumer.statistics()
         consumer.request_stop(now=True)
 
-    assert took < 10
-    assert waiting == 10
+    assert (statistics.retries_waiting, statistics.retried) == (10, 0)
 
 
 def test_a_policy_may_refuse_to_retry_an_error(broker: DevBroker, new_topic: NewTopic) -> None:
