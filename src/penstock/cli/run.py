@@ -10,22 +10,46 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.lifeline import end_with_parent
 from penstock.cli.output import debugging, log_to_stderr
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from penstock.app import App
 
+_MAX_RESTARTS = 10
+
 
 def run(
     target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Module and the name of the App in it.")],
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run it in so many processes, and start one that dies again. Each finds its number, "
+            "from 1 on, in PENSTOCK_PROCESS.",
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="With --processes: how often in a row one process is started again.")
+    ] = _MAX_RESTARTS,
 ) -> None:
     """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
 
     A second signal leaves at once.
 
+    With --processes, those that die are started again after 0.5 to 30 seconds, and all end with this one. What a new
+    start cannot mend ends the run: wrong use at once, with code 2; too many restarts in a row with code 1, or 3 where
+    no broker ever answered.
+
     Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
     """
+    if processes is not None:
+        from penstock.cli.processes import run_processes
+
+        log_to_stderr()
+        raise typer.Exit(run_processes(target, processes, max_restarts))
+    end_with_parent()
     app = load_app(target)
     log_to_stderr()
     app.run()

@@ -1,0 +1,12 @@
+"""A run of processes, for the tests that send it signals: each member is `python -c PROGRAM`.
+
+usage: members_child.py COUNT PROGRAM
+"""
+
+from __future__ import annotations
+
+import sys
+
+from penstock.cli.processes import Processes
+
+sys.exit(Processes([sys.executable, "-c", sys.argv[2]], int(sys.argv[1])).run())
