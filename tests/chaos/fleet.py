@@ -56,6 +56,7 @@ class MemberOptions:
         max_in_flight: messages of one partition taken in and not done.
         commit_interval: time between commits.
         pace: the times that messages ask for are multiplied by this.
+        stop_timeout: time that a stop may drain.
         config: librdkafka's keys.
     """
 
@@ -67,6 +68,7 @@ class MemberOptions:
     max_in_flight: int = 100
     commit_interval: float = 0.2
     pace: float = 1.0
+    stop_timeout: float = 30.0
     config: Mapping[str, str | int] = field(default_factory=lambda: dict(CLASSIC))
 
 
@@ -261,7 +263,11 @@ class Fleet:
     def assigned_by_broker(self) -> dict[str, set[int]]:
         """Return which partitions the broker means each member to have, by the member's id."""
         members = self._admin.describe_consumer_groups([self.group])[self.group].result(20).members
-        return {one.member_id: {place.partition for place in one.assignment.topic_partitions} for one in members}
+        return {
+            # The newer protocol tells what a member has and what it shall have apart.
+            one.member_id: {place.partition for place in (one.target_assignment or one.assignment).topic_partitions}
+            for one in members
+        }
 
     def uses_newer_protocol(self) -> bool:
         """Tell whether the group's members speak KIP-848 with the broker."""

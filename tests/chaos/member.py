@@ -30,6 +30,7 @@ app = App(
     workers=options["workers"],
     max_in_flight=options["max_in_flight"],
     commit_interval=options["commit_interval"],
+    stop_timeout=options["stop_timeout"],
     config=options["config"],
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,7 @@ from chaos.broker_scenarios import (
     broker_killed_while_a_member_leaves,
 )
 from chaos.fleet import CLASSIC, KIP848, Fleet
+from waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
@@ -43,13 +46,10 @@ def test_a_broker_frozen_for_ten_seconds_costs_neither_messages_nor_order(
     assert group.report().faults == []
 
 
-@both_protocols
-def test_commits_that_fail_while_a_member_leaves_lose_nothing(
-    fragile_fleet: NewFleet, config: dict[str, str | int]
-) -> None:
+def test_commits_that_fail_while_a_member_leaves_lose_nothing(fragile_fleet: NewFleet) -> None:
     group = fragile_fleet(4)
 
-    broker_killed_while_a_member_leaves(group, config=config)
+    broker_killed_while_a_member_leaves(group)
 
     report = group.report()
     assert report.faults == []
@@ -64,3 +64,23 @@ def test_commits_that_fail_in_a_revocation_lose_nothing(fragile_fleet: NewFleet,
     broker_frozen_in_a_revocation(group, config=config)
 
     assert group.report().faults == []
+
+
+@pytest.mark.xfail(
+    reason="each commit that is waited for waits for a dead coordinator as long as a session: twice 45 s",
+    raises=subprocess.TimeoutExpired,
+)
+def test_a_stop_keeps_its_time_when_the_broker_is_gone(fragile_fleet: NewFleet) -> None:
+    group = fragile_fleet(1)
+    group.feed([("slow", 2.0)])
+    (only,) = group.start_all(1, stop_timeout=4.0, config={})
+    wait_until(lambda: only.running_calls)
+
+    group.broker.kill()
+    only.signal(signal.SIGTERM)
+    # Ten times what it may take.
+    code = only.process.wait(40)
+
+    assert code == 0
+    assert not group.broker.running
+    assert only.handled == 1
