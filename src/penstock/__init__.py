@@ -10,19 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.app import App, RunningApp
-    from penstock.consumer import ConsumerStatistics, Keyless, LitePushConsumer, Order, RetryPolicy, retry
+    from penstock.consumer import (
+        ConsumerStatistics,
+        DeadLetterLimit,
+        DeferredCompletion,
+        Explanation,
+        Keyless,
+        LitePushConsumer,
+        Middleware,
+        Order,
+        RetryPolicy,
+        WorkerResource,
+        retry,
+    )
     from penstock.errors import (
+        BatchError,
         BrokerConnectionError,
         ConfigurationError,
         DecisionNotStoredError,
         HalfNotStoredError,
         PenstockError,
+        RetryLater,
         SinkError,
         StoppedError,
         TopicNotFoundError,
         TransactionError,
     )
     from penstock.message import Message
+    from penstock.telemetry import Telemetry
     from penstock.transactions import (
         Coordinator,
         HalfMessage,
@@ -35,19 +50,34 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "penstock.app": ("App", "RunningApp"),
-    "penstock.consumer": ("ConsumerStatistics", "Keyless", "LitePushConsumer", "Order", "RetryPolicy", "retry"),
+    "penstock.consumer": (
+        "ConsumerStatistics",
+        "DeadLetterLimit",
+        "DeferredCompletion",
+        "Explanation",
+        "Keyless",
+        "LitePushConsumer",
+        "Middleware",
+        "Order",
+        "RetryPolicy",
+        "WorkerResource",
+        "retry",
+    ),
     "penstock.errors": (
+        "BatchError",
         "BrokerConnectionError",
         "ConfigurationError",
         "DecisionNotStoredError",
         "HalfNotStoredError",
         "PenstockError",
+        "RetryLater",
         "SinkError",
         "StoppedError",
         "TopicNotFoundError",
         "TransactionError",
     ),
     "penstock.message": ("Message",),
+    "penstock.telemetry": ("Telemetry",),
     "penstock.transactions": (
         "Coordinator",
         "HalfMessage",
@@ -60,27 +90,35 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "App",
+    "BatchError",
     "BrokerConnectionError",
     "ConfigurationError",
     "ConsumerStatistics",
     "Coordinator",
+    "DeadLetterLimit",
     "DecisionNotStoredError",
+    "DeferredCompletion",
+    "Explanation",
     "HalfMessage",
     "HalfNotStoredError",
     "Keyless",
     "LitePushConsumer",
     "Message",
+    "Middleware",
     "Order",
     "PenstockError",
+    "RetryLater",
     "RetryPolicy",
     "RunningApp",
     "SinkError",
     "StoppedError",
+    "Telemetry",
     "TopicNotFoundError",
     "TransactionError",
     "TransactionResult",
     "TransactionState",
     "TransactionalProducer",
+    "WorkerResource",
     "__version__",
     "retry",
 ]

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from penstock import config as check
+from penstock.cluster import Cluster
 from penstock.config import ClientConfig
 from penstock.consumer import (
+    UNCHANGED,
     ConsumerSettings,
     ConsumerStatistics,
+    DeadLetterFormat,
+    DeadLetterLimit,
+    Explanation,
     Handler,
     Keyless,
     LitePushConsumer,
+    Middleware,
     Order,
     RetryPolicy,
+    Unchanged,
+    WorkerResource,
     handler,
 )
+from penstock.consumer.decoding import DecoderSpec
+from penstock.consumer.handlers import Filter
+from penstock.consumer.ordering import KeyFunction
 from penstock.errors import ConfigurationError, SinkError
 from penstock.kafka import admin_client, require_topics
 from penstock.transactions import Coordinator
@@ -30,8 +43,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from penstock.telemetry import Telemetry
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
+ResourceT = TypeVar("ResourceT")
+Lifespan = Callable[[], Generator[None, Any, Any]] | Callable[[], AsyncGenerator[None, Any]]
+LifespanT = TypeVar("LifespanT", bound=Lifespan)
 SinkFunction = Callable[["DataFrame", int], None]
 
 #: Seconds between two looks at a running app, so that the main thread hears signals.
@@ -59,14 +76,22 @@ class App:
         name: name of the app: the consumer group and the threads are called by it.
         bootstrap_servers: addresses of brokers, `host:port` with commas in between.
         workers: worker threads.
+        max_concurrency: `async def` handlers under way at once.
         config: librdkafka's keys as they are.
         coordinator: whether this process also runs a transaction coordinator.
         prefix: prefix of the transaction topics, for that coordinator.
         pinned: one lane for each worker, which alone serves it.
-        max_in_flight: messages of one partition taken in and not done, at most.
-        max_in_flight_bytes: bytes of all messages taken in and not done, at most.
+        max_in_flight: messages of one partition taken in and not done, at most, parked ones left out.
+        max_in_flight_bytes: bytes of all messages taken in and not done, at most, parked ones left out.
+        max_parked: messages of one partition that wait for a retry or behind one, at most.
+        max_parked_bytes: bytes of all such messages, at most.
         commit_interval: seconds between commits.
         stop_timeout: seconds a stop may drain.
+        revoke_timeout: seconds a revocation waits for running handlers.
+        stall_after: seconds in a handler after which the watchdog reports a message.
+        dead_letter_limit: when the app stops rather than write one more dead letter.
+        middlewares: hooks around every handler, the first outermost.
+        telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -78,14 +103,22 @@ class App:
         *,
         bootstrap_servers: str,
         workers: int = 16,
+        max_concurrency: int = 1_000,
         config: ClientConfig | None = None,
         coordinator: bool = False,
         prefix: str = "penstock",
         pinned: bool = False,
         max_in_flight: int = 10_000,
         max_in_flight_bytes: int = 128 * 1024 * 1024,
+        max_parked: int = 10_000,
+        max_parked_bytes: int = 32 * 1024 * 1024,
         commit_interval: float = 1.0,
         stop_timeout: float = 30.0,
+        revoke_timeout: float = 5.0,
+        stall_after: float = 60.0,
+        dead_letter_limit: DeadLetterLimit | None = None,
+        middlewares: Sequence[Middleware] = (),
+        telemetry: Telemetry | None = None,
     ) -> None:
         check.not_empty("name", name)
         check.not_empty("bootstrap_servers", bootstrap_servers)
@@ -93,15 +126,31 @@ class App:
         self.bootstrap_servers = bootstrap_servers
         self._settings = ConsumerSettings(
             workers=workers,
+            max_concurrency=max_concurrency,
             pinned=pinned,
             max_in_flight=max_in_flight,
             max_in_flight_bytes=max_in_flight_bytes,
+            max_parked=max_parked,
+            max_parked_bytes=max_parked_bytes,
             commit_interval=commit_interval,
             stop_timeout=stop_timeout,
+            revoke_timeout=revoke_timeout,
+            stall_after=stall_after,
+            dead_letter_limit=dead_letter_limit or DeadLetterLimit(),
+            telemetry=telemetry,
             config=config if config is not None else {},
         )
         self._coordinator = coordinator
         self._prefix = prefix
+        self._middlewares = tuple(middlewares)
+        for one in self._middlewares:
+            if not isinstance(one, Middleware):
+                raise ConfigurationError(
+                    "middlewares must be objects of a subclass of penstock.Middleware, but one is a "
+                    f"{type(one).__name__}"
+                )
+        self._lifespans: list[Lifespan] = []
+        self._resources: list[WorkerResource[Any]] = []
         self._handlers: dict[str, Handler] = {}
         self._sinks: list[SinkSpec] = []
 
@@ -110,21 +159,47 @@ class App:
         *topics: str,
         order: str | Order = Order.KEY,
         keyless: str | Keyless = Keyless.PARTITION,
+        key: str | KeyFunction | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the word of the field
+        decoder: DecoderSpec = None,
+        batch: int = 1,
+        linger: float = 0.0,
         retry: RetryPolicy | None = None,
+        retry_delays: Sequence[float] = (),
         dead_letter: bool | str = False,
-        dead_letter_topic: str = "dlq.{topic}",
+        dead_letter_topic: str | None = None,
+        dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
+        rate: float | None = None,
+        key_rate: float | None = None,
+        deferred_timeout: float | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
         """Register a function for the messages of one topic or several. The function itself is returned unchanged.
+
+        A plain function runs on a worker thread, an `async def` on the app's event loop. Both may return a
+        `DeferredCompletion` and finish later.
 
         Args:
             topics: names of the topics.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
                 of the app. "partition": those of the same partition. "none": none wait.
             keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
+            key: what stands for the record's key: "header:name", or a function of the message.
+            filter: called with a message; where it returns false the message is done at once, and counted.
+            decoder: "json", a pydantic model, a msgspec struct or a callable of bytes: makes `message.body`.
+            batch: messages given at once, at most; more than 1 gives the function a list.
+            linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
             retry: made by `penstock.retry`; five tries with growing waits when left out.
+            retry_delays: seconds; when the tries are exhausted the message waits in the topic
+                `retry.<app>.<topic>`, once for each delay, and holds neither its key nor the watermark meanwhile.
             dead_letter: what becomes of a message whose retries are exhausted: True writes it to the dead-letter
                 topic, "drop" logs and counts it, "stop" or False (default) stops the app and keeps the offset.
-            dead_letter_topic: name of the dead-letter topic; created when absent.
+            dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or
+                `{topic}-dlt`.
+            dead_letter_format: "kafka" (default, KIP-1191) or "spring".
+            rate: messages/s that are begun, over all keys; 0 holds all; None (default) for no limit.
+            key_rate: messages/s of each key; None (default) for no limit.
+            deferred_timeout: seconds that a deferred completion may stay out before it counts as failed; None
+                (default) for ever.
 
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.
@@ -136,9 +211,19 @@ class App:
                 function,
                 order=order,
                 keyless=keyless,
+                key=key,
+                filter=filter,
+                decoder=decoder,
+                batch=batch,
+                linger=linger,
                 retry_policy=retry,
+                retry_delays=retry_delays,
                 dead_letter=dead_letter,
                 dead_letter_topic=dead_letter_topic,
+                dead_letter_format=dead_letter_format,
+                rate=rate,
+                key_rate=key_rate,
+                deferred_timeout=deferred_timeout,
             )
             for topic in names:
                 if topic in self._handlers:
@@ -150,6 +235,33 @@ class App:
             return function
 
         return register
+
+    def lifespan(self, function: LifespanT) -> LifespanT:
+        """Register a generator function that runs around the app: what stands before its `yield` at the start, the rest
+        at the end. An `async def` runs on the event loop of the app's async handlers.
+
+        Those registered first start first and end last. What fails at the start keeps the app from starting.
+        """  # noqa: D205 - the first sentence needs the room
+        if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
+            raise ConfigurationError(
+                f"lifespan takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"
+            )
+        self._lifespans.append(function)
+        return function
+
+    def worker_resource(self, function: Callable[[], Generator[ResourceT, Any, Any]]) -> WorkerResource[ResourceT]:
+        """Register a generator function that makes what each worker has one of; handlers ask it with `.get()`.
+
+        What stands before its `yield` runs on a worker at the first `get()` there, the rest when the worker ends.
+        """
+        if not inspect.isgeneratorfunction(function):
+            raise ConfigurationError(
+                "worker_resource takes a function with one `yield`, but "
+                f"{getattr(function, '__qualname__', function)} is none"
+            )
+        resource = WorkerResource(function)
+        self._resources.append(resource)
+        return resource
 
     def sink(
         self,
@@ -201,14 +313,35 @@ class App:
             )
         running = RunningApp(
             Coordinator(bootstrap_servers=self.bootstrap_servers, prefix=self._prefix) if self._coordinator else None,
-            LitePushConsumer(
-                self.name, self._handlers, bootstrap_servers=self.bootstrap_servers, settings=self._settings
-            )
-            if self._handlers
-            else None,
+            self.consumer() if self._handlers else None,
+            self._lifespans,
         )
         running.start(self._start_sinks)
         return running
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers by topic."""
+        return dict(self._handlers)
+
+    def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
+        """Return a consumer with the app's handlers, not started.
+
+        Args:
+            cluster: where its clients and the time come from; a real cluster at `bootstrap_servers` when left out.
+
+        Raises:
+            ConfigurationError: the app has no handler.
+        """
+        return LitePushConsumer(
+            self.name,
+            self._handlers,
+            bootstrap_servers=self.bootstrap_servers,
+            settings=self._settings,
+            middlewares=self._middlewares,
+            resources=self._resources,
+            cluster=cluster,
+        )
 
     def _start_sinks(self) -> list[StreamingQuery]:
         if not self._sinks:
@@ -261,9 +394,13 @@ class App:
 class RunningApp:
     """A started app. Made by `App.start`. All methods may be called from any thread."""
 
-    def __init__(self, coordinator: Coordinator | None, consumer: LitePushConsumer | None) -> None:
+    def __init__(
+        self, coordinator: Coordinator | None, consumer: LitePushConsumer | None, lifespans: Sequence[Lifespan]
+    ) -> None:
         self._coordinator = coordinator
         self._consumer = consumer
+        self._lifespans = list(lifespans)
+        self._entered = ExitStack()
         self._signals = 0
         self._stop_asked = threading.Event()
         #: Spark's queries of the app's sinks.
@@ -272,6 +409,8 @@ class RunningApp:
     def start(self, start_sinks: Callable[[], list[StreamingQuery]]) -> None:
         """Start the parts; where one fails, stop those before it. Called once, by `App.start`."""
         try:
+            for lifespan in self._lifespans:
+                self._enter(lifespan)
             if self._coordinator is not None:
                 self._coordinator.start()
             if self._consumer is not None:
@@ -280,6 +419,17 @@ class RunningApp:
         except BaseException:
             self.stop()
             raise
+
+    def _enter(self, lifespan: Lifespan) -> None:
+        if not inspect.isasyncgenfunction(lifespan):
+            self._entered.enter_context(contextmanager(lifespan)())  # type: ignore[arg-type] # asked just above
+            return
+        if self._consumer is None:
+            raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
+        manager: AbstractAsyncContextManager[None] = asynccontextmanager(lifespan)()
+        self._consumer.run_async(manager.__aenter__())
+        consumer = self._consumer
+        self._entered.callback(lambda: consumer.run_async(manager.__aexit__(None, None, None)))
 
     def statistics(self) -> ConsumerStatistics:
         """Return the consumer's counts of this moment.
@@ -290,6 +440,60 @@ class RunningApp:
         if self._consumer is None:
             raise ConfigurationError("the app has no handler to count for; its sinks' progress is in `queries`")
         return self._consumer.statistics()
+
+    def explain(self) -> list[Explanation]:
+        """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
+        return [] if self._consumer is None else self._consumer.explain()
+
+    def change(
+        self,
+        *,
+        workers: int | None = None,
+        max_concurrency: int | None = None,
+        max_in_flight: int | None = None,
+        max_in_flight_bytes: int | None = None,
+        max_parked: int | None = None,
+        max_parked_bytes: int | None = None,
+        commit_interval: float | None = None,
+    ) -> None:
+        """Change settings while the app runs; those left out stay. No message is lost and no order broken by it.
+
+        Raises:
+            ConfigurationError: a value is wrong, or the number of workers cannot change because lanes are pinned.
+        """
+        if self._consumer is not None:
+            self._consumer.change(
+                workers=workers,
+                max_concurrency=max_concurrency,
+                max_in_flight=max_in_flight,
+                max_in_flight_bytes=max_in_flight_bytes,
+                max_parked=max_parked,
+                max_parked_bytes=max_parked_bytes,
+                commit_interval=commit_interval,
+            )
+
+    def change_handler(
+        self,
+        topic: str,
+        *,
+        rate: float | Unchanged | None = UNCHANGED,
+        key_rate: float | Unchanged | None = UNCHANGED,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Change the limits of a topic's handler while the app runs; those left out stay.
+
+        Args:
+            topic: the topic; its retry topic follows.
+            rate: messages/s over all keys; 0 holds all, None removes the limit.
+            key_rate: messages/s of each key; None removes the limit.
+            retry: the policy for failures from now on.
+
+        Raises:
+            ConfigurationError: a value is wrong, or the topic has no handler in this app.
+        """
+        if self._consumer is None:
+            raise ConfigurationError(f"topic {topic} has no handler in this app; it has sinks only")
+        self._consumer.change_handler(topic, rate=rate, key_rate=key_rate, retry=retry)
 
     def on_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Stop with a drain at the first signal, at once at the second."""
@@ -347,6 +551,9 @@ class RunningApp:
                 query.stop()
             if self._coordinator is not None:
                 self._coordinator.stop()
+            self._entered.close()
+            if self._consumer is not None:
+                self._consumer.close()
 
     def __enter__(self) -> Self:
         """Return itself, running."""

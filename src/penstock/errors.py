@@ -6,6 +6,8 @@ what to do next. Payloads, keys and secrets never appear in one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class PenstockError(Exception):
     """The root of penstock's errors."""
@@ -29,6 +31,34 @@ class MessageFormatError(PenstockError, ValueError):
 
 class StoppedError(PenstockError, RuntimeError):
     """The object was stopped, or stopped itself; the cause, where there is one, is chained."""
+
+
+class RetryLater(PenstockError):  # noqa: N818 - it asks for something, it reports no error
+    """Raised by a handler: try this message again after so many seconds, whatever the policy's waits are.
+
+    It counts as a try; the policy still decides when to give up.
+
+    Args:
+        seconds: how long to wait, at least; a negative number counts as 0.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"try again in {seconds:g} s")
+        self.seconds = max(0.0, float(seconds))
+
+
+class BatchError(PenstockError):
+    """Raised by a batch handler: these messages of the batch failed, the others are done.
+
+    Of each key, the messages behind the first failed one are handed over again too, so that the order holds.
+
+    Args:
+        failed: what each failed message ended with, by its place in the list that the handler got.
+    """
+
+    def __init__(self, failed: Mapping[int, BaseException]) -> None:
+        super().__init__(f"{len(failed)} messages of a batch failed")
+        self.failed = dict(failed)
 
 
 class TransactionError(PenstockError, RuntimeError):
@@ -56,6 +86,7 @@ class DevBrokerError(PenstockError, RuntimeError):
 
 
 __all__ = [
+    "BatchError",
     "BrokerConnectionError",
     "ConfigurationError",
     "DecisionNotStoredError",
@@ -63,6 +94,7 @@ __all__ = [
     "HalfNotStoredError",
     "MessageFormatError",
     "PenstockError",
+    "RetryLater",
     "SinkError",
     "SourceError",
     "StoppedError",

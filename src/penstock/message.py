@@ -108,6 +108,11 @@ class Message:
         return self._record.value()
 
     @property
+    def body(self) -> object:
+        """What the handler's decoder made of the value; the value itself where no decoder is named."""
+        return self._record.value()
+
+    @property
     def headers(self) -> Headers:
         """Headers in wire order; a name may stand more than once."""
         return tuple(self._record.headers() or ())
@@ -129,6 +134,21 @@ class Message:
     def __repr__(self) -> str:
         """Name the place, never the key or the value."""
         return f"<Message {self.topic}[{self.partition}]@{self.offset}>"
+
+
+class DecodedMessage(Message):
+    """A message whose body was decoded."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, record: Record, body: object) -> None:
+        super().__init__(record)
+        self._body = body
+
+    @property
+    def body(self) -> object:
+        """What the handler's decoder made of the value; None for a tombstone."""
+        return self._body
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,4 +196,4 @@ class FixedRecord:
         return (_NO_TIMESTAMP, -1) if self.timestamp_ms is None else (1, self.timestamp_ms)
 
 
-__all__ = ["FixedRecord", "Headers", "Message", "Record"]
+__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.commits import Commits
 from penstock.consumer.ordering import Keyless, Order, Ordering
-from penstock.consumer.settings import handler
+from penstock.consumer.routes import Route
 
 
 class FakeConsumer:
@@ -21,6 +24,9 @@ class FakeConsumer:
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         return [TopicPartition(one.topic, one.partition, self.at) for one in partitions]
 
+    def get_watermark_offsets(self, _: TopicPartition, *, cached: bool) -> None:
+        assert cached
+
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
         if self.fails:
             raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
@@ -30,7 +36,7 @@ class FakeConsumer:
 
 def an_assignment(assignments: Assignments) -> Assignment:
     ordering = Ordering(Order.KEY, Keyless.PARTITION, 8)
-    assignment = Assignment("topic", 0, handler(print), ordering, start=10)
+    assignment = Assignment("topic", 0, Route(handler(print), ordering, print), start=10)
     assignments.put(assignment)
     return assignment
 
@@ -41,7 +47,7 @@ def test_a_revocation_in_the_middle_of_a_fetch_commits_only_what_was_tracked() -
     assignment = an_assignment(assignments)
     block = assignment.tracker.register([10, 11])
     assignment.tracker.complete(block, range(2))
-    commits = Commits(assignments, 1.0)
+    commits = Commits(assignments, 1.0, time)
 
     commits.commit_revoked(consumer, [assignment])  # type: ignore[arg-type]
 
@@ -51,7 +57,7 @@ def test_a_revocation_in_the_middle_of_a_fetch_commits_only_what_was_tracked() -
 def test_between_fetches_the_position_moves_the_commit_past_markers() -> None:
     assignments, consumer = Assignments(), FakeConsumer(position=15)
     an_assignment(assignments)
-    commits = Commits(assignments, 1.0)
+    commits = Commits(assignments, 1.0, time)
 
     commits.tick(consumer, 100.0)  # type: ignore[arg-type]
 
@@ -62,7 +68,7 @@ def test_the_position_does_not_move_the_commit_past_messages_in_flight() -> None
     assignments, consumer = Assignments(), FakeConsumer(position=15)
     assignment = an_assignment(assignments)
     assignment.tracker.register([12, 13])
-    commits = Commits(assignments, 1.0)
+    commits = Commits(assignments, 1.0, time)
 
     commits.tick(consumer, 100.0)  # type: ignore[arg-type]
 
@@ -72,7 +78,7 @@ def test_the_position_does_not_move_the_commit_past_messages_in_flight() -> None
 def test_a_commit_that_fails_is_counted_and_made_again() -> None:
     assignments, consumer = Assignments(), FakeConsumer(position=15)
     an_assignment(assignments)
-    commits = Commits(assignments, 1.0)
+    commits = Commits(assignments, 1.0, time)
     consumer.fails = True
     commits.tick(consumer, 100.0)  # type: ignore[arg-type]
     consumer.fails = False
@@ -89,7 +95,7 @@ def test_a_commit_that_fails_is_counted_and_made_again() -> None:
 def test_an_asynchronous_refusal_is_made_again_too() -> None:
     assignments, consumer = Assignments(), FakeConsumer(position=15)
     an_assignment(assignments)
-    commits = Commits(assignments, 1.0)
+    commits = Commits(assignments, 1.0, time)
     commits.tick(consumer, 100.0)  # type: ignore[arg-type]
 
     commits.on_commit(KafkaError(KafkaError.REQUEST_TIMED_OUT), [TopicPartition("topic", 0, 15)])
@@ -102,7 +108,7 @@ def test_an_asynchronous_refusal_is_made_again_too() -> None:
 def test_one_commit_is_under_way_at_a_time_so_that_none_is_overtaken_by_an_older_one() -> None:
     assignments, consumer = Assignments(), FakeConsumer(position=15)
     an_assignment(assignments)
-    commits = Commits(assignments, 1.0)
+    commits = Commits(assignments, 1.0, time)
     commits.tick(consumer, 100.0)  # type: ignore[arg-type]
     consumer.at = 20
     commits.tick(consumer, 101.0)  # type: ignore[arg-type]
@@ -118,7 +124,7 @@ def test_one_commit_is_under_way_at_a_time_so_that_none_is_overtaken_by_an_older
 def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_more_in_the_end() -> None:
     assignments, consumer = Assignments(), FakeConsumer(position=15)
     an_assignment(assignments)
-    commits = Commits(assignments, 1.0)
+    commits = Commits(assignments, 1.0, time)
     commits.tick(consumer, 100.0)  # type: ignore[arg-type]
     consumer.at = 20
     commits.tick(consumer, 111.0)  # type: ignore[arg-type]

@@ -18,15 +18,16 @@ def nothing(_message: Message) -> None:
     """Do nothing."""
 
 
-async def asynchronous(_message: Message) -> None:
-    """Do nothing, later."""
-
-
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         (lambda: handler("send_sms"), "must be a function or another callable, but is a str"),  # type: ignore[arg-type]
-        (lambda: handler(asynchronous), "`async def`"),
+        (lambda: handler(nothing, key="tenant"), "'header:name' or a function"),
+        (lambda: handler(nothing, decoder="xml"), "decoder must be 'json'"),
+        (lambda: handler(nothing, linger=1.0), "but batch is 1"),
+        (lambda: handler(nothing, key_rate=0), "key_rate must be above 0"),
+        (lambda: handler(nothing, retry_delays=[1e9]), "the longest delay is"),
+        (lambda: handler(nothing, dead_letter_format="xml"), "dead_letter_format must be one of 'kafka', 'spring'"),
         (lambda: handler(nothing, order="keys"), "order must be one of 'key', 'partition', 'none'"),
         (lambda: handler(nothing, keyless="lost"), "keyless must be one of"),
         (lambda: handler(nothing, dead_letter="away"), "dead_letter must be one of"),

@@ -132,7 +132,7 @@ def test_offsets_that_go_back_are_refused() -> None:
         tracker.register([6, 7])
 
 
-def test_bytes_are_counted_while_their_block_is_not_wholly_done() -> None:
+def test_each_message_weighs_as_the_mean_of_its_fetch_until_it_is_done() -> None:
     tracker = Tracker(0)
     block = tracker.register([0, 1], size_bytes=300)
 
@@ -140,7 +140,7 @@ def test_bytes_are_counted_while_their_block_is_not_wholly_done() -> None:
     half_way = tracker.bytes_in_flight
     tracker.complete(block, [1])
 
-    assert (half_way, tracker.bytes_in_flight) == (300, 0)
+    assert (half_way, tracker.bytes_in_flight) == (150, 0)
 
 
 def test_threads_that_complete_at_random_lose_no_offset_and_the_watermark_never_falls() -> None:

@@ -38,9 +38,9 @@ def test_lanes_are_filled_evenly() -> None:
 
 
 def test_the_lane_whose_head_is_oldest_is_served_first() -> None:
-    scheduler: Scheduler[None, str] = Scheduler(2, lanes_per_worker=4)
+    scheduler: Scheduler[None, str] = Scheduler(8)
     for number, arrival in ((3, 30), (1, 10), (2, 20)):
-        scheduler.lanes[number].runs.append(run_of(arrival, "x"))
+        scheduler.lanes[number].append(run_of(arrival, "x"))
     scheduler.ready(scheduler.lanes)
 
     order = [lane.number for _ in range(3) if (lane := scheduler.take(0)) is not None]
@@ -50,8 +50,8 @@ def test_the_lane_whose_head_is_oldest_is_served_first() -> None:
 
 
 def test_a_due_retry_goes_before_newer_runs() -> None:
-    scheduler: Scheduler[None, str] = Scheduler(1, lanes_per_worker=4)
-    scheduler.lanes[0].runs.append(run_of(1, "x"))
+    scheduler: Scheduler[None, str] = Scheduler(4)
+    scheduler.lanes[0].append(run_of(1, "x"))
     scheduler.ready(scheduler.lanes)
 
     scheduler.wake(scheduler.lanes[2], b"key")
@@ -61,14 +61,14 @@ def test_a_due_retry_goes_before_newer_runs() -> None:
 
 
 def test_pinned_workers_take_only_their_own_lane() -> None:
-    scheduler: Scheduler[None, str] = Scheduler(3, pinned=True)
+    scheduler: Scheduler[None, str] = Scheduler(3, slots=3, slot_of=lambda lane: lane.number)
     for lane in scheduler.lanes:
-        lane.runs.append(run_of(1, "x"))
+        lane.append(run_of(1, "x"))
 
     slots = scheduler.ready(scheduler.lanes)
 
     assert sorted(slots) == [0, 1, 2]
-    assert [scheduler.take(scheduler.slot_of(worker)) for worker in range(3)] == list(scheduler.lanes)
+    assert [scheduler.take(worker) for worker in range(3)] == list(scheduler.lanes)
 
 
 def run_of(arrival: int, *records: str) -> Run[None, str]:
@@ -81,7 +81,10 @@ class LanesMachine(RuleBasedStateMachine):
     @initialize(workers=st.integers(1, 3), pinned=st.booleans())
     def begin(self, workers: int, pinned: bool) -> None:
         self.workers = workers
-        self.scheduler: Scheduler[None, str] = Scheduler(workers, lanes_per_worker=3, pinned=pinned)
+        self.slots = workers if pinned else 1
+        self.scheduler: Scheduler[None, str] = Scheduler(
+            workers * 3, slots=self.slots, slot_of=lambda lane: lane.number % self.slots
+        )
         self.held: dict[int, int] = {}
         self.tokens: Counter[int] = Counter()
         self.arrival = 0
@@ -91,7 +94,7 @@ class LanesMachine(RuleBasedStateMachine):
         self.arrival += 1
         lanes = [self.scheduler.lanes[number % len(self.scheduler.lanes)] for number in numbers]
         for lane in lanes:
-            lane.runs.append(run_of(self.arrival, "x"))
+            lane.append(run_of(self.arrival, "x"))
         self.tokens.update(self.scheduler.ready(dict.fromkeys(lanes)))
 
     @rule(number=st.integers(0, 8))
@@ -101,7 +104,7 @@ class LanesMachine(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 2))
     def a_worker_takes(self, worker: int) -> None:
-        slot = self.scheduler.slot_of(worker % self.workers)
+        slot = worker % self.slots
         lane = self.scheduler.take(slot)
         assert (lane is not None) == (self.tokens[slot] > 0)
         if lane is not None:
@@ -125,8 +128,8 @@ class LanesMachine(RuleBasedStateMachine):
     @invariant()
     def every_lane_with_work_is_claimed_once(self) -> None:
         for lane in self.scheduler.lanes:
-            assert lane.claimed or not lane.has_work
-        claimed = sum(lane.claimed for lane in self.scheduler.lanes)
+            assert lane.claim.locked() or not lane.has_work()
+        claimed = sum(lane.claim.locked() for lane in self.scheduler.lanes)
         assert claimed == len(self.held) + sum(self.tokens.values())
         assert self.scheduler.idle == (claimed == 0)
 

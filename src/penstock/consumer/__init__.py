@@ -1,22 +1,37 @@
-"""The consumer engine: poll loop, lanes' workers, retries, dead letters, rebalance and drain."""
+"""The consumer engine: poll loop, lanes' workers and tasks, retries, dead letters, rebalance and drain."""
 
-from penstock.consumer.engine import LitePushConsumer
+from penstock.consumer.dead_letter_headers import DeadLetterFormat
+from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.explain import Explanation
+from penstock.consumer.handlers import Handler, HandlerFunction, Kind, OnFailure, handler
+from penstock.consumer.limits import DeadLetterLimit
+from penstock.consumer.lite_push import UNCHANGED, LitePushConsumer, Unchanged
 from penstock.consumer.ordering import Keyless, Order
 from penstock.consumer.retries import RetryPolicy, retry
-from penstock.consumer.settings import ConsumerSettings, Handler, HandlerFunction, OnFailure, handler
+from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.statistics import ConsumerStatistics, PartitionStatistics
+from penstock.consumer.surroundings import Middleware, WorkerResource
 
 __all__ = [
+    "UNCHANGED",
     "ConsumerSettings",
     "ConsumerStatistics",
+    "DeadLetterFormat",
+    "DeadLetterLimit",
+    "DeferredCompletion",
+    "Explanation",
     "Handler",
     "HandlerFunction",
     "Keyless",
+    "Kind",
     "LitePushConsumer",
+    "Middleware",
     "OnFailure",
     "Order",
     "PartitionStatistics",
     "RetryPolicy",
+    "Unchanged",
+    "WorkerResource",
     "handler",
     "retry",
 ]

@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from penstock.consumer.ordering import Ordering
-from penstock.consumer.settings import Handler
+from penstock.consumer.routes import Route
 from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
-from penstock.routing import Lane, Run
+from penstock.routing import Lane, ParkedKey, Run
+
+#: Bytes that a message takes beside its value: the objects of the client and of Python.
+OVERHEAD_BYTES = 300
 
 
 class Assignment:
     """One incarnation of a partition.
 
-    The poll thread writes all fields; workers read `active`, `handler`, `ordering` and complete on `tracker`, which is
+    The poll thread writes all fields; workers read `active` and `route` and complete on `tracker`, which is
     thread-safe. `active` falls once and never rises again.
     """
 
@@ -27,11 +29,14 @@ class Assignment:
         "acknowledged",
         "active",
         "committed",
+        "end",
         "full_since",
-        "handler",
-        "ordering",
+        "map_at",
+        "map_full",
+        "map_look",
         "partition",
         "paused",
+        "route",
         "topic",
         "tracker",
     )
@@ -40,16 +45,14 @@ class Assignment:
         self,
         topic: str,
         partition: int,
-        handler: Handler,
-        ordering: Ordering,
+        route: Route,
         *,
         start: int,
         restored: OffsetMap | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self.handler = handler
-        self.ordering = ordering
+        self.route = route
         self.tracker = Tracker(start, restored)
         #: False once revoked or lost: nothing more of it is handed out, completed or committed.
         self.active = True
@@ -60,6 +63,13 @@ class Assignment:
         self.paused: str | None = None
         #: Since when it has been at its limit, or None.
         self.full_since: float | None = None
+        #: Whether its offset map nears what commit metadata can hold, the position when that was looked at, and when
+        #: it is to be looked at again.
+        self.map_full = False
+        self.map_at = start
+        self.map_look = 0.0
+        #: The end of the partition's log as the client last heard of it, or None.
+        self.end: int | None = None
 
     def __repr__(self) -> str:
         """Name the partition."""
@@ -67,17 +77,21 @@ class Assignment:
 
 
 class Fetch:
-    """What one fetch brought of one assignment: the owner of its runs. Immutable."""
+    """What one fetch brought of one assignment, and when: the owner of its runs. Immutable."""
 
-    __slots__ = ("assignment", "block")
+    __slots__ = ("arrived", "assignment", "block")
 
-    def __init__(self, assignment: Assignment, block: Block) -> None:
+    def __init__(self, assignment: Assignment, block: Block, arrived: float) -> None:
         self.assignment = assignment
         self.block = block
+        self.arrived = arrived
 
 
 ConsumerRun = Run[Fetch, Record]
 ConsumerLane = Lane[Fetch, Record]
+ConsumerParked = ParkedKey[Fetch, Record]
+#: A message in flight: what it belongs to, its place in the block, and the record.
+Item = tuple[Fetch, int, Record]
 
 
 class Assignments:
@@ -118,4 +132,13 @@ class Assignments:
             return list(self._current.values())
 
 
-__all__ = ["Assignment", "Assignments", "ConsumerLane", "ConsumerRun", "Fetch"]
+__all__ = [
+    "OVERHEAD_BYTES",
+    "Assignment",
+    "Assignments",
+    "ConsumerLane",
+    "ConsumerParked",
+    "ConsumerRun",
+    "Fetch",
+    "Item",
+]

@@ -16,11 +16,11 @@ fetch that failed half-way.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.kafka import reason
 
@@ -35,12 +35,16 @@ class Commits:
 
     Args:
         assignments: the partitions of this process.
-        interval_s: seconds between periodic commits.
+        interval_s: seconds between periodic commits; any thread may change it.
+        clock: the engine's clock.
     """
 
-    def __init__(self, assignments: Assignments, interval_s: float) -> None:
+    def __init__(self, assignments: Assignments, interval_s: float, clock: Clock) -> None:
         self._assignments = assignments
-        self._interval_s = interval_s
+        self.interval_s = interval_s
+        self._clock = clock
+        #: Told of every commit, where telemetry is on: topic and partition counts, and what went wrong. Set at start.
+        self.told: Callable[[Sequence[TopicPartition], str | None], None] | None = None
         self._next = 0.0
         # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
         self._under_way = 0
@@ -50,28 +54,33 @@ class Commits:
         self.succeeded = 0
         self.failed = 0
 
-    def tick(self, consumer: Consumer, now: float) -> None:
+    def tick(self, consumer: ConsumerClient, now: float) -> None:
         """Commit what has changed, when it is time, without waiting for the answer."""
         if now < self._next:
             return
-        self._next = now + self._interval_s
+        self._next = now + self.interval_s
         if self._under_way and now - self._sent_at < _ANSWER_S:
             return
         assignments = self._assignments.all()
+        for assignment in assignments:
+            # What the client heard with its last fetch: no request is made.
+            known = consumer.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
+            if known is not None and known[1] >= 0:
+                assignment.end = known[1]
         self._advance_idle(consumer, assignments)
         self._commit(consumer, assignments, now, wait=False)
 
-    def commit_last(self, consumer: Consumer) -> None:
+    def commit_last(self, consumer: ConsumerClient) -> None:
         """Commit what has changed after a drain, and wait for the answer."""
         assignments = self._assignments.all()
         self._advance_idle(consumer, assignments)
-        self._commit(consumer, assignments, time.monotonic(), wait=True)
+        self._commit(consumer, assignments, self._clock.monotonic(), wait=True)
 
-    def commit_revoked(self, consumer: Consumer, assignments: Sequence[Assignment]) -> None:
+    def commit_revoked(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Commit what has changed of revoked partitions and wait for the answer; safe in a rebalance callback."""
-        self._commit(consumer, assignments, time.monotonic(), wait=True)
+        self._commit(consumer, assignments, self._clock.monotonic(), wait=True)
 
-    def _commit(self, consumer: Consumer, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
+    def _commit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
         points: list[TopicPartition] = []
         for assignment in assignments:
             point = assignment.tracker.commit_point()
@@ -94,7 +103,7 @@ class Commits:
         except KafkaException as error:
             self._note_failure(reason(error), points)
 
-    def _advance_idle(self, consumer: Consumer, assignments: Sequence[Assignment]) -> None:
+    def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
         idle = [assignment for assignment in assignments if not assignment.tracker.in_flight]
         if not idle:
@@ -128,6 +137,8 @@ class Commits:
             self._note_failure(reason(why) if why is not None else "no reason given", refused)
         else:
             self.succeeded += 1
+            if self.told is not None:
+                self.told(partitions or (), None)
         for one in partitions or ():
             assignment = self._assignments.get(one.topic, one.partition)
             # An answer to an earlier commit says nothing of the last one.
@@ -136,12 +147,14 @@ class Commits:
 
     def _note_failure(self, why: str, partitions: Sequence[TopicPartition]) -> None:
         self.failed += 1
+        if self.told is not None:
+            self.told(partitions, why)
         for one in partitions:
             assignment = self._assignments.get(one.topic, one.partition)
             if assignment is not None:
                 assignment.acknowledged = False
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
-        _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self._interval_s)
+        _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self.interval_s)
 
 
 __all__ = ["Commits"]

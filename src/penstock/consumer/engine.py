@@ -1,298 +1,260 @@
-"""`LitePushConsumer`: the parts of a consumer put together, started and stopped."""
+"""The engine: the parts of a consumer put together, without a thread of their own.
+
+`LitePushConsumer` runs an engine on threads; `penstock.testing` runs the same engine step by step.
+"""
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
-from penstock import config as check
-from penstock.config import ClientConfig
+from penstock.cluster import Clock, Cluster
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
-from penstock.consumer.dead_letters import DeadLetter, DeadLetterQueue
+from penstock.consumer.handlers import Handler, Kind, OnFailure
 from penstock.consumer.intake import Intake
+from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.ordering import Ordering
+from penstock.consumer.outbox import Outbox
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.rebalance import Rebalance
 from penstock.consumer.retries import Timers
+from penstock.consumer.retry_topics import RetryHeaders, retry_topic
 from penstock.consumer.router import Router
-from penstock.consumer.settings import ConsumerSettings, Handler, OnFailure
-from penstock.consumer.statistics import ConsumerStatistics, PartitionStatistics
-from penstock.consumer.workers import WorkerPool
-from penstock.errors import ConfigurationError, StoppedError
-from penstock.kafka import TopicSpec, admin_client, base_config, client_refused, ensure_topics, require_topics
+from penstock.consumer.routes import Invoke, Route
+from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.surroundings import Middleware, surround
+from penstock.consumer.visits import Desk, Station
+from penstock.consumer.watch import Watchdog
+from penstock.kafka import TopicSpec
 from penstock.message import Record
 from penstock.offsets import decode
 from penstock.routing import Scheduler
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from penstock.consumer.assignments import ConsumerLane
+    from penstock.telemetry import ConsumerTelemetry
+
+#: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
+_LANES_PER_TASK = 8
 
 
-class LitePushConsumer:
-    """Consumes topics: messages that wait for each other one at a time and in order, all others at once.
-
-    Nothing is started or connected before `start`. All methods may be called from any thread.
+class Engine:
+    """The parts of one consumer. Nothing runs, and nothing is connected before `connect`.
 
     Args:
-        group: the consumer group; also names the threads.
-        handlers: a handler for each topic, as made by `penstock.consumer.handler`.
-        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
+        group: the consumer group.
+        handlers: a handler for each topic.
         settings: the options.
-
-    Raises:
-        ConfigurationError: an option or a handler is wrong.
+        clock: the clock of the cluster it will be connected to.
+        middlewares: what is put around every handler.
     """
 
     def __init__(
         self,
         group: str,
         handlers: Mapping[str, Handler],
-        *,
-        bootstrap_servers: str,
-        settings: ConsumerSettings | None = None,
+        settings: ConsumerSettings,
+        clock: Clock,
+        middlewares: Sequence[Middleware] = (),
     ) -> None:
-        check.not_empty("group", group)
-        check.not_empty("bootstrap_servers", bootstrap_servers)
-        if not handlers:
-            raise ConfigurationError("there is no handler; give one for each topic to consume")
-        for topic, one in handlers.items():
-            check.not_empty("topic", topic)
-            if not isinstance(one, Handler):
-                raise ConfigurationError(
-                    f"the handler of {topic} must be made by penstock.consumer.handler(...), but is a "
-                    f"{type(one).__name__}"
-                )
-        self._group = group
-        self._handlers = dict(handlers)
-        self._bootstrap_servers = bootstrap_servers
-        self._settings = settings or ConsumerSettings()
-        self._thread: threading.Thread | None = None
-        self._build()
+        self.group = group
+        self.handlers = dict(handlers)
+        self.settings = settings
+        self.clock = clock
+        kinds = {one.kind for one in handlers.values()}
+        #: Whether there are handlers for threads, and for tasks.
+        self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
+        thread_slots = settings.workers if settings.pinned else 1
+        #: The scheduler's slot of lanes whose head is for a task.
+        self.task_slot = thread_slots if self.has_threads else 0
+        self.scheduler: Scheduler[Fetch, Record] = Scheduler(
+            self._lane_count(),
+            slots=self.task_slot + 1 if self.has_tasks else thread_slots,
+            slot_of=self._slot_of if self.has_tasks or settings.pinned else None,
+        )
+        self.telemetry = self._telemetry()
+        self.assignments = Assignments()
+        self.timers = Timers()
+        self.limits = DeadLetterLimits(settings.dead_letter_limit, self._handled)
+        self.outbox = Outbox(group, clock, self.timers, self.limits)
+        #: Set by who runs the engine: called with the slots of ready lanes, and to have stuck workers relieved.
+        self.on_ready: Callable[[Sequence[int]], None] = lambda _: None
+        self.relieve: Callable[[], bool] = lambda: False
+        #: Set by who runs the engine: where handlers are called, and how long the event loop has not come round.
+        self.stations: Callable[[], Iterable[Station]] = lambda: ()
+        self.loop_behind: Callable[[], tuple[float, int | None]] = lambda: (0.0, None)
+        self.desk = Desk(
+            clock,
+            settings.run_seconds,
+            scheduler=self.scheduler,
+            timers=self.timers,
+            outbox=self.outbox,
+            wake=self._ready,
+            fail=self.fail,
+        )
+        self.routes = self._make_routes(middlewares)
+        self.router = Router(self.assignments, self.scheduler, self._ready)
+        self.intake = Intake(
+            settings.max_in_flight, settings.max_in_flight_bytes, settings.max_parked, settings.max_parked_bytes
+        )
+        self.commits = Commits(self.assignments, settings.commit_interval, clock)
+        self.rebalance = Rebalance(
+            self.assignments,
+            self.commits,
+            clock=clock,
+            busy=self._busy,
+            let_go=self._let_go,
+            make=self._assignment,
+            revoke_timeout=settings.revoke_timeout,
+        )
+        self.watchdog = Watchdog(settings.stall_after, self._all_stations, self._behind)
+        self.loop: PollLoop | None = None
 
-    def _build(self) -> None:
-        """Put the parts together; nothing runs yet."""
-        settings = self._settings
-        self._scheduler: Scheduler[Fetch, Record] = Scheduler(
-            settings.workers, lanes_per_worker=settings.lanes_per_worker, pinned=settings.pinned
-        )
-        lanes = len(self._scheduler.lanes)
-        self._orderings = {topic: Ordering(one.order, one.keyless, lanes) for topic, one in self._handlers.items()}
-        self._assignments = Assignments()
-        self._timers = Timers()
-        self._dead_letters = DeadLetterQueue(self._group, self._timers, self._settle)
-        self._pool = WorkerPool(
-            self._group,
-            workers=settings.workers,
-            run_seconds=settings.run_seconds,
-            scheduler=self._scheduler,
-            timers=self._timers,
-            dead_letters=self._dead_letters,
-            fail=self._fail,
-        )
-        self._router = Router(self._assignments, self._scheduler, self._pool.wake)
-        self._intake = Intake(settings.max_in_flight, settings.max_in_flight_bytes)
-        self._commits = Commits(self._assignments, settings.commit_interval)
-        self._rebalance = Rebalance(
-            self._assignments, self._commits, self._pool, self._assignment, settings.revoke_timeout
-        )
-        self._loop: PollLoop | None = None
+    def _ready(self, slots: Sequence[int]) -> None:
+        self.on_ready(slots)
+
+    def _all_stations(self) -> Iterable[Station]:
+        return self.stations()
+
+    def _behind(self) -> tuple[float, int | None]:
+        return self.loop_behind()
+
+    def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
+        return self.desk.busy_with(self.stations(), assignments)
+
+    def _lane_count(self) -> int:
+        settings = self.settings
+        if settings.pinned:
+            return settings.workers
+        tasks = settings.max_concurrency * _LANES_PER_TASK if self.has_tasks else 0
+        return max(settings.workers * settings.lanes_per_worker, tasks)
+
+    def _slot_of(self, lane: ConsumerLane) -> int:
+        """Return which workers serve a lane, by its head. By who has just claimed it."""
+        if self.has_tasks:
+            head = lane.parked.get(lane.due[0]) if lane.due else None
+            fetch = head.waiting[0][0] if head is not None else lane.runs[0].owner if lane.runs else None
+            if not self.has_threads or (fetch is not None and fetch.assignment.route.kind is Kind.TASK):
+                return self.task_slot
+        return lane.number if self.settings.pinned else 0
+
+    def _telemetry(self) -> ConsumerTelemetry | None:
+        if self.settings.telemetry is None:
+            return None
+        from penstock.telemetry import ConsumerTelemetry
+
+        return ConsumerTelemetry(self.settings.telemetry, self.group, clock=self.clock.monotonic)
+
+    def _make_routes(self, middlewares: Sequence[Middleware]) -> dict[str, Route]:
+        lanes = len(self.scheduler.lanes)
+        routes = {}
+        for topic, one in self.handlers.items():
+            invoke = self._traced(one, surround(one, middlewares))
+            routes[topic] = Route(one, Ordering(one.order, one.keyless, lanes, one.key), invoke)
+            if one.retry_delays:
+                headers = RetryHeaders(one.retry_delays)
+                routes[retry_topic(self.group, topic)] = Route(
+                    one,
+                    Ordering(one.order, one.keyless, lanes, one.key, parks_alone=True),
+                    invoke,
+                    source=topic,
+                    not_before=partial(self._due_at, headers),
+                    retried=headers.rounds,
+                )
+        return routes
+
+    def _due_at(self, headers: RetryHeaders, record: Record) -> float:
+        wait = headers.wait(record, self.clock.time())
+        return self.clock.monotonic() + wait if wait > 0 else 0.0
+
+    def _traced(self, one: Handler, invoke: Invoke) -> Invoke:
+        if self.telemetry is None:
+            return invoke
+        if one.kind is Kind.TASK:
+            around = self.telemetry.around_async_batch if one.batch > 1 else self.telemetry.around_async
+        else:
+            around = self.telemetry.around_batch if one.batch > 1 else self.telemetry.around
+        return around(invoke)  # type: ignore[arg-type] # the handler's kind was asked above
 
     def _assignment(self, committed: TopicPartition) -> Assignment:
         start, metadata = max(0, committed.offset), committed.metadata
         return Assignment(
             committed.topic,
             committed.partition,
-            self._handlers[committed.topic],
-            self._orderings[committed.topic],
+            self.routes[committed.topic],
             start=start,
             restored=decode(start, metadata),
         )
 
-    def _settle(self, letter: DeadLetter) -> None:
-        """Complete a dead letter that is durable and let its key go on. On the poll thread."""
-        letter.fetch.assignment.tracker.complete(letter.fetch.block, (letter.index,))
-        letter.parked.head_done = True
-        self._pool.wake(self._scheduler.wake(self._scheduler.lanes[letter.lane], letter.key))
+    def _handled(self) -> int:
+        return sum(station.handled for station in self.stations())
 
-    def _fail(self, error: BaseException) -> None:
-        if self._loop is not None:
-            self._loop.fail(error)
+    def _let_go(self) -> None:
+        """Have every parked key looked at: those parked on messages of dropped assignments go on at once."""
+        for lane in self.scheduler.lanes:
+            # A copy, made in one step: the holder changes the dictionary meanwhile. Waking is a hint, so none is wrong.
+            for key in list(lane.parked) if lane.parked else ():
+                self.desk.wake_key(lane, key)
 
-    def start(self) -> Self:
-        """Connect, check the topics and start the threads. Returns at once after that.
+    def fail(self, error: BaseException) -> None:
+        """Stop the consumer because of an error. Any thread."""
+        if self.loop is not None:
+            self.loop.fail(error)
+
+    def connect(self, cluster: Cluster) -> PollLoop:
+        """Check the topics, make the clients and return the loop that uses them.
 
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
             ConfigurationError: the Kafka client refused its configuration.
-            StoppedError: it was started before; make a new one.
         """
-        if self._thread is not None:
-            raise StoppedError(f"consumer {self._group} was started before; make a new one to start again")
-        admin = admin_client(self._bootstrap_servers, self._settings.config)
-        partitions = require_topics(admin, self._bootstrap_servers, self._handlers)
-        letters = {
-            one.dead_letter_topic.replace("{topic}", topic): TopicSpec(
-                one.dead_letter_topic.replace("{topic}", topic), partitions[topic]
-            )
-            for topic, one in self._handlers.items()
-            if one.on_failure is OnFailure.DEAD_LETTER
-        }
-        ensure_topics(admin, self._bootstrap_servers, letters.values())
-        client_config = base_config(self._bootstrap_servers, self._settings.client_config(self._group))
-        try:
-            consumer = Consumer({**client_config, "on_commit": self._commits.on_commit})
-            if letters:
-                self._dead_letters.connect(base_config(self._bootstrap_servers, _shared(self._settings.config)))
-        except KafkaException as error:
-            raise client_refused(error) from error
-        self._loop = PollLoop(
+        partitions = cluster.require_topics(self.handlers)
+        made = {}
+        for topic, one in self.handlers.items():
+            if one.on_failure is OnFailure.DEAD_LETTER:
+                name = one.dead_letter_topic.replace("{topic}", topic)
+                made[name] = TopicSpec(name, partitions[topic])
+            if one.retry_delays:
+                name = retry_topic(self.group, topic)
+                made[name] = TopicSpec(name, partitions[topic])
+        cluster.ensure_topics(made.values())
+        consumer = cluster.consumer({**self.settings.client_config(self.group), "on_commit": self.commits.on_commit})
+        if made:
+            self.outbox.connect(cluster.producer(self.settings.producer_config()))
+        if self.telemetry is not None:
+            self.outbox.trace = self.telemetry.sending
+            self.commits.told = partial(self._tell_commit, self.telemetry)
+        self.loop = PollLoop(
             consumer,
-            list(self._handlers),
-            self._settings,
-            assignments=self._assignments,
-            scheduler=self._scheduler,
-            pool=self._pool,
-            router=self._router,
-            intake=self._intake,
-            commits=self._commits,
-            rebalance=self._rebalance,
-            timers=self._timers,
-            dead_letters=self._dead_letters,
+            list(self.routes),
+            self.settings,
+            clock=self.clock,
+            routes=list(self.routes.values()),
+            assignments=self.assignments,
+            scheduler=self.scheduler,
+            desk=self.desk,
+            router=self.router,
+            intake=self.intake,
+            commits=self.commits,
+            rebalance=self.rebalance,
+            timers=self.timers,
+            outbox=self.outbox,
+            watchdog=self.watchdog,
+            relieve=self.relieve,
+            polled=None if self.telemetry is None else self.telemetry.polled,
         )
-        self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
-        self._pool.start()
-        self._thread.start()
-        return self
+        return self.loop
 
-    def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
-        """Ask for a stop without waiting for it; safe in a signal handler.
-
-        Args:
-            timeout: seconds to drain; `stop_timeout` when left out.
-            now: do not drain.
-        """
-        if self._loop is None:
-            return
-        if timeout is not None:
-            self._loop.drain_timeout = timeout
-        if now:
-            self._loop.leave_now.set()
-        self._loop.stopping.set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the consumer has ended; return whether it has.
-
-        Raises:
-            PenstockError: what stopped the consumer, where it stopped by itself.
-        """
-        if self._thread is None or self._loop is None:
-            return True
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            return False
-        if self._loop.failure is not None:
-            raise self._loop.failure
-        return True
-
-    def stop(self, timeout: float | None = None) -> bool:
-        """Drain, commit, leave the group and end the threads.
-
-        Args:
-            timeout: seconds the drain may take; `stop_timeout` when left out.
-
-        Returns:
-            Whether everything taken in was done. What was not is handled again by the next owner.
-
-        Raises:
-            PenstockError: what stopped the consumer before, where it stopped by itself.
-        """
-        if self._loop is None:
-            return True
-        self.request_stop(timeout)
-        begun = time.monotonic()
-        try:
-            self.wait()
-        finally:
-            stuck = self._pool.stop(max(0.0, self._loop.drain_timeout - (time.monotonic() - begun)))
-            for worker in stuck:
-                _log.warning("%s is still in its handler; its message is handled again", worker.thread.name)
-        return self._loop.drained
-
-    def statistics(self) -> ConsumerStatistics:
-        """Return the counts of this moment, taken from live state."""
-        partitions = tuple(
-            PartitionStatistics(
-                one.topic,
-                one.partition,
-                one.tracker.watermark,
-                one.tracker.position,
-                one.tracker.in_flight,
-                one.tracker.bytes_in_flight,
-                one.paused,
-            )
-            for one in self._assignments.all()
-        )
-        workers = self._pool.workers
-        return ConsumerStatistics(
-            received=self._router.received,
-            handled=sum(worker.handled for worker in workers),
-            failed=sum(worker.failed for worker in workers),
-            retried=sum(worker.retried for worker in workers),
-            dead_letters=self._dead_letters.written,
-            dead_letter_failures=self._dead_letters.failures,
-            dropped=sum(worker.dropped for worker in workers),
-            in_flight=sum(one.in_flight for one in partitions),
-            retries_waiting=len(self._timers),
-            commits=self._commits.succeeded,
-            failed_commits=self._commits.failed,
-            pauses=dict(self._intake.pauses),
-            assigned=self._rebalance.assigned,
-            revoked=self._rebalance.revoked,
-            lost=self._rebalance.lost,
-            stale=self._router.stale,
-            busy_workers=sum(worker.record is not None for worker in workers),
-            partitions=partitions,
-        )
-
-    def __enter__(self) -> Self:
-        """Start."""
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop; without draining when an exception passes through."""
-        self.request_stop(now=kind is not None)
-        self.stop()
+    @staticmethod
+    def _tell_commit(telemetry: ConsumerTelemetry, partitions: Sequence[TopicPartition], error: str | None) -> None:
+        topics = [one.topic for one in partitions]
+        for topic in dict.fromkeys(topics):
+            telemetry.committed(topic, topics.count(topic), error)
 
 
-#: Settings of a consumer that a producer does not know, by prefix.
-_CONSUMER_ONLY = (
-    "auto.",
-    "fetch.",
-    "group.",
-    "heartbeat.",
-    "isolation.",
-    "max.partition.",
-    "max.poll.",
-    "partition.assignment",
-    "queued.",
-    "session.",
-    "check.crcs",
-    "allow.auto",
-)
-
-
-def _shared(config: ClientConfig) -> ClientConfig:
-    """Return the settings that a producer understands too."""
-    return {key: value for key, value in config.items() if not key.startswith(_CONSUMER_ONLY)}
-
-
-__all__ = ["LitePushConsumer"]
+__all__ = ["Engine"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from itertools import count
 
 from xxhash import xxh3_64_intdigest
 
-from penstock.message import Record
+from penstock import config as check
+from penstock.errors import ConfigurationError, MessageFormatError
+from penstock.message import Message, Record
 from penstock.routing import lane_of
+
+#: What stands for a message's key: bytes, text, or None where it has none.
+KeyFunction = Callable[[Message], bytes | str | None]
 
 #: The lane of all keyless messages under `Keyless.TOGETHER`.
 _NO_KEY = b"__nokey"
@@ -37,6 +42,26 @@ class Keyless(Enum):
     SPREAD = "spread"
 
 
+def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
+    """Return the function that gives a message its key, or None where the record's own is meant.
+
+    Raises:
+        ConfigurationError: it is neither "header:name" nor a callable.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        name = given.removeprefix("header:")
+        if name == given or not name:
+            raise ConfigurationError(
+                f"key must be 'header:name' or a function of the message, but is {given!r}; leave it out to use "
+                "the record's key"
+            )
+        return lambda message: message.header(name)
+    check.a_callable("key", given)
+    return given
+
+
 class Ordering:
     """The order of one handler over a number of lanes.
 
@@ -46,30 +71,50 @@ class Ordering:
         order: the order mode.
         keyless: what to do without a key.
         lanes: number of lanes.
+        key: what stands for the record's key, or None for the key itself.
+        parks_alone: whether a message that waits holds only itself, though it shares a lane with others of its key.
     """
 
-    def __init__(self, order: Order, keyless: Keyless, lanes: int) -> None:
+    def __init__(
+        self,
+        order: Order,
+        keyless: Keyless,
+        lanes: int,
+        key: KeyFunction | None = None,
+        *,
+        parks_alone: bool = False,
+    ) -> None:
         self._order = order
         self._keyless = keyless
         self._lanes = lanes
+        self._key = key
+        self._parks_alone = parks_alone
         self._turn = count()
 
-    def lane_numbers(self, topic: str, partition: int, keys: Sequence[bytes | None]) -> list[int]:
-        """Return the lane of each message of one partition, given their keys. On the poll thread only."""
+    def lane_numbers(self, topic: str, partition: int, records: Sequence[Record]) -> list[int]:
+        """Return the lane of each message of one partition. On the poll thread only; never raises."""
         lanes = self._lanes
         if self._order is Order.KEY:
+            if self._key is None:
+                keys = [record.key() for record in records]
+            else:
+                keys = [self._routed_key(self._key, record) for record in records]
             if None not in keys:
                 # `lane_of`, written out: a call for each message would cost as much as the hash.
                 return [xxh3_64_intdigest(key) % lanes for key in keys]  # type: ignore[arg-type] # no None in it
             return [self._keyless_lane(topic, partition) if key is None else lane_of(key, lanes) for key in keys]
         if self._order is Order.PARTITION:
-            return [self._partition_lane(topic, partition)] * len(keys)
-        return [next(self._turn) % lanes for _ in keys]
+            return [self._partition_lane(topic, partition)] * len(records)
+        return [next(self._turn) % lanes for _ in records]
 
     def identity(self, record: Record) -> Hashable:
-        """Return what the messages that wait for this one have in common with it."""
-        if self._order is Order.KEY:
-            key = record.key()
+        """Return what the messages that wait for this one have in common with it.
+
+        Raises:
+            MessageFormatError: the user's key function failed on it, or gave something that is no key.
+        """
+        if self._order is Order.KEY and not self._parks_alone:
+            key = record.key() if self._key is None else self._own_key(self._key, record)
             if key is not None:
                 return key
             if self._keyless is Keyless.TOGETHER:
@@ -79,6 +124,26 @@ class Ordering:
         elif self._order is Order.PARTITION:
             return (record.topic(), record.partition())
         return (record.topic(), record.partition(), record.offset())
+
+    def _own_key(self, function: KeyFunction, record: Record) -> bytes | None:
+        try:
+            key = function(Message(record))
+        except Exception as error:
+            raise MessageFormatError(f"the key function failed with {type(error).__name__}; mend it") from error
+        if key is None or isinstance(key, bytes):
+            return key
+        if isinstance(key, str):
+            return key.encode("utf-8", "surrogatepass")
+        raise MessageFormatError(
+            f"the key function returned a {type(key).__name__}; it must return bytes, text or None"
+        )
+
+    def _routed_key(self, function: KeyFunction, record: Record) -> bytes | None:
+        """Return a key to choose a lane by; the failure of the user's function is told when the message is handled."""
+        try:
+            return self._own_key(function, record)
+        except MessageFormatError:
+            return None
 
     def _keyless_lane(self, topic: str, partition: int) -> int:
         if self._keyless is Keyless.PARTITION:
@@ -91,4 +156,4 @@ class Ordering:
         return lane_of(f"{topic}\0{partition}".encode(), self._lanes)
 
 
-__all__ = ["Keyless", "Order", "Ordering"]
+__all__ = ["KeyFunction", "Keyless", "Order", "Ordering", "key_function"]

@@ -1,45 +1,50 @@
-"""The poll loop: the one thread that owns the Kafka consumer.
+"""The poll loop: one thread owns the Kafka consumer. It alone polls, commits, pauses and serves rebalances.
 
-It alone polls, commits, pauses, resumes, sends dead letters and serves rebalance callbacks, and it never waits for a
-handler but in a revocation, within its budget. So the poll interval is met whatever handlers do (I6), and no lock is
-held across a call of the client library: sharing a consumer between threads is a known deadlock there.
-
-If this thread dies of a defect, the consumer is closed, `failure` holds the error, and whoever waits for the consumer
-gets it raised.
+It never waits for a handler, save within the budget of a revocation, so the poll interval is met whatever handlers do.
+`run` is the body of that thread; a simulation takes the same steps one by one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka import Message as ClientMessage
+from confluent_kafka import KafkaError, KafkaException
 
+from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignments, Fetch
 from penstock.consumer.commits import Commits
-from penstock.consumer.dead_letters import DeadLetter, DeadLetterQueue
 from penstock.consumer.intake import STOPPING, Intake
+from penstock.consumer.outbox import Outbox
 from penstock.consumer.rebalance import Rebalance
-from penstock.consumer.retries import Timers, WakeKey
+from penstock.consumer.retries import Timers
 from penstock.consumer.router import Router
+from penstock.consumer.routes import Route
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.workers import WorkerPool
+from penstock.consumer.visits import Desk
+from penstock.consumer.watch import Watchdog
 from penstock.errors import PenstockError
 from penstock.kafka import reason
 from penstock.message import Record
 from penstock.routing import Scheduler
 
+if TYPE_CHECKING:
+    from confluent_kafka import Message as ClientMessage
+
 _log = logging.getLogger(__name__)
 
 #: Seconds to wait for a message before looking at timers and commits again.
 _POLL_S = 0.05
-#: Seconds to wait before asking again when everything is full for a moment.
+#: Seconds to wait before asking again when everything is full for a moment, or lanes wait and workers sleep.
 _SATURATED_S = 0.002
 #: Errors of a fetch that the client mends by itself; they are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
+
+#: Told of each fetch, where telemetry is on: topic, messages by partition, seconds.
+Polled = Callable[[str, dict[int, int], float], None]
 
 
 class PollLoop:
@@ -47,32 +52,43 @@ class PollLoop:
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: ConsumerClient,
         topics: Sequence[str],
         settings: ConsumerSettings,
         *,
+        clock: Clock,
+        routes: Sequence[Route],
         assignments: Assignments,
         scheduler: Scheduler[Fetch, Record],
-        pool: WorkerPool,
+        desk: Desk,
         router: Router,
         intake: Intake,
         commits: Commits,
         rebalance: Rebalance,
         timers: Timers,
-        dead_letters: DeadLetterQueue,
+        outbox: Outbox,
+        watchdog: Watchdog,
+        relieve: Callable[[], bool],
+        polled: Polled | None,
     ) -> None:
         self._consumer = consumer
         self._topics = list(topics)
-        self._settings = settings
+        self._fetch_size = settings.fetch_size
+        self._clock = clock
+        self._routes = list(routes)
         self._assignments = assignments
         self._scheduler = scheduler
-        self._pool = pool
+        self._desk = desk
         self._router = router
         self._intake = intake
         self._commits = commits
         self._rebalance = rebalance
         self._timers = timers
-        self._dead_letters = dead_letters
+        self._outbox = outbox
+        self._watchdog = watchdog
+        self._relieve = relieve
+        self._polled = polled
+        self._hungry = False
         #: Set to drain and leave. Any thread may set it.
         self.stopping = threading.Event()
         #: Set to leave without draining. Any thread may set it.
@@ -98,54 +114,76 @@ class PollLoop:
     def run(self) -> None:
         """Consume until told to stop: the body of the poll thread."""
         try:
-            self._consumer.subscribe(
-                self._topics,
-                on_assign=self._rebalance.on_assign,
-                on_revoke=self._rebalance.on_revoke,
-                on_lost=self._rebalance.on_lost,
-            )
+            self.join()
             while not self.stopping.is_set():
-                self._turn()
-                self._fetch()
-            self._drain()
+                self.step()
+            deadline = self.begin_drain()
+            while not self.drain_step(deadline):
+                pass
         except BaseException as error:  # noqa: BLE001 - whatever it is, waiters must hear of it
             self.fail(error)
         finally:
-            self._leave()
+            self.leave()
+
+    def join(self) -> None:
+        """Ask to join the group."""
+        self._consumer.subscribe(
+            self._topics,
+            on_assign=self._rebalance.on_assign,
+            on_revoke=self._rebalance.on_revoke,
+            on_lost=self._rebalance.on_lost,
+        )
+
+    def step(self) -> None:
+        """Do what is due, and take a batch in."""
+        self._turn()
+        self._fetch()
 
     def _turn(self) -> None:
-        """Do what is due: retries, dead letters, commits."""
-        now = time.monotonic()
-        for due in self._timers.take_due(now):
-            if isinstance(due, WakeKey):
-                self._pool.wake(self._scheduler.wake(self._scheduler.lanes[due.lane], due.key))
-            elif isinstance(due, DeadLetter):
-                self._dead_letters.put(due)
-        self._dead_letters.serve()
+        """Do what is due: retries, rates, the outbox, commits, a look at the handlers."""
+        now = self._clock.monotonic()
+        self._timers.serve(now)
+        for route in self._routes:
+            for number in route.meter.release(now):
+                self._desk.wake_lane(self._scheduler.lanes[number])
+        self._outbox.serve()
         self._commits.tick(self._consumer, now)
+        self._hungry = self._relieve()
+        self._watchdog.look(now)
 
     def _fetch(self) -> None:
         """Take what is there; wait for a first message where nothing is."""
-        if not self._intake.admit(self._consumer, self._assignments.all(), time.monotonic()):
-            self.stopping.wait(_SATURATED_S)
+        begun = self._clock.monotonic()
+        if not self._intake.admit(self._consumer, self._assignments.all(), begun):
+            self._clock.sleep(_SATURATED_S)
             return
-        size = self._settings.fetch_size
-        batch = self._consumer.consume(size, 0)
+        batch = self._consumer.consume(self._fetch_size, 0)
         if not batch:
-            first = self._consumer.poll(self._patience())
+            first = self._consumer.poll(self._patience(begun))
             if first is None:
                 return
-            batch = [first, *self._consumer.consume(size - 1, 0)]
+            batch = [first, *self._consumer.consume(self._fetch_size - 1, 0)]
         self._route(batch)
+        if self._polled is not None:
+            self._tell(self._polled, batch, self._clock.monotonic() - begun)
 
     def _route(self, batch: list[ClientMessage]) -> None:
         errors = [error for message in batch if (error := message.error()) is not None]
         if errors:
             batch = [message for message in batch if message.error() is None]
         if batch:
-            self._router.route(batch)  # type: ignore[arg-type] # fetched messages have a topic, partition and offset
+            self._router.route(batch, self._clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
         for error in errors:
             self._fetch_error(error)
+
+    def _tell(self, polled: Polled, batch: list[ClientMessage], seconds: float) -> None:
+        topics: dict[str, Counter[int]] = {}
+        for message in batch:
+            topic, partition = message.topic(), message.partition()
+            if message.error() is None and topic is not None and partition is not None:
+                topics.setdefault(topic, Counter())[partition] += 1
+        for topic, counts in topics.items():
+            polled(topic, counts, seconds)
 
     def _fetch_error(self, error: KafkaError) -> None:
         if error.fatal():
@@ -157,37 +195,60 @@ class PollLoop:
             )
         _log.log(logging.DEBUG if error.code() in _TRANSIENT else logging.WARNING, "fetching: %s", reason(error))
 
-    def _patience(self) -> float:
-        due = self._timers.next_due()
-        if due is None:
-            return _POLL_S if not self._dead_letters.waiting else _SATURATED_S
-        return min(_POLL_S, max(0.0, due - time.monotonic()))
+    def _patience(self, now: float) -> float:
+        """Return the seconds that may be spent waiting for a message."""
+        if self._outbox.waiting or self._hungry:
+            return _SATURATED_S
+        times = [route.meter.next_release(now) for route in self._routes]
+        times.append(self._timers.next_due())
+        due = min((time for time in times if time is not None), default=now + _POLL_S)
+        return min(_POLL_S, max(0.0, due - now))
 
-    def _drain(self) -> None:
-        """Finish what was taken in, within the time for it, and keep polling, so that the group keeps this member."""
-        deadline = time.monotonic() + self.drain_timeout
-        while not self.leave_now.is_set():
-            for assignment in self._assignments.all():
-                if assignment.paused != STOPPING:
-                    self._intake.pause(self._consumer, assignment, STOPPING)
-            self._turn()
-            due = self._timers.next_due()
-            waits = due is not None and due < deadline
-            if self._scheduler.idle and not waits and not self._dead_letters.waiting:
-                break
-            if time.monotonic() >= deadline:
-                break
-            message = self._consumer.poll(_SATURATED_S)
-            if message is not None:
-                # Fetched before the pause took hold. It is out of the client, so it must be tracked.
-                self._route([message])
+    def begin_drain(self) -> float:
+        """Begin to finish what was taken in; returns when that must end, on the engine's clock."""
+        self._desk.hurry = True
+        for lane in self._scheduler.lanes:
+            if lane.runs:
+                self._desk.wake_lane(lane)
+        return self._clock.monotonic() + self.drain_timeout
+
+    def drain_step(self, deadline: float) -> bool:
+        """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""
+        if self.leave_now.is_set():
+            return self._drain_ended()
+        for assignment in self._assignments.all():
+            if assignment.paused != STOPPING:
+                self._intake.pause(self._consumer, assignment, STOPPING)
+        self._turn()
+        now = self._clock.monotonic()
+        waits = (
+            self._desk.deferred
+            or self._outbox.unsettled
+            or any(route.meter.next_release(now) is not None for route in self._routes)
+            or self._retries_before(deadline)
+        )
+        if now >= deadline or (self._scheduler.idle and not waits):
+            return self._drain_ended()
+        message = self._consumer.poll(_SATURATED_S)
+        if message is not None:
+            # Fetched before the pause took hold. It is out of the client, so it must be tracked.
+            self._route([message])
+        return False
+
+    def _retries_before(self, deadline: float) -> bool:
+        # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
+        parked = (key for lane in self._scheduler.lanes if lane.parked for key in list(lane.parked.values()))
+        return any(key.due_at < deadline for key in parked)
+
+    def _drain_ended(self) -> bool:
         self.drained = not any(assignment.tracker.in_flight for assignment in self._assignments.all())
         self._commits.commit_last(self._consumer)
+        return True
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Commit, leave the group, close. The last thing this thread does."""
         try:
-            self._dead_letters.flush(1.0)
+            self._outbox.flush(1.0)
             # Closing revokes: running handlers are waited for and all that is done is committed there.
             self._consumer.close()
         except (KafkaException, RuntimeError) as error:
@@ -195,4 +256,4 @@ class PollLoop:
             _log.warning("leaving the group: %s; what was not committed is handled again", why)
 
 
-__all__ = ["PollLoop"]
+__all__ = ["PollLoop", "Polled"]

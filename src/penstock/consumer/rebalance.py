@@ -8,14 +8,13 @@ for another thread's commit.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
+from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.commits import Commits
-from penstock.consumer.workers import WorkerPool
 from penstock.kafka import reason
 
 _log = logging.getLogger(__name__)
@@ -32,7 +31,9 @@ class Rebalance:
     Args:
         assignments: the table to keep.
         commits: who commits.
-        pool: whose handlers are waited for.
+        clock: the engine's clock.
+        busy: returns the names of what still handles messages of these assignments.
+        let_go: called with nothing once assignments are inactive: what waited for them goes on.
         make: makes an assignment of topic, partition, start offset and commit metadata.
         revoke_timeout: the budget of a revocation, in seconds.
     """
@@ -41,13 +42,18 @@ class Rebalance:
         self,
         assignments: Assignments,
         commits: Commits,
-        pool: WorkerPool,
+        *,
+        clock: Clock,
+        busy: Callable[[Sequence[Assignment]], Sequence[str]],
+        let_go: Callable[[], None],
         make: Callable[[TopicPartition], Assignment],
         revoke_timeout: float,
     ) -> None:
         self._assignments = assignments
         self._commits = commits
-        self._pool = pool
+        self._clock = clock
+        self._busy = busy
+        self._let_go = let_go
         self._make = make
         self._revoke_timeout = revoke_timeout
         #: How often partitions were assigned, revoked and lost.
@@ -55,7 +61,7 @@ class Rebalance:
         self.revoked = 0
         self.lost = 0
 
-    def on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Take partitions over from where the group stands."""
         if not partitions:
             return
@@ -71,14 +77,14 @@ class Rebalance:
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 
-    def on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""
         if not partitions:
             return
         revoked = self._assignments.deactivate((one.topic, one.partition) for one in partitions)
-        deadline = time.monotonic() + self._revoke_timeout
-        while (busy := self._pool.busy_with(revoked)) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        deadline = self._clock.monotonic() + self._revoke_timeout
+        while (busy := self._busy(revoked)) and self._clock.monotonic() < deadline:
+            self._clock.sleep(_LOOK_S)
         if busy:
             _log.warning(
                 "%d handlers of %s still run after %g s; their messages will be handled again by the next owner",
@@ -91,15 +97,18 @@ class Rebalance:
         self.revoked += len(partitions)
         _log.info("revoked: %s", _names(partitions))
 
-    def on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop partitions that another member may own already: nothing of them may be committed."""
         lost = self._assignments.deactivate((one.topic, one.partition) for one in partitions)
         self._drop(consumer, partitions, lost)
         self.lost += len(partitions)
         _log.warning("lost without a commit: %s; what was not committed is handled again", _names(partitions))
 
-    def _drop(self, consumer: Consumer, partitions: list[TopicPartition], assignments: Sequence[Assignment]) -> None:
+    def _drop(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], assignments: Sequence[Assignment]
+    ) -> None:
         self._assignments.remove(assignments)
+        self._let_go()
         try:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:

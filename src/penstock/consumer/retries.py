@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import tenacity
 from tenacity.retry import retry_base
@@ -30,18 +29,19 @@ class RetryPolicy:
     wait: WaitFunction
     retry: RetryFunction
 
-    def delay_after(self, attempts: int, first_tried: float, error: BaseException) -> float | None:
+    def delay_after(self, attempts: int, elapsed: float, error: BaseException) -> float | None:
         """Return the seconds to wait before the next try, or None when the message is exhausted.
 
         Args:
             attempts: how often the message was tried.
-            first_tried: when it was tried first, on the monotonic clock.
+            elapsed: seconds since it was tried first.
             error: what the last try raised.
         """
         state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
-        state.start_time = first_tried
         state.attempt_number = attempts
         state.set_exception((type(error), error, error.__traceback__))
+        # Both were read from the system's clock, which is not the engine's in a test.
+        state.start_time, state.outcome_timestamp = 0.0, elapsed
         if not self.retry(state) or self.stop(state):
             return None
         return max(0.0, float(self.wait(state)))
@@ -81,44 +81,33 @@ def retry(
 
 
 class Timers:
-    """What is to be called when: a heap. Thread-safe: workers add, the poll thread takes what is due."""
+    """What is to be called when: a heap. Thread-safe: any thread adds, the poll thread calls what is due."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heap: list[tuple[float, int, Any]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
-    def add(self, due: float, what: Any) -> None:
-        """Remember something until `due`, on the monotonic clock."""
+    def add(self, due: float, call: Callable[[], object]) -> None:
+        """Have something called at `due`, on the engine's clock, or soon after it."""
         with self._lock:
-            heapq.heappush(self._heap, (due, next(self._order), what))
+            heapq.heappush(self._heap, (due, next(self._order), call))
 
-    def take_due(self, now: float) -> list[Any]:
-        """Take out what is due, the earliest first."""
+    def serve(self, now: float) -> None:
+        """Call what is due, the earliest first."""
         if not self._heap or self._heap[0][0] > now:
-            return []
-        taken = []
+            return
+        due = []
         with self._lock:
             while self._heap and self._heap[0][0] <= now:
-                taken.append(heapq.heappop(self._heap)[2])
-        return taken
+                due.append(heapq.heappop(self._heap)[2])
+        for call in due:
+            call()
 
     def next_due(self) -> float | None:
         """Return when the earliest is due, or None."""
         with self._lock:
             return self._heap[0][0] if self._heap else None
 
-    def __len__(self) -> int:
-        """How many wait."""
-        return len(self._heap)
 
-
-@dataclass(frozen=True, slots=True)
-class WakeKey:
-    """A timer's content: the parked key of a lane that may be tried again."""
-
-    lane: int
-    key: Hashable
-
-
-__all__ = ["RetryPolicy", "Timers", "WakeKey", "retry"]
+__all__ = ["RetryPolicy", "Timers", "retry"]

@@ -11,15 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
+from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, Assignments, ConsumerLane, Fetch
 from penstock.message import Record
 from penstock.offsets import Block
 from penstock.routing import Run, Scheduler
 
 _log = logging.getLogger(__name__)
-
-#: Bytes that a message takes beside its value: the objects of the client and of Python.
-_OVERHEAD_BYTES = 300
 
 
 class Router:
@@ -38,13 +35,15 @@ class Router:
         self._scheduler = scheduler
         self._wake = wake
         self._arrival = 0
+        self._now = 0.0
         #: Messages taken in, ever.
         self.received = 0
         #: Messages of partitions that were revoked while they were under way; their next owner gets them.
         self.stale = 0
 
-    def route(self, batch: Sequence[Record]) -> None:
+    def route(self, batch: Sequence[Record], now: float) -> None:
         """Track a batch of messages without errors, put them on their lanes and wake workers."""
+        self._now = now
         touched: dict[int, ConsumerLane] = {}
         places = [(record.topic(), record.partition()) for record in batch]
         # A batch holds long stretches of one partition; finding their ends in C costs a quarter of a Python loop.
@@ -65,15 +64,14 @@ class Router:
         offsets = [record.offset() for record in records]
         if offsets[0] < assignment.tracker.position:
             assignment = self._begin_again(assignment, offsets[0])
-        size_bytes = sum(map(len, records)) + _OVERHEAD_BYTES * len(records)
+        size_bytes = sum(map(len, records)) + OVERHEAD_BYTES * len(records)
         block = assignment.tracker.register(offsets, None, size_bytes)
-        keys = [record.key() for record in records]
-        numbers = assignment.ordering.lane_numbers(assignment.topic, assignment.partition, keys)
+        numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
         lanes = self._scheduler.lanes
-        fetch = Fetch(assignment, block)
+        fetch = Fetch(assignment, block, self._now)
         for number, indexes in _by_lane(numbers, block).items():
             lane = lanes[number]
-            lane.runs.append(Run(fetch, self._arrival, [records[index] for index in indexes], indexes))
+            lane.append(Run(fetch, self._arrival, [records[index] for index in indexes], indexes))
             touched[number] = lane
 
     def _begin_again(self, former: Assignment, offset: int) -> Assignment:
@@ -84,7 +82,7 @@ class Router:
             former.tracker.position,
             offset,
         )
-        assignment = Assignment(former.topic, former.partition, former.handler, former.ordering, start=offset)
+        assignment = Assignment(former.topic, former.partition, former.route, start=offset)
         assignment.paused = former.paused
         self._assignments.put(assignment)
         return assignment

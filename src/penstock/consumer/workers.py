@@ -1,209 +1,123 @@
-"""Workers: threads that take a ready lane, run a time slice of its messages, and give it back.
-
-A worker alone holds its lane (the scheduler sees to that), so what it does to the lane's queue and parked keys needs
-no lock. Revocation: the poll thread sets `assignment.active = False` and then looks at every worker's `fetch`; a
-worker sets `fetch` first and then looks at `active`. Whichever comes second sees the other, so a handler either is
-waited for or does not start. A worker completes its offsets before it lets go of `fetch`, so who waited sees them.
+"""Worker threads: each takes a ready lane, calls the handler for what its visit yields, and gives the lane back.
 
 Handlers may raise what they like: it is a failure of that message. Anything else that raises in here is a defect of
 penstock; it stops the consumer with that error rather than leave a lane held for ever.
+
+How many threads are woken matters more than how many there are. Python runs one thread at a time; where handlers
+return in microseconds, each further thread that is awake only takes turns with the others. So while handlers are
+quick one thread is kept awake and finds all the work; where they wait for something (seen from how long they take),
+as many are woken as there are lanes. A thread that is stuck while lanes wait is seen by the poll thread (`relieve`),
+which wakes others. A thread that is awake needs no waking: it looks for work once more after it has said it sleeps,
+and who brings work looks for sleepers after bringing it, so one of the two sees the other.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch
-from penstock.consumer.dead_letters import DeadLetter, DeadLetterQueue
-from penstock.consumer.retries import Timers, WakeKey
-from penstock.consumer.settings import OnFailure
-from penstock.errors import PenstockError
-from penstock.message import Message, Record
-from penstock.routing import ParkedKey, Scheduler
+from penstock.cluster import Clock
+from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.handlers import Kind
+from penstock.consumer.routes import Failed
+from penstock.consumer.visits import Desk, Outcome, Station
+from penstock.message import Record
+from penstock.routing import Scheduler
 
-_log = logging.getLogger(__name__)
+#: Seconds: a handler that takes longer, on the average, waits for something.
+_QUICK_S = 50e-6
+#: Seconds in one message while lanes wait after which a thread counts as stuck.
+_STUCK_S = 0.001
+#: The weight of the last visit in the average.
+_LAST = 0.2
 
-_READY = True
+_WAKE = True
 _END = False
 
 
-class Worker:
-    """One worker thread and its counters. All public fields are written by its thread alone, read by any."""
+def call(station: Station, work: object) -> Outcome:
+    """Call a station's handler and return what came of it."""
+    try:
+        returned = station.invoke(work)
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
+        return Failed(error)
+    return returned if isinstance(returned, DeferredCompletion) else None
 
-    def __init__(self, pool: WorkerPool, number: int, name: str) -> None:
+
+class Worker:
+    """One worker thread."""
+
+    def __init__(self, pool: WorkerPool, number: int, slot: int) -> None:
         self._pool = pool
-        self._slot = pool.scheduler.slot_of(number)
-        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
-        #: What the message in the handler belongs to, or None between lanes.
-        self.fetch: Fetch | None = None
-        #: The message in the handler, and since when on the monotonic clock.
-        self.record: Record | None = None
-        self.started = 0.0
-        self.handled = 0
-        self.failed = 0
-        self.retried = 0
-        self.dropped = 0
+        self.slot = slot
+        self.station = Station(Kind.THREAD, f"penstock-worker-{pool.name}-{number}")
+        self.thread = threading.Thread(target=self._main, name=self.station.name, daemon=True)
+        self.tokens: SimpleQueue[bool] = SimpleQueue()
+        #: Whether it waits, or is about to, for a token. Written by itself, and by who puts a token.
+        self.asleep = True
+        #: Whether it is to end after its visit.
+        self.retired = False
 
     def _main(self) -> None:
-        tokens = self._pool.tokens[self._slot]
-        scheduler = self._pool.scheduler
+        pool, station = self._pool, self.station
+        station.thread_id = threading.get_ident()
         try:
-            while tokens.get():
-                # A worker that is awake serves whatever is ready and sleeps when nothing is. So a token is needed
-                # only to wake a sleeper: a lane that is queued after the last look here comes with its own.
-                while (lane := scheduler.take(self._slot)) is not None:
-                    try:
-                        self._visit(lane)
-                    finally:
-                        self.record = self.fetch = None
-                        scheduler.give_back(lane)
+            while self.tokens.get():
+                while not self.retired:
+                    lane = pool.scheduler.take(self.slot)
+                    if lane is None:
+                        self.asleep = True
+                        # Once more: a lane that came before it was written is seen by nobody else.
+                        lane = pool.scheduler.take(self.slot)
+                        if lane is None:
+                            break
+                        self.asleep = False
+                    self._serve(lane)
         except BaseException as error:  # noqa: BLE001 - a defect must stop the consumer, not one thread in silence
-            self._pool.fail(error)
+            pool.desk.fail(error)
+        finally:
+            pool.closing()
 
-    def _visit(self, lane: ConsumerLane) -> None:
-        """Serve a lane until it is empty or the time slice is over."""
-        deadline = time.monotonic() + self._pool.run_seconds
-        while lane.due:
-            if not self._serve_parked(lane, lane.due.popleft(), deadline):
-                return
-        while lane.runs:
-            run = lane.runs[0]
-            in_time = self._serve_run(lane, run, deadline)
-            if run.next == len(run.records):
-                lane.runs.popleft()
-            if not in_time:
-                return
-
-    def _serve_run(self, lane: ConsumerLane, run: ConsumerRun, deadline: float) -> bool:
-        """Handle messages of a run, the main path. Returns False when the time slice is over."""
-        fetch = self.fetch = run.owner
-        assignment = fetch.assignment
-        if not assignment.active:
-            run.next = len(run.records)
-            return True
-        handle = assignment.handler.function
-        records = run.records
-        parked = lane.parked
-        clock = time.monotonic
-        place = first = run.next
-        now = clock()
-        while place < len(records):
-            record = records[place]
-            if parked and (key := assignment.ordering.identity(record)) in parked:
-                self._complete(run, first, place)
-                lane.behind(key, fetch, run.indexes[place : place + 1], (record,))
-                place = first = place + 1
-                continue
-            self.started = now
-            self.record = record
-            try:
-                handle(Message(record))
-            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
-                self._complete(run, first, place)
-                self._park(lane, assignment, (fetch, run.indexes[place], record), error)
-                first = place + 1
-            place += 1
-            now = clock()
-            if now >= deadline or not assignment.active:
-                break
-        self._complete(run, first, place)
-        run.next = place
-        return now < deadline
-
-    def _complete(self, run: ConsumerRun, first: int, stop: int) -> None:
-        if stop > first:
-            run.owner.assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
-            self.handled += stop - first
-
-    def _serve_parked(self, lane: ConsumerLane, key: Hashable, deadline: float) -> bool:
-        """Try the head of a parked key, and on success what waited behind it. Returns False when time is over."""
-        parked = lane.parked[key]
-        while parked.waiting:
-            fetch, index, record = parked.waiting[0]
-            self.fetch = fetch
-            assignment = fetch.assignment
-            if not assignment.active or parked.head_done:
-                parked.next_head()
-                continue
-            now = time.monotonic()
-            if now >= deadline:
-                lane.due.appendleft(key)
-                return False
-            self.started = now
-            self.record = record
-            self.retried += parked.attempts > 0
-            try:
-                assignment.handler.function(Message(record))
-            except BaseException as error:  # noqa: BLE001 - as in _serve_run
-                self._failed(lane, key, parked, error)
-                return True
-            assignment.tracker.complete(fetch.block, (index,))
-            self.handled += 1
-            parked.next_head()
-        del lane.parked[key]
-        return True
-
-    def _park(
-        self, lane: ConsumerLane, assignment: Assignment, head: tuple[Fetch, int, Record], error: BaseException
-    ) -> None:
-        """Park the key of a message that failed for the first time."""
-        key = assignment.ordering.identity(head[2])
-        self._failed(lane, key, lane.park(key, head), error)
-
-    def _failed(
-        self, lane: ConsumerLane, key: Hashable, parked: ParkedKey[Fetch, Record], error: BaseException
-    ) -> None:
-        """Decide what becomes of the failed head of a parked key."""
-        fetch, index, record = parked.waiting[0]
-        assignment = fetch.assignment
-        handler = assignment.handler
-        self.failed += 1
-        if parked.attempts == 0:
-            parked.since = self.started
-        parked.attempts += 1
-        delay = handler.retry.delay_after(parked.attempts, parked.since, error)
-        place = f"{assignment}@{record.offset()}"
-        if delay is not None:
-            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
-            self._pool.timers.add(time.monotonic() + delay, WakeKey(lane.number, key))
-        elif handler.on_failure is OnFailure.DEAD_LETTER:
-            self._pool.dead_letters.put(DeadLetter(fetch, index, record, error, parked, lane.number, key))
-        elif handler.on_failure is OnFailure.DROP:
-            _log.error(
-                "%s was dropped: %s failed it %d times, last with %s",
-                place,
-                handler.name,
-                parked.attempts,
-                type(error).__name__,
-            )
-            assignment.tracker.complete(fetch.block, (index,))
-            self.dropped += 1
-            parked.head_done = True
-            lane.due.append(key)
-        else:
-            failure = PenstockError(
-                f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
-                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
-            )
-            failure.__cause__ = error
-            self._pool.fail(failure)
+    def _serve(self, lane: ConsumerLane) -> None:
+        station, desk = self.station, self._pool.desk
+        visit = desk.visit(lane, station)
+        send = visit.send
+        outcome: Outcome = None
+        rest = None
+        before, begun = station.handled, time.perf_counter()
+        try:
+            while True:
+                work = send(outcome)
+                # `call`, written out: it is most of what an empty handler costs.
+                try:
+                    outcome = station.invoke(work)  # type: ignore[assignment] # anything but a deferral is ignored
+                except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
+                    outcome = Failed(error)
+                else:
+                    if outcome is not None and not isinstance(outcome, DeferredCompletion):
+                        outcome = None
+        except StopIteration as end:
+            rest = end.value
+        finally:
+            station.leave()
+            desk.give_back(lane, rest)
+        self._pool.note((time.perf_counter() - begun) / max(1, station.handled - before))
 
 
 class WorkerPool:
-    """The worker threads of a consumer.
+    """The worker threads of a consumer. Any thread may call anything.
 
     Args:
         name: name of the consumer, for the threads' names.
         workers: how many threads.
-        run_seconds: time slice of a visit.
+        pinned: whether each has a slot of its own.
+        clock: the engine's clock.
         scheduler: where lanes come from.
-        timers: where retries wait.
-        dead_letters: where exhausted messages go.
-        fail: called with an error that must stop the consumer.
+        desk: what serves them.
+        closing: called on each thread before it ends.
     """
 
     def __init__(
@@ -211,48 +125,125 @@ class WorkerPool:
         name: str,
         *,
         workers: int,
-        run_seconds: float,
+        pinned: bool,
+        clock: Clock,
         scheduler: Scheduler[Fetch, Record],
-        timers: Timers,
-        dead_letters: DeadLetterQueue,
-        fail: Callable[[BaseException], None],
+        desk: Desk,
+        closing: Callable[[], None],
     ) -> None:
-        self.run_seconds = run_seconds
+        self.name = name
         self.scheduler = scheduler
-        self.timers = timers
-        self.dead_letters = dead_letters
-        self.fail = fail
-        #: One queue a slot: tokens that wake its workers, and one to end each.
-        self.tokens: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(scheduler.slots)]
-        self.workers = [Worker(self, number, f"penstock-worker-{name}-{number}") for number in range(workers)]
+        self.desk = desk
+        self._pinned = pinned
+        self._clock = clock
+        self.closing = closing
+        self._lock = threading.Lock()
+        self._started = False
+        self._made = 0
+        # What ended threads counted, so that no count falls when workers go.
+        self._past: list[Station] = []
+        #: Seconds that a handler takes, about. Any worker writes; a lost update does no harm.
+        self._typical_s = 1.0
+        self.workers: list[Worker] = []
+        self._grow(workers)
+
+    def _grow(self, count: int) -> None:
+        for _ in range(count):
+            worker = Worker(self, self._made, self._made if self._pinned else 0)
+            self._made += 1
+            self.workers = [*self.workers, worker]
+            if self._started:
+                worker.thread.start()
+                worker.tokens.put(_WAKE)
 
     def start(self) -> None:
         """Start the threads."""
+        self._started = True
         for worker in self.workers:
             worker.thread.start()
 
-    def wake(self, slots: Sequence[int]) -> None:
-        """Wake as many workers as there are ready lanes, given the lanes' slots, and no more than there are."""
-        for slot in slots[: len(self.workers)]:
-            self.tokens[slot].put(_READY)
+    def resize(self, count: int) -> None:
+        """Have so many threads from now on; those too many end after the visit they are in."""
+        with self._lock:
+            if count > len(self.workers):
+                self._grow(count - len(self.workers))
+                return
+            gone, self.workers = self.workers[count:], self.workers[:count]
+            self._past += [worker.station for worker in gone]
+            for worker in gone:
+                worker.retired = True
+                worker.tokens.put(_END)
+            # What they were woken for is for the others now.
+            for worker in self.workers:
+                self._rouse(worker)
 
-    def busy_with(self, assignments: Sequence[Assignment]) -> list[Worker]:
-        """Return the workers that hold a message of one of these assignments."""
-        busy = []
+    @property
+    def stations(self) -> list[Station]:
+        """Where messages may be in a handler, ended threads included, for they may still be in their last."""
+        return [*(worker.station for worker in self.workers), *self._past]
+
+    def note(self, seconds: float) -> None:
+        """Take note of how long a message took in a visit."""
+        self._typical_s += (seconds - self._typical_s) * _LAST
+
+    def wake(self, slots: Sequence[int]) -> None:
+        """Have these slots' ready lanes served, given a slot for each lane that became ready."""
+        if self._pinned:
+            for slot in slots:
+                self._rouse(self.workers[slot])
+            return
+        if not slots:
+            return
+        wanted = len(slots)
+        if self._typical_s < _QUICK_S:
+            if not all(worker.asleep for worker in self.workers):
+                return
+            wanted = 1
+        self._rouse_some(wanted)
+
+    def relieve(self) -> bool:
+        """Wake others where lanes wait and all who are awake are stuck. Returns whether lanes wait and some sleep."""
+        if self._pinned or not self.scheduler.waiting(0):
+            return False
+        sleepers, awake = 0, 0
+        stuck_before = self._clock.monotonic() - _STUCK_S
+        free = False
         for worker in self.workers:
-            fetch = worker.fetch
-            if fetch is not None and fetch.assignment in assignments:
-                busy.append(worker)
-        return busy
+            if worker.asleep:
+                sleepers += 1
+            else:
+                awake += 1
+                station = worker.station
+                free = free or station.record is None or station.started > stuck_before
+        if sleepers and not free:
+            # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
+            self._rouse_some(min(self.scheduler.waiting(0), max(1, awake)))
+        return sleepers > 0
+
+    def _rouse_some(self, count: int) -> None:
+        for worker in self.workers:
+            if count <= 0:
+                return
+            if worker.asleep:
+                self._rouse(worker)
+                count -= 1
+
+    def _rouse(self, worker: Worker) -> None:
+        if worker.asleep:
+            worker.asleep = False
+            worker.tokens.put(_WAKE)
 
     def stop(self, timeout: float) -> list[Worker]:
         """End the threads that are between messages; return those still in a handler after `timeout` seconds."""
-        for number, _ in enumerate(self.workers):
-            self.tokens[self.scheduler.slot_of(number)].put(_END)
+        workers = self.workers
+        for worker in workers:
+            worker.retired = True
+            worker.tokens.put(_END)
         deadline = time.monotonic() + timeout
-        for worker in self.workers:
-            worker.thread.join(max(0.0, deadline - time.monotonic()))
-        return [worker for worker in self.workers if worker.thread.is_alive()]
+        for worker in workers:
+            if worker.thread.ident is not None:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        return [worker for worker in workers if worker.thread.is_alive()]
 
 
-__all__ = ["Worker", "WorkerPool"]
+__all__ = ["Worker", "WorkerPool", "call"]

@@ -9,6 +9,7 @@ completing a run cost one lock and one pass in C each, whatever their length.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class CommitPoint:
 class Block:
     """The offsets of one fetch of one partition. Made by `Tracker.register`, changed only by its tracker."""
 
-    __slots__ = ("done", "left", "offsets", "size_bytes")
+    __slots__ = ("bytes_left", "done", "left", "offsets", "size_bytes")
 
     def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
@@ -45,15 +46,18 @@ class Block:
         self.done = bytearray(len(offsets))
         #: How many are not done.
         self.left = len(offsets)
-        #: Bytes the messages take, as counted against the limits while the block lives.
+        #: Bytes of all messages, and of those not done: their share, for the messages are not weighed one by one.
         self.size_bytes = size_bytes
+        self.bytes_left = size_bytes
 
 
 class Tracker:
     """The offsets in flight of one assignment.
 
-    Thread-safe: one thread registers, any thread completes and reads. One lock guards all fields; no call blocks
-    while holding it, and none calls out.
+    Thread-safe: one thread registers, any thread completes and reads. `complete` never waits: what it is told goes on a
+    queue, and whoever gets the lock works the queue off, for itself and for those who did not get it. So a thread that
+    is interrupted while it holds the lock stops nobody, and every reader works the queue off before it reads. Nothing
+    is called out to while the lock is held.
 
     Args:
         start: the offset at which reading starts: the watermark while nothing was registered.
@@ -62,11 +66,14 @@ class Tracker:
 
     def __init__(self, start: int, restored: OffsetMap | None = None) -> None:
         self._lock = threading.Lock()
+        self._told: deque[tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]] = deque()
         self._blocks: SortedDict[int, Block] = SortedDict()
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
         self._in_flight = 0
         self._bytes = 0
+        self._parked = 0
+        self._parked_bytes = 0
 
     def register(self, offsets: Sequence[int], position: int | None = None, size_bytes: int = 0) -> Block:
         """Take a fetch in.
@@ -89,12 +96,13 @@ class Tracker:
         restored = self._restored
         if restored is not None:
             self._apply(restored, block)
+        block.bytes_left = size_bytes * block.left // len(offsets)
         with self._lock:
             self._position = max(offsets[-1] + 1, position or 0)
             if block.left:
                 self._blocks[offsets[0]] = block
                 self._in_flight += block.left
-                self._bytes += size_bytes
+                self._bytes += block.bytes_left
         return block
 
     def _apply(self, restored: OffsetMap, block: Block) -> None:
@@ -108,30 +116,58 @@ class Tracker:
         block.left = block.done.count(0)
 
     def complete(self, block: Block, indexes: Sequence[int]) -> None:
-        """Mark a run done.
+        """Mark a run done. Never waits.
 
         Args:
             block: the block as `register` returned it.
             indexes: places in the block, each completed once; a `range` is the fastest.
 
         Raises:
-            ValueError: one of them was done already: a message was handled twice, and the counts would lie.
+            ValueError: one of them was done already: a message was handled twice, and the counts would lie. When
+                several threads complete at once, any of them may be the one to hear of it.
         """
-        done = block.done
-        with self._lock:
-            before = block.left
-            if isinstance(indexes, range) and indexes.step == 1:
-                block.left -= done.count(0, indexes.start, indexes.stop)
-                done[indexes.start : indexes.stop] = _DONE * len(indexes)
+        self._tell((block, indexes))
+
+    def park(self, count: int, size_bytes: int) -> None:
+        """Count messages in flight as parked; negative numbers take them back. Never waits."""
+        self._tell((None, (count, size_bytes)))
+
+    def _tell(self, what: tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]) -> None:
+        self._told.append(what)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._work_off()
+            finally:
+                self._lock.release()
+
+    def _work_off(self) -> None:
+        """Do what was told; called with the lock held."""
+        told = self._told
+        while told:
+            block, what = told.popleft()
+            if block is not None:
+                self._mark(block, what)
             else:
-                block.left -= len(indexes) - sum(map(done.__getitem__, indexes))
-                for index in indexes:
-                    done[index] = 1
-            changed = before - block.left
-            self._in_flight -= changed
-            if not block.left and changed:
-                del self._blocks[block.offsets[0]]
-                self._bytes -= block.size_bytes
+                self._parked += what[0]
+                self._parked_bytes += what[1]
+
+    def _mark(self, block: Block, indexes: Sequence[int]) -> None:
+        done = block.done
+        before = block.left
+        if isinstance(indexes, range) and indexes.step == 1:
+            block.left -= done.count(0, indexes.start, indexes.stop)
+            done[indexes.start : indexes.stop] = _DONE * len(indexes)
+        else:
+            block.left -= len(indexes) - sum(map(done.__getitem__, indexes))
+            for index in indexes:
+                done[index] = 1
+        changed = before - block.left
+        self._in_flight -= changed
+        bytes_left = block.size_bytes * block.left // len(done)
+        self._bytes -= block.bytes_left - bytes_left
+        block.bytes_left = bytes_left
+        if not block.left and changed:
+            del self._blocks[block.offsets[0]]
         if changed != len(indexes):
             raise ValueError(
                 f"{len(indexes) - changed} of {len(indexes)} offsets from {block.offsets[0]} were done before"
@@ -150,17 +186,29 @@ class Tracker:
     @property
     def in_flight(self) -> int:
         """How many registered offsets are not done."""
-        return self._in_flight
+        with self._lock:
+            self._work_off()
+            return self._in_flight
+
+    @property
+    def parked(self) -> tuple[int, int]:
+        """How many of those in flight are parked, and their bytes."""
+        with self._lock:
+            self._work_off()
+            return self._parked, self._parked_bytes
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of the blocks that are not wholly done."""
-        return self._bytes
+        """Bytes of the messages that are not done; each weighs as the mean of those it was fetched with."""
+        with self._lock:
+            self._work_off()
+            return self._bytes
 
     @property
     def watermark(self) -> int:
         """The lowest offset not done; the position when nothing is in flight."""
         with self._lock:
+            self._work_off()
             return self._watermark()
 
     def _watermark(self) -> int:
@@ -172,6 +220,7 @@ class Tracker:
     def gaps(self) -> list[range]:
         """Return the offset ranges that are done above the watermark, rising; holes in the log count as done."""
         with self._lock:
+            self._work_off()
             return list(self._gaps())
 
     def _gaps(self) -> Iterator[range]:
@@ -193,6 +242,7 @@ class Tracker:
     def commit_point(self) -> CommitPoint:
         """Return what may be committed now, with the map of what is done above it (I3)."""
         with self._lock:
+            self._work_off()
             watermark = self._watermark()
             restored = self._restored
             gaps = list(self._gaps())

@@ -7,8 +7,9 @@ router only appends, the holder only takes. Parked keys belong to the holder alo
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 OwnerT = TypeVar("OwnerT")
@@ -39,61 +40,70 @@ class Run(Generic[OwnerT, RecordT]):
 class ParkedKey(Generic[OwnerT, RecordT]):
     """A key whose head message waits: the head, and what came for the key behind it. The lane holder's alone.
 
+    Waking a parked key is a hint; what happens to it is decided by these fields.
+
     Attributes:
         waiting: the messages in order, each with its owner and its place in the owner's block; the head is first.
         attempts: how often the head was tried.
         since: when the head was first tried, on the caller's clock.
-        head_done: whether the head was settled in another way than by its handler. Written by whoever settles it,
-            before the key is woken; the holder removes it then.
+        due_at: when the head may be tried (again); infinity while somebody else has it: a dead letter that is not
+            acknowledged, a completion that was put off.
+        settled: what became of a head that somebody else had: None while it is out, `DONE`, or the error it ended
+            with. Written once by that somebody, before the key is woken; the holder takes note of it then.
     """
 
-    __slots__ = ("attempts", "head_done", "since", "waiting")
+    __slots__ = ("attempts", "due_at", "settled", "since", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
         self.attempts = 0
         self.since = 0.0
-        self.head_done = False
+        self.due_at = 0.0
+        self.settled: object = None
 
     def next_head(self) -> None:
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
         self.attempts = 0
-        self.head_done = False
+        self.due_at = 0.0
+        self.settled = None
+
+
+#: What `ParkedKey.settled` holds when the head was done.
+DONE = "done"
 
 
 class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
-    __slots__ = ("arrival", "claimed", "due", "number", "parked", "runs")
+    __slots__ = ("appended", "claim", "due", "number", "parked", "runs")
 
     def __init__(self, number: int) -> None:
         self.number = number
         #: Runs in arrival order: the router appends, the holder takes from the front.
         self.runs: deque[Run[OwnerT, RecordT]] = deque()
-        #: Keys whose head waits for its retry time or its dead letter. The holder's alone.
+        #: How many runs were ever appended. Written by the router.
+        self.appended = 0
+        #: Keys whose head waits. The holder's alone.
         self.parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = {}
-        #: Parked keys whose time has come. The scheduler appends, the holder takes.
-        self.due: deque[Hashable] = deque()
-        #: Whether the lane is queued or held. Written under the scheduler's lock.
-        self.claimed = False
-        #: Arrival of the oldest run when the lane was last queued. Written under the scheduler's lock.
-        self.arrival = 0
+        #: Parked keys that were woken. Any thread appends, the holder takes.
+        self.due: list[Hashable] = []
+        #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
+        self.claim = threading.Lock()
 
-    @property
     def has_work(self) -> bool:
-        """Whether a worker that took the lane now would find something to do."""
+        """Whether a worker that took the lane now would find something to look at."""
         return bool(self.due or self.runs)
 
-    def park(self, key: Hashable, head: tuple[OwnerT, int, RecordT]) -> ParkedKey[OwnerT, RecordT]:
-        """Park a key that is not parked on its failed head. By the holder."""
+    def append(self, run: Run[OwnerT, RecordT]) -> None:
+        """Put a run at the end. By the router, which tells the scheduler afterwards."""
+        self.runs.append(run)
+        self.appended += 1
+
+    def park(self, key: Hashable) -> ParkedKey[OwnerT, RecordT]:
+        """Park a key that is not parked. By the holder."""
         parked = self.parked[key] = ParkedKey()
-        parked.waiting.append(head)
         return parked
 
-    def behind(self, key: Hashable, owner: OwnerT, indexes: Sequence[int], records: Sequence[RecordT]) -> None:
-        """Let messages of a parked key wait behind its head. By the holder."""
-        self.parked[key].waiting.extend((owner, index, record) for index, record in zip(indexes, records, strict=True))
 
-
-__all__ = ["Lane", "ParkedKey", "Run"]
+__all__ = ["DONE", "Lane", "ParkedKey", "Run"]

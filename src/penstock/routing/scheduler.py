@@ -1,20 +1,23 @@
 """The scheduler: which lane a free worker takes next.
 
 Ready lanes are served oldest head first, not round robin: the message that has waited longest is the one that holds
-the watermark and, when a key is hot, the one that decides when all is done. In pinned mode each worker has one lane
-for life, and only ever takes that.
+the watermark and, when a key is hot, the one that decides when all is done. Workers of one kind share a *slot*; in
+pinned mode each worker is a slot of its own, has one lane for life, and only ever takes that.
 
-Thread-safe. One lock guards the heaps and the `claimed` flag of every lane; no call blocks while holding it. A lane
-is *claimed* from the moment it is queued until its holder gives it back without work, so it stands in at most one
-heap and is held by at most one worker: that is invariant I1. The router appends to a lane before it asks for the
-lock, and the holder looks for more work under the lock before it unclaims: no run can be left without a claim.
+Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back, so it
+stands in at most one heap and is held by at most one worker: that is invariant I1. The claim is a lock that is only
+ever tried, so testing and setting are one step; heaps change only through `heapq`, whose calls on tuples of numbers
+run in C from end to end, each as one step to other threads. A thread interrupted anywhere in here holds nothing that
+another waits for.
+
+No run is left without a claim: who appends, appends before it tries the claim; who gives back, releases the claim
+before it looks for work. Whichever of the two is later finds the lane free and the run there.
 """
 
 from __future__ import annotations
 
 import heapq
-import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from penstock.routing.hashing import lane_of
@@ -32,77 +35,90 @@ class Scheduler(Generic[OwnerT, RecordT]):
     """The lanes of one consumer and the order in which they are served.
 
     Args:
-        workers: number of workers.
-        lanes_per_worker: how many lanes there are for each.
-        pinned: one lane for each worker, which alone serves it.
+        lanes: number of lanes.
+        slots: groups of workers; each group takes from a heap of its own.
+        slot_of: which slot serves a lane, asked when the lane is queued, while nobody holds it and it has work. All
+            are served by slot 0 when left out.
 
     Attributes:
         lanes: all lanes, by number.
-        slots: how many groups of workers there are: one that shares all lanes, or one for each worker when pinned.
+        slots: how many slots there are.
     """
 
-    def __init__(self, workers: int, *, lanes_per_worker: int = LANES_PER_WORKER, pinned: bool = False) -> None:
-        count = workers if pinned else workers * lanes_per_worker
-        self.lanes: tuple[Lane[OwnerT, RecordT], ...] = tuple(Lane(number) for number in range(count))
-        self.pinned = pinned
-        self.slots = workers if pinned else 1
-        self._lock = threading.Lock()
+    def __init__(
+        self, lanes: int, *, slots: int = 1, slot_of: Callable[[Lane[OwnerT, RecordT]], int] | None = None
+    ) -> None:
+        self.lanes: tuple[Lane[OwnerT, RecordT], ...] = tuple(Lane(number) for number in range(lanes))
+        self.slots = slots
+        self._slot_of = slot_of
         #: One heap a slot of (arrival of the head, lane number).
-        self._ready: list[list[tuple[int, int]]] = [[] for _ in range(self.slots)]
-        self._held = 0
+        self._ready: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
 
     def lane_number(self, key: bytes) -> int:
         """Return the number of the lane that serves a key."""
         return lane_of(key, len(self.lanes))
 
-    def slot_of(self, worker: int) -> int:
-        """Return the slot a worker takes lanes from."""
-        return worker % self.slots
-
     def ready(self, lanes: Iterable[Lane[OwnerT, RecordT]]) -> list[int]:
         """Tell that runs were appended to these lanes.
 
         Returns:
-            The slot of each lane that became ready by it: so many workers of these slots should be woken.
+            The slot of each lane that became ready by it: so many workers of these slots may be needed.
         """
-        with self._lock:
-            return [self._queue(lane) for lane in lanes if not lane.claimed and lane.has_work]
+        # Most lanes of a busy consumer are claimed already: that look saves a call.
+        queued = [self._queue(lane) for lane in lanes if not lane.claim.locked()]
+        return [slot for slot in queued if slot is not None]
 
     def wake(self, lane: Lane[OwnerT, RecordT], key: Hashable) -> list[int]:
-        """Tell that a parked key of a lane is due. Returns slots as `ready` does."""
+        """Tell that a parked key of a lane should be looked at. Returns slots as `ready` does."""
         lane.due.append(key)
         return self.ready((lane,))
 
     def take(self, slot: int) -> Lane[OwnerT, RecordT] | None:
         """Give the caller the ready lane of its slot whose head is oldest, or None. It must give it back."""
-        with self._lock:
-            ready = self._ready[slot]
-            if not ready:
-                return None
-            self._held += 1
-            return self.lanes[heapq.heappop(ready)[1]]
+        ready = self._ready[slot]
+        try:
+            return self.lanes[heapq.heappop(ready)[1]] if ready else None
+        except IndexError:  # another took the last one since the look
+            return None
 
     def give_back(self, lane: Lane[OwnerT, RecordT]) -> int | None:
         """Take a lane back. Returns its slot when it is ready again: the caller looks there once more, or wakes one."""
-        with self._lock:
-            self._held -= 1
-            lane.claimed = False
-            return self._queue(lane) if lane.has_work else None
+        lane.claim.release()
+        return self._queue(lane)
 
-    def _queue(self, lane: Lane[OwnerT, RecordT]) -> int:
-        """Put an unclaimed lane with work on its heap; called with the lock held."""
-        lane.claimed = True
-        # A due retry is older than any run: serve it first.
-        lane.arrival = 0 if lane.due else lane.runs[0].arrival
-        slot = lane.number % self.slots
-        heapq.heappush(self._ready[slot], (lane.arrival, lane.number))
-        return slot
+    def rest(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
+        """Take a lane back that has runs but should not be served until something happens to it.
+
+        Args:
+            lane: the lane; a run that is appended, a key that is woken or `ready` brings it back.
+            appended: `lane.appended` as it was when the caller decided so; the lane is ready again if it has changed.
+        """
+        lane.claim.release()
+        return self._queue(lane) if lane.due or lane.appended != appended else None
+
+    def _queue(self, lane: Lane[OwnerT, RecordT]) -> int | None:
+        """Claim a lane that has work and is free, and put it on its heap."""
+        while lane.has_work() and lane.claim.acquire(blocking=False):
+            # Only a holder takes work away, and that is this thread now: what is seen here stays.
+            if lane.has_work():
+                slot = self._slot_of(lane) if self._slot_of is not None else 0
+                # A key that is due is older than any run: serve it first.
+                arrival = 0 if lane.due else lane.runs[0].arrival
+                heapq.heappush(self._ready[slot], (arrival, lane.number))
+                return slot
+            # A former holder finished it between the look and the claim. Look again after the release: who appended
+            # meanwhile found the lane claimed and relies on this.
+            lane.claim.release()
+        return None
+
+    def waiting(self, slot: int) -> int:
+        """Return how many lanes of a slot are ready and not taken."""
+        return len(self._ready[slot])
 
     @property
     def idle(self) -> bool:
-        """Whether no lane is ready or held; parked keys that are not due do not count."""
-        with self._lock:
-            return not self._held and not any(self._ready)
+        """Whether no lane is ready or held; parked keys that are not due and lanes at rest do not count."""
+        return not any(lane.claim.locked() for lane in self.lanes)
 
 
 __all__ = ["LANES_PER_WORKER", "Scheduler"]

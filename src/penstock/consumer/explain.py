@@ -1,0 +1,157 @@
+"""Why a partition does not move: what holds its watermark, where that message is, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
+from penstock.consumer.visits import Station
+from penstock.message import Record
+from penstock.routing import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One assigned partition at one moment.
+
+    Attributes:
+        topic: name of the topic.
+        partition: number of the partition.
+        handler: name of its handler.
+        lag: offsets from the watermark to the end of the log, or None while the end is not known.
+        watermark: lowest offset not done.
+        position: next offset to fetch.
+        in_flight: messages taken in and not done.
+        parked: how many of them wait for a retry, or behind one.
+        bytes_in_flight: bytes of those in flight.
+        gaps: ranges of offsets done above the watermark.
+        paused: why the partition is paused, or None.
+        blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
+        state: where that message is: "idle", "in handler", "parked", "put off" (a dead letter or a deferred
+            completion is out), or "queued".
+        key: what the messages that wait for it have in common with it; bytes for a key.
+        attempt: how often it was tried before.
+        age: seconds in the handler, or since its first try when it is parked; None elsewhere.
+        due_in: seconds until its next try, when it is parked.
+        worker: name of the thread or task that has it.
+    """
+
+    topic: str
+    partition: int
+    handler: str
+    lag: int | None
+    watermark: int
+    position: int
+    in_flight: int
+    parked: int
+    bytes_in_flight: int
+    gaps: int
+    paused: str | None
+    blocking_offset: int | None = None
+    state: str = "idle"
+    key: object = None
+    attempt: int = 0
+    age: float | None = None
+    due_in: float | None = None
+    worker: str | None = None
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        place = f"{self.topic}[{self.partition}]"
+        lag = "unknown" if self.lag is None else str(self.lag)
+        text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight, {self.gaps} gaps"
+        if self.paused is not None:
+            text += f", paused ({self.paused})"
+        if self.blocking_offset is None:
+            return text
+        text += f"; held by offset {self.blocking_offset}, {self.state}"
+        if self.worker is not None:
+            text += f" {self.handler} on {self.worker}"
+        if self.age is not None:
+            text += f" for {self.age:.1f} s"
+        if self.attempt:
+            text += f" after {self.attempt} failed tries"
+        if self.due_in is not None:
+            text += f", next try in {self.due_in:.1f} s"
+        return text
+
+
+def explain(
+    assignments: Iterable[Assignment],
+    stations: Iterable[Station],
+    scheduler: Scheduler[Fetch, Record],
+    now: float,
+) -> list[Explanation]:
+    """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
+    in_handler = {}
+    for station in stations:
+        record, fetch = station.record, station.fetch
+        if record is not None and fetch is not None:
+            in_handler[fetch.assignment, record.offset()] = station
+    parked_heads = {}
+    for lane in scheduler.lanes:
+        # A copy, made in one step: the holder changes the dictionary meanwhile.
+        for key, parked in list(lane.parked.items()) if lane.parked else ():
+            head = _head(parked)
+            if head is not None:
+                parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
+    return [_explain(one, in_handler, parked_heads, now) for one in assignments]
+
+
+def _head(parked: ConsumerParked) -> tuple[Fetch, int, Record] | None:
+    try:
+        return parked.waiting[0]
+    except IndexError:  # its holder has just taken the last
+        return None
+
+
+def _explain(
+    assignment: Assignment,
+    in_handler: dict[tuple[Assignment, int], Station],
+    parked_heads: dict[tuple[Assignment, int], tuple[object, ConsumerParked]],
+    now: float,
+) -> Explanation:
+    tracker = assignment.tracker
+    watermark, in_flight = tracker.watermark, tracker.in_flight
+    blocking: dict[str, object] = {}
+    if in_flight:
+        place = (assignment, watermark)
+        blocking = {"blocking_offset": watermark, "state": "queued"}
+        if place in parked_heads:
+            key, parked = parked_heads[place]
+            due_in = parked.due_at - now
+            blocking |= {
+                "state": "put off" if due_in == float("inf") else "parked",
+                "key": key,
+                "attempt": parked.attempts,
+                "age": max(0.0, now - parked.since) if parked.since else None,
+                "due_in": None if due_in == float("inf") else max(0.0, due_in),
+            }
+        if place in in_handler:
+            station = in_handler[place]
+            record = station.record
+            blocking |= {
+                "state": "in handler",
+                "key": None if record is None else record.key(),
+                "age": max(0.0, now - station.started),
+                "due_in": None,
+                "worker": station.name,
+            }
+    return Explanation(
+        topic=assignment.topic,
+        partition=assignment.partition,
+        handler=assignment.route.handler.name,
+        lag=None if assignment.end is None else max(0, assignment.end - watermark),
+        watermark=watermark,
+        position=tracker.position,
+        in_flight=in_flight,
+        parked=tracker.parked[0],
+        bytes_in_flight=tracker.bytes_in_flight,
+        gaps=len(tracker.gaps()),
+        paused=assignment.paused,
+        **blocking,  # type: ignore[arg-type] # keys and types are those set above
+    )
+
+
+__all__ = ["Explanation", "explain"]

@@ -1,0 +1,82 @@
+"""Limits on dead letters: a consumer that gives up everything should stop, not empty its topics into another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock import config as check
+from penstock.errors import ConfigurationError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.consumer.outbox import Outgoing
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterLimit:
+    """When a consumer stops rather than write one more dead letter.
+
+    Attributes:
+        consecutive: so many dead letters with no message handled in between; None for no limit.
+        ratio: so large a part of all messages that are done, from 0 to 1; None for no limit.
+        at_least: messages that must be done before the ratio counts.
+    """
+
+    consecutive: int | None = None
+    ratio: float | None = None
+    at_least: int = 100
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.consecutive is not None:
+            check.positive_int("consecutive", self.consecutive)
+        if self.ratio is not None and not 0 < self.ratio <= 1:
+            raise ConfigurationError(f"ratio must lie above 0 and at most at 1, but is {self.ratio!r}")
+        check.positive_int("at_least", self.at_least)
+
+
+class DeadLetterLimits:
+    """Counts dead letters against a limit. On the poll thread only.
+
+    Args:
+        limit: the limit.
+        handled: returns how many messages were handled so far.
+    """
+
+    def __init__(self, limit: DeadLetterLimit, handled: Callable[[], int]) -> None:
+        self._limit = limit
+        self._handled = handled
+        self._count = 0
+        self._in_a_row = 0
+        self._handled_then = 0
+
+    def check(self, outgoing: Outgoing) -> None:
+        """Count a dead letter that is about to be written.
+
+        Raises:
+            PenstockError: it would be one too many; it is not written, and its offset is kept.
+        """
+        limit = self._limit
+        if limit.consecutive is None and limit.ratio is None:
+            return
+        handled = self._handled()
+        self._in_a_row = self._in_a_row + 1 if handled == self._handled_then else 1
+        self._handled_then = handled
+        self._count += 1
+        done = self._count + handled
+        why = None
+        if limit.consecutive is not None and self._in_a_row > limit.consecutive:
+            why = f"{limit.consecutive} dead letters were written in a row with no message handled in between"
+        elif limit.ratio is not None and done >= limit.at_least and self._count > limit.ratio * done:
+            why = (
+                f"{self._count - 1} of {done - 1} messages became dead letters, and the limit is {limit.ratio:g} of all"
+            )
+        if why is not None:
+            raise PenstockError(
+                f"{why}: {outgoing.fetch.assignment}@{outgoing.record.offset()} is not given up and the consumer "
+                "stops; find what fails every message, then start again"
+            ) from outgoing.error
+
+
+__all__ = ["DeadLetterLimit", "DeadLetterLimits"]

@@ -1,0 +1,340 @@
+"""`LitePushConsumer`: an engine run on threads, started, changed while it runs, and stopped."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from penstock import config as check
+from penstock.cluster import Cluster, KafkaCluster
+from penstock.consumer.engine import Engine
+from penstock.consumer.explain import Explanation, explain
+from penstock.consumer.handlers import Handler
+from penstock.consumer.poll_loop import PollLoop
+from penstock.consumer.retries import RetryPolicy
+from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.statistics import ConsumerStatistics, statistics_of
+from penstock.consumer.surroundings import Middleware, WorkerResource
+from penstock.consumer.tasks import TaskPool
+from penstock.consumer.visits import Station
+from penstock.consumer.workers import WorkerPool
+from penstock.errors import ConfigurationError, StoppedError
+
+_log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+class Unchanged:
+    """Stands for a setting that is left as it is, where None is a value."""
+
+
+UNCHANGED = Unchanged()
+
+
+class LitePushConsumer:
+    """Consumes topics: messages that wait for each other one at a time and in order, all others at once.
+
+    Nothing is started or connected before `start`. All methods may be called from any thread.
+
+    Args:
+        group: the consumer group; also names the threads.
+        handlers: a handler for each topic, as made by `penstock.consumer.handler`.
+        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
+        settings: the options.
+        middlewares: hooks around every handler.
+        resources: what each worker has one of; closed by the worker when it ends.
+        cluster: where clients and the time come from, in place of a real cluster at `bootstrap_servers`.
+
+    Raises:
+        ConfigurationError: an option or a handler is wrong.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        handlers: Mapping[str, Handler],
+        *,
+        bootstrap_servers: str,
+        settings: ConsumerSettings | None = None,
+        middlewares: Sequence[Middleware] = (),
+        resources: Sequence[WorkerResource[Any]] = (),
+        cluster: Cluster | None = None,
+    ) -> None:
+        check.not_empty("group", group)
+        check.not_empty("bootstrap_servers", bootstrap_servers)
+        if not handlers:
+            raise ConfigurationError("there is no handler; give one for each topic to consume")
+        for topic, one in handlers.items():
+            check.not_empty("topic", topic)
+            if not isinstance(one, Handler):
+                raise ConfigurationError(
+                    f"the handler of {topic} must be made by penstock.consumer.handler(...), but is a "
+                    f"{type(one).__name__}"
+                )
+        self._group = group
+        self._settings = settings or ConsumerSettings()
+        self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
+        self._engine = engine = Engine(group, handlers, self._settings, self._cluster.clock, middlewares)
+        self._resources = list(resources)
+        self._thread: threading.Thread | None = None
+        self._loop: PollLoop | None = None
+        self._pool = WorkerPool(
+            group,
+            workers=self._settings.workers if engine.has_threads else 0,
+            pinned=self._settings.pinned,
+            clock=engine.clock,
+            scheduler=engine.scheduler,
+            desk=engine.desk,
+            closing=self._close_resources,
+        )
+        self._tasks: TaskPool | None = None
+        if engine.has_tasks:
+            self._tasks = TaskPool(
+                group,
+                max_concurrency=self._settings.max_concurrency,
+                slot=engine.task_slot,
+                scheduler=engine.scheduler,
+                desk=engine.desk,
+                closing=self._close_resources,
+            )
+            engine.loop_behind = self._loop_behind
+        engine.on_ready = self._wake
+        engine.relieve = self._pool.relieve if engine.has_threads else lambda: False
+        engine.stations = self._stations
+
+    def _stations(self) -> list[Station]:
+        return self._pool.stations + (self._tasks.stations if self._tasks is not None else [])
+
+    def _wake(self, slots: Sequence[int]) -> None:
+        if self._tasks is None:
+            self._pool.wake(slots)
+            return
+        task_slot = self._engine.task_slot
+        self._tasks.wake([slot for slot in slots if slot == task_slot])
+        if self._engine.has_threads:
+            self._pool.wake([slot for slot in slots if slot != task_slot])
+
+    def _loop_behind(self) -> tuple[float, int | None]:
+        tasks = self._tasks
+        if tasks is None or not tasks.thread.is_alive():
+            return 0.0, None
+        return tasks.time() - tasks.alive_at, tasks.thread.ident
+
+    def _close_resources(self) -> None:
+        for resource in self._resources:
+            resource.close()
+
+    def start(self) -> Self:
+        """Connect, check the topics and start the threads. Returns at once after that.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+            TopicNotFoundError: a topic does not exist.
+            ConfigurationError: the Kafka client refused its configuration.
+            StoppedError: it was started before; make a new one.
+        """
+        if self._thread is not None:
+            raise StoppedError(f"consumer {self._group} was started before; make a new one to start again")
+        self._loop = self._engine.connect(self._cluster)
+        self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
+        self._pool.start()
+        self._start_loop()
+        if self._engine.telemetry is not None:
+            self._engine.telemetry.observe(lambda: self.statistics().reading())
+        self._thread.start()
+        return self
+
+    def _start_loop(self) -> None:
+        if self._tasks is not None and self._tasks.thread.ident is None:
+            self._tasks.start()
+
+    def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
+        """Run something on the event loop of the `async def` handlers and return its result; before `close`.
+
+        Raises:
+            ConfigurationError: it has no such handler, and so no loop.
+        """
+        if self._tasks is None:
+            raise ConfigurationError(
+                "there is no event loop, for no handler is an `async def`; make it a plain function"
+            )
+        self._start_loop()
+        return self._tasks.run(awaitable).result()
+
+    def change(
+        self,
+        *,
+        workers: int | None = None,
+        max_concurrency: int | None = None,
+        max_in_flight: int | None = None,
+        max_in_flight_bytes: int | None = None,
+        max_parked: int | None = None,
+        max_parked_bytes: int | None = None,
+        commit_interval: float | None = None,
+    ) -> None:
+        """Change settings while it runs; those left out stay. No message is lost and no order broken by it.
+
+        Fewer workers take effect as each ends its visit. A limit below what is in flight pauses until enough is done.
+
+        Raises:
+            ConfigurationError: a value is wrong, or the number of workers cannot change because lanes are pinned.
+        """
+        given = {
+            "workers": workers,
+            "max_concurrency": max_concurrency,
+            "max_in_flight": max_in_flight,
+            "max_in_flight_bytes": max_in_flight_bytes,
+            "max_parked": max_parked,
+            "max_parked_bytes": max_parked_bytes,
+        }
+        for option, value in given.items():
+            if value is not None:
+                check.positive_int(option, value)
+        if commit_interval is not None:
+            check.positive("commit_interval", commit_interval)
+        if workers is not None and self._settings.pinned:
+            raise ConfigurationError(
+                "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
+                "stop, and start with another number"
+            )
+        if workers is not None and self._engine.has_threads:
+            self._pool.resize(workers)
+        if max_concurrency is not None and self._tasks is not None:
+            self._tasks.resize(max_concurrency)
+        intake = self._engine.intake
+        for option in ("max_in_flight", "max_in_flight_bytes", "max_parked", "max_parked_bytes"):
+            if (value := given[option]) is not None:
+                setattr(intake, option, value)
+        if commit_interval is not None:
+            self._engine.commits.interval_s = commit_interval
+
+    def change_handler(
+        self,
+        topic: str,
+        *,
+        rate: float | Unchanged | None = UNCHANGED,
+        key_rate: float | Unchanged | None = UNCHANGED,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Change the limits of a topic's handler while it runs; those left out stay.
+
+        Args:
+            topic: the topic; its retry topic follows.
+            rate: messages/s over all keys; 0 holds all, None removes the limit.
+            key_rate: messages/s of each key; None removes the limit.
+            retry: the policy for failures from now on.
+
+        Raises:
+            ConfigurationError: a value is wrong, or the topic has no handler here.
+        """
+        routes = [route for name, route in self._engine.routes.items() if topic in (name, route.source)]
+        if not routes:
+            known = ", ".join(self._engine.handlers)
+            raise ConfigurationError(f"no handler of {self._group} consumes {topic!r}; there are {known}")
+        if not isinstance(rate, Unchanged) and rate is not None:
+            check.not_negative("rate", rate)
+        if not isinstance(key_rate, Unchanged) and key_rate is not None:
+            check.positive("key_rate", key_rate)
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ConfigurationError(f"retry must be made by penstock.retry(...), but is a {type(retry).__name__}")
+        for route in routes:
+            route.change(
+                retry=retry,
+                rate=route.meter.rate if isinstance(rate, Unchanged) else rate,
+                key_rate=route.pace.rate if isinstance(key_rate, Unchanged) else key_rate,
+            )
+
+    def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
+        """Ask for a stop without waiting for it; safe in a signal handler.
+
+        Args:
+            timeout: seconds to drain; `stop_timeout` when left out.
+            now: do not drain.
+        """
+        if self._loop is None:
+            return
+        if timeout is not None:
+            self._loop.drain_timeout = timeout
+        if now:
+            self._loop.leave_now.set()
+        self._loop.stopping.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the consumer has ended; return whether it has.
+
+        Raises:
+            PenstockError: what stopped the consumer, where it stopped by itself.
+        """
+        if self._thread is None or self._loop is None:
+            return True
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self._loop.failure is not None:
+            raise self._loop.failure
+        return True
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Drain, commit, leave the group and end the threads.
+
+        Args:
+            timeout: seconds the drain may take; `stop_timeout` when left out.
+
+        Returns:
+            Whether everything taken in was done. What was not is handled again by the next owner.
+
+        Raises:
+            PenstockError: what stopped the consumer before, where it stopped by itself.
+        """
+        if self._loop is None:
+            return True
+        self.request_stop(timeout)
+        begun = time.monotonic()
+        try:
+            self.wait()
+        finally:
+            left = max(0.0, self._loop.drain_timeout - (time.monotonic() - begun))
+            stuck = [worker.station.name for worker in self._pool.stop(left)]
+            if self._tasks is not None:
+                stuck += self._tasks.end_handlers(left)
+            for name in stuck:
+                _log.warning("%s was still in its handler; its message is handled again", name)
+            if self._engine.telemetry is not None:
+                self._engine.telemetry.close()
+        return self._loop.drained
+
+    def close(self) -> None:
+        """End the event loop, which outlives `stop` for those who still run something on it."""
+        if self._tasks is not None:
+            self._tasks.close()
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return the counts of this moment, taken from live state."""
+        return statistics_of(self._engine, self._stations(), len(self._pool.workers))
+
+    def explain(self) -> list[Explanation]:
+        """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
+        engine = self._engine
+        return explain(engine.assignments.all(), self._stations(), engine.scheduler, engine.clock.monotonic())
+
+    def __enter__(self) -> Self:
+        """Start."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop; without draining when an exception passes through."""
+        self.request_stop(now=kind is not None)
+        try:
+            self.stop()
+        finally:
+            self.close()
+
+
+__all__ = ["UNCHANGED", "LitePushConsumer", "Unchanged"]

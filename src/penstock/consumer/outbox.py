@@ -1,0 +1,196 @@
+"""The outbox: messages whose tries are exhausted, written to another topic before their offset is done.
+
+Visits put them here; the poll thread alone sends them and hears of their delivery. The key stays parked until the
+broker has acknowledged, so nothing of it is handled out of order should the process die in between. A message that
+cannot be written holds its offset, says so, and is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.cluster import Clock, ProducerClient
+from penstock.consumer.assignments import Fetch
+from penstock.consumer.dead_letter_headers import DeadLetterOrigin, HeaderList, write
+from penstock.consumer.limits import DeadLetterLimits
+from penstock.consumer.retries import Timers
+from penstock.consumer.retry_topics import headers as retry_headers
+from penstock.consumer.retry_topics import retry_topic
+from penstock.kafka import reason
+from penstock.message import Record
+
+_log = logging.getLogger(__name__)
+
+#: Seconds before a message that could not be written is sent again.
+RESEND_AFTER_S = 5.0
+
+Trace = Callable[[str, HeaderList], HeaderList]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An exhausted message and why it failed.
+
+    Attributes:
+        fetch: what it belongs to.
+        index: its place in the fetch's block.
+        record: the record.
+        error: what its last try raised.
+        attempts: how often it was tried here.
+        retry: for the retry topic, how often it has been there; None for the dead-letter topic.
+    """
+
+    fetch: Fetch
+    index: int
+    record: Record
+    error: BaseException
+    attempts: int
+    retry: int | None
+
+
+Durable = Callable[[], None]
+
+
+class Outbox:
+    """Takes exhausted messages from any thread (`put`); everything else is the poll thread's.
+
+    Args:
+        group: the consumer group, for the headers.
+        clock: the engine's clock.
+        timers: where a message waits to be sent again.
+        limits: what stops a consumer that loses everything.
+    """
+
+    def __init__(self, group: str, clock: Clock, timers: Timers, limits: DeadLetterLimits) -> None:
+        self._group = group
+        self._clock = clock
+        self._timers = timers
+        self._limits = limits
+        self._queue: deque[tuple[Outgoing, Durable]] = deque()
+        self._producer: ProducerClient | None = None
+        self._unacknowledged = 0
+        self._held = 0
+        #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
+        self.trace: Trace | None = None
+        #: Dead letters written, messages written to retry topics, and sends that failed. Written by the poll thread.
+        self.dead_letters = 0
+        self.put_off = 0
+        self.failures = 0
+
+    def connect(self, producer: ProducerClient) -> None:
+        """Take the producer. Before the poll thread starts."""
+        self._producer = producer
+
+    def put(self, outgoing: Outgoing, durable: Durable) -> None:
+        """Hand a message over; its key must be parked.
+
+        Args:
+            outgoing: the message.
+            durable: called on the poll thread when the broker has it.
+        """
+        self._queue.append((outgoing, durable))
+
+    @property
+    def waiting(self) -> int:
+        """How many are on their way."""
+        return len(self._queue) + self._unacknowledged
+
+    @property
+    def unsettled(self) -> int:
+        """How many are not durable yet: on their way, or waiting to be sent again."""
+        return self.waiting + self._held
+
+    def serve(self) -> None:
+        """Send what was put, hear what was delivered."""
+        if self._producer is None:
+            return
+        while self._queue:
+            self._send(self._producer, *self._queue.popleft())
+        if self._unacknowledged:
+            self._producer.poll(0)
+
+    def flush(self, timeout: float) -> None:
+        """Wait for deliveries, at most `timeout` seconds."""
+        self.serve()
+        if self._producer is not None and self._unacknowledged:
+            self._producer.flush(timeout)
+
+    def _send(self, producer: ProducerClient, one: Outgoing, durable: Durable) -> None:
+        if not one.fetch.assignment.active:
+            # Its next owner handles it again. The key is woken for what waits behind it.
+            durable()
+            return
+        if one.retry is None:
+            self._limits.check(one)
+        topic, headers = self._addressed(one)
+        if self.trace is not None:
+            headers = self.trace(topic, headers)
+
+        def delivered(error: KafkaError | None, _message: object) -> None:
+            self._unacknowledged -= 1
+            if error is None:
+                self._written(one, topic)
+                durable()
+            else:
+                self._hold(one, durable, topic, reason(error))
+
+        try:
+            producer.produce(topic, one.record.value(), one.record.key(), headers=headers, on_delivery=delivered)
+        except (KafkaException, BufferError) as error:
+            self._hold(one, durable, topic, reason(error) if isinstance(error, KafkaException) else str(error))
+        else:
+            self._unacknowledged += 1
+
+    def _addressed(self, one: Outgoing) -> tuple[str, HeaderList]:
+        """Return the topic a message goes to, and its headers."""
+        assignment = one.fetch.assignment
+        handler = assignment.route.handler
+        source = assignment.route.source or assignment.topic
+        if one.retry is not None:
+            due = self._clock.time() + handler.retry_delays[one.retry]
+            return retry_topic(self._group, source), retry_headers(one.record, one.retry + 1, due)
+        origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=one.attempts)
+        return handler.dead_letter_topic.replace("{topic}", source), write(
+            handler.dead_letter_format, one.record, origin
+        )
+
+    def _written(self, one: Outgoing, topic: str) -> None:
+        if one.retry is None:
+            self.dead_letters += 1
+        else:
+            self.put_off += 1
+        _log.log(
+            logging.WARNING if one.retry is None else logging.INFO,
+            "%s@%d is in %s after %d tries (%s)",
+            one.fetch.assignment,
+            one.record.offset(),
+            topic,
+            one.attempts,
+            type(one.error).__name__,
+        )
+
+    def _hold(self, one: Outgoing, durable: Durable, topic: str, why: str) -> None:
+        self.failures += 1
+        _log.error(
+            "%s@%d cannot be written to %s: %s; its offset and its key are held, next try in %g s",
+            one.fetch.assignment,
+            one.record.offset(),
+            topic,
+            why,
+            RESEND_AFTER_S,
+        )
+        self._held += 1
+        self._timers.add(self._clock.monotonic() + RESEND_AFTER_S, partial(self._resend, one, durable))
+
+    def _resend(self, one: Outgoing, durable: Durable) -> None:
+        self._held -= 1
+        self.put(one, durable)
+
+
+__all__ = ["RESEND_AFTER_S", "Outbox", "Outgoing"]

@@ -1,0 +1,102 @@
+"""Retry topics: a message whose tries are exhausted waits in a topic, and its offset no longer holds the watermark.
+
+Each message there says how often it has been there, when it is due, and where it came from. Anybody who may write to
+the topic can forge that, so every field is checked and clamped: a forged time cannot park a message longer than the
+handler's own longest delay, a forged count cannot give it more rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+
+from penstock.consumer.dead_letter_headers import HeaderList, strip
+from penstock.message import Record
+
+_log = logging.getLogger(__name__)
+
+ROUND = "penstock-retry-round"
+DUE = "penstock-retry-due-ms"
+ORIGIN = "penstock-retry-origin"
+_OURS = (ROUND, DUE, ORIGIN)
+
+_DIGITS = re.compile(rb"[0-9]{1,15}")
+
+
+def retry_topic(group: str, topic: str) -> str:
+    """Return the name of a topic's retry topic for a group: groups do not retry each other's messages."""
+    return f"retry.{group}.{topic}"
+
+
+def headers(record: Record, rounds: int, due: float) -> HeaderList:
+    """Return the headers a message goes to the retry topic with.
+
+    Args:
+        record: the record as it was fetched, from its own topic or from the retry topic.
+        rounds: how often it will have been there.
+        due: when it may be tried again, in seconds since the epoch.
+    """
+    origin = None
+    own: HeaderList = []
+    try:
+        for name, value in record.headers() or ():
+            if name == ORIGIN:
+                origin = value
+            elif name not in _OURS:
+                own.append((name, value))
+    except UnicodeDecodeError:
+        own = [("penstock-headers-lost", "a header name is not UTF-8")]
+    place = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    return [*strip(own), (ROUND, str(rounds)), (DUE, str(int(due * 1000))), (ORIGIN, origin or place)]
+
+
+class RetryHeaders:
+    """Reads the headers of messages in a retry topic. Thread-safe: it keeps nothing.
+
+    Args:
+        delays: the handler's delays, in seconds; the longest bounds what a header may ask for.
+    """
+
+    def __init__(self, delays: Sequence[float]) -> None:
+        self._rounds = len(delays)
+        self._longest = max(delays)
+
+    def rounds(self, record: Record) -> int:
+        """Return how often a message has been here; the last round where its header cannot be believed."""
+        found = _number(record, ROUND)
+        return self._rounds if found is None else min(max(1, found), self._rounds)
+
+    def wait(self, record: Record, epoch: float) -> float:
+        """Return the seconds that a message must wait yet; at most the longest delay, and none where it does not say.
+
+        Args:
+            record: the record.
+            epoch: seconds since the epoch, now.
+        """
+        due = _number(record, DUE)
+        return 0.0 if due is None else min(max(0.0, due / 1000 - epoch), self._longest)
+
+
+def _number(record: Record, name: str) -> int | None:
+    found: bytes | str | None = None
+    try:
+        for header, value in record.headers() or ():
+            if header == name:
+                found = value
+    except UnicodeDecodeError:
+        return None
+    if found is None or isinstance(found, str) or not _DIGITS.fullmatch(found):
+        _log.warning(
+            "%s[%d]@%d carries no readable %s; it was not written by penstock, and is handled as due and in its last "
+            "round",
+            record.topic(),
+            record.partition(),
+            record.offset(),
+            name,
+        )
+        return None
+    return int(found)
+
+
+__all__ = ["DUE", "ORIGIN", "ROUND", "RetryHeaders", "headers", "retry_topic"]

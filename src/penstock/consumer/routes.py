@@ -1,0 +1,160 @@
+"""A route: a handler at run time, with what may change while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from penstock.consumer.handlers import Handler, Kind
+from penstock.consumer.ordering import Ordering
+from penstock.consumer.rates import Meter, Pace
+from penstock.consumer.retries import RetryPolicy
+from penstock.errors import MessageFormatError
+from penstock.message import DecodedMessage, Message, Record
+
+Invoke = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A message did not get done.
+
+    Attributes:
+        error: why.
+        permanent: whether another try could not help.
+    """
+
+    error: BaseException
+    permanent: bool = False
+
+
+class Full:
+    """The handler's rate is used up: the lane waits for the meter."""
+
+
+FULL = Full()
+
+#: A message to hand over; a failure; the meter is empty; or the time, on the engine's clock, before which it must wait.
+Answer = Message | Failed | Full | float
+
+
+class Route:
+    """A handler with its order, its limits and the callable that runs it.
+
+    `retry` and the rates may be changed by any thread at any time: each is one reference, read once for each message.
+
+    Args:
+        handler: the handler.
+        ordering: its order over the consumer's lanes.
+        invoke: the handler's function with whatever is put around it.
+        source: for a retry topic, the topic whose messages wait there.
+        not_before: when a record may be handled, on the engine's clock; given for retry topics only.
+        retried: how often a record has been through the retry topic; given for retry topics only.
+    """
+
+    __slots__ = (
+        "batch",
+        "gated",
+        "handler",
+        "invoke",
+        "kind",
+        "linger",
+        "meter",
+        "not_before",
+        "ordering",
+        "pace",
+        "retried",
+        "retry",
+        "source",
+    )
+
+    def __init__(
+        self,
+        handler: Handler,
+        ordering: Ordering,
+        invoke: Invoke,
+        *,
+        source: str | None = None,
+        not_before: Callable[[Record], float] | None = None,
+        retried: Callable[[Record], int] | None = None,
+    ) -> None:
+        self.handler = handler
+        self.ordering = ordering
+        self.invoke = invoke
+        self.kind = handler.kind
+        self.batch = handler.batch
+        self.linger = handler.linger
+        self.retry: RetryPolicy = handler.retry
+        self.meter = Meter(handler.rate)
+        self.pace = Pace(handler.key_rate)
+        self.source = source
+        self.not_before = not_before
+        self.retried = retried
+        self.gated = self._is_gated()
+
+    def _is_gated(self) -> bool:
+        one = self.handler
+        return (
+            one.filter is not None
+            or one.decoder is not None
+            or one.key is not None
+            or self.meter.rate is not None
+            or self.pace.rate is not None
+            or self.not_before is not None
+        )
+
+    def change(self, *, retry: RetryPolicy | None, rate: float | None, key_rate: float | None) -> None:
+        """Take new values for what may change while running."""
+        if retry is not None:
+            self.retry = retry
+        self.meter.rate = rate
+        self.pace.rate = key_rate
+        self.gated = self._is_gated()
+
+    def screen(self, record: Record) -> Failed | bool:
+        """Tell whether the filter lets a message pass, or that it failed on it."""
+        accept = self.handler.filter
+        if accept is None:
+            return True
+        try:
+            return bool(accept(Message(record)))
+        except Exception as error:  # noqa: BLE001 - the user's code; it is this message's failure
+            return Failed(error)
+
+    def admit(self, identity: Hashable, record: Record, now: float) -> Answer:
+        """Return the message to hand over now, or why not.
+
+        Args:
+            identity: the record's identity, by `ordering`.
+            record: the record.
+            now: the time on the engine's clock.
+        """
+        if self.not_before is not None and (at := self.not_before(record)) > now:
+            return at
+        if (at := self.pace.free_at(identity)) > now:
+            return at
+        message = self.message(record)
+        if isinstance(message, Failed):
+            return message
+        if not self.meter.take(now):
+            return FULL
+        self.pace.begin(identity, now)
+        return message
+
+    def message(self, record: Record) -> Message | Failed:
+        """Return what the handler is given for a record, decoded where a decoder is named."""
+        decode = self.handler.decoder
+        if decode is None:
+            return Message(record)
+        value = record.value()
+        try:
+            return DecodedMessage(record, None if value is None else decode(value))
+        except Exception as error:  # noqa: BLE001 - a decoder raises what it likes
+            failure = MessageFormatError(
+                f"the value cannot be decoded: {type(error).__name__}; mend its producer or the decoder"
+            )
+            failure.__cause__ = error
+            return Failed(failure, permanent=True)
+
+
+__all__ = ["FULL", "Answer", "Failed", "Full", "Invoke", "Kind", "Route"]

@@ -1,0 +1,115 @@
+"""What is put around handlers: middlewares, and resources that belong to a worker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, TypeVar, cast
+
+from penstock.consumer.handlers import Handler, Kind
+from penstock.consumer.routes import Invoke
+from penstock.message import Message
+
+_log = logging.getLogger(__name__)
+
+ResourceT = TypeVar("ResourceT")
+
+
+class Middleware:
+    """Hooks around every call of a handler. Subclass it and override what you need.
+
+    The hooks run where the handler runs: on its worker thread, or on the event loop, where they must not wait. What
+    they raise counts as the handler's failure. With a batch they are called once for each of its messages.
+    """
+
+    def before(self, message: Message) -> None:
+        """Be told that a message is about to be handled."""
+
+    def after(self, message: Message, error: BaseException | None) -> None:
+        """Be told how it ended: None, or what the handler raised. Called in reverse order of the middlewares."""
+
+
+def surround(handler: Handler, middlewares: Sequence[Middleware]) -> Invoke:
+    """Return the handler's function within the middlewares' hooks; the function itself where there are none."""
+    function = handler.function
+    if not middlewares:
+        return function
+
+    @contextmanager
+    def hooks(work: Message | list[Message]) -> Iterator[None]:
+        messages = work if isinstance(work, list) else [work]
+        # What began is told of its end, also where a later hook fails.
+        begun: list[tuple[Middleware, Message]] = []
+        error: BaseException | None = None
+        try:
+            for middleware in middlewares:
+                for message in messages:
+                    begun.append((middleware, message))
+                    middleware.before(message)
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            for middleware, message in reversed(begun):
+                middleware.after(message, error)
+
+    if handler.kind is Kind.TASK:
+
+        async def call_async(work: Message | list[Message]) -> object:
+            with hooks(work):
+                return await cast("Awaitable[object]", function(work))
+
+        return call_async
+
+    def call(work: Message | list[Message]) -> object:
+        with hooks(work):
+            return function(work)
+
+    return call
+
+
+class WorkerResource(Generic[ResourceT]):
+    """Something each worker has one of: a database session, a client that is not thread-safe.
+
+    Made by `App.worker_resource`. It is made on a worker at its first use there, and closed by the same worker when it
+    ends. Handlers on the event loop share one, made on the loop.
+    """
+
+    def __init__(self, make: Callable[[], Generator[ResourceT, Any, Any]]) -> None:
+        self._make = contextmanager(make)
+        self._local = threading.local()
+
+    def get(self) -> ResourceT:
+        """Return this worker's own.
+
+        Raises:
+            Exception: what making it raised; the message that needed it fails with it.
+        """
+        try:
+            return cast("ResourceT", self._local.value)
+        except AttributeError:
+            manager: AbstractContextManager[ResourceT] = self._make()
+            value = manager.__enter__()
+            self._local.value, self._local.manager = value, manager
+            return value
+
+    def close(self) -> None:
+        """Close this thread's own, if it has one. What that raises is logged."""
+        manager: AbstractContextManager[ResourceT] | None = getattr(self._local, "manager", None)
+        if manager is None:
+            return
+        del self._local.manager, self._local.value
+        try:
+            manager.__exit__(None, None, None)
+        except Exception:  # noqa: BLE001 - the user's code; the worker ends all the same
+            _log.exception("closing a resource of %s failed", threading.current_thread().name)
+
+    def __repr__(self) -> str:
+        """Name it."""
+        return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"
+
+
+__all__ = ["Middleware", "WorkerResource", "surround"]

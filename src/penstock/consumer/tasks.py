@@ -1,0 +1,217 @@
+"""Tasks: `async def` handlers on one event loop, as many at once as `max_concurrency` says, under the same order rules.
+
+The loop runs on a thread of its own. All fields of the pool are that thread's, save where it says otherwise; others
+reach it through `call_soon_threadsafe`. A task is a slot: it serves lane after lane until none is ready, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.handlers import Kind
+from penstock.consumer.routes import Failed
+from penstock.consumer.visits import Desk, Outcome, Station
+from penstock.message import Record
+from penstock.routing import Scheduler
+
+_log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+#: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
+_JOIN_S = 5.0
+
+
+class TaskPool:
+    """The event loop of a consumer and its tasks.
+
+    Args:
+        name: name of the consumer, for the thread's name.
+        max_concurrency: how many handlers may be under way at once.
+        slot: the scheduler's slot of lanes for tasks.
+        scheduler: where lanes come from.
+        desk: what serves them.
+        closing: called on the loop's thread before it ends.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_concurrency: int,
+        slot: int,
+        scheduler: Scheduler[Fetch, Record],
+        desk: Desk,
+        closing: Callable[[], None],
+    ) -> None:
+        self._slot = slot
+        self._scheduler = scheduler
+        self._desk = desk
+        self._closing = closing
+        self._loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
+        #: How many tasks there may be. Any thread may write it through `resize`.
+        self._limit = max_concurrency
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump_asked = False
+        self._ended = False
+        self._made = 0
+        self._name = name
+        #: Stations of tasks: those in use and, for later tasks, those that are not. It only grows.
+        self.stations: list[Station] = []
+        self._free: list[Station] = []
+        #: When the loop last came round, on its own clock; a loop that is blocked stays behind. Any thread reads it.
+        self.alive_at = self._loop.time()
+
+    def start(self) -> None:
+        """Start the loop's thread."""
+        self.thread.start()
+
+    def time(self) -> float:
+        """Return the loop's own time."""
+        return self._loop.time()
+
+    def wake(self, slots: Sequence[int]) -> None:
+        """Have ready lanes served. Any thread."""
+        # One call is enough for all that was made ready before it runs. Set before the call, cleared before the look.
+        if slots and not self._pump_asked:
+            self._pump_asked = True
+            self._call(self._pump)
+
+    def resize(self, max_concurrency: int) -> None:
+        """Have at most so many handlers under way from now on; those too many end after the lane they are at."""
+        self._limit = max_concurrency
+        self._call(self._pump)
+
+    def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
+        """Run something else on the loop, such as a startup hook. Any thread but the loop's."""
+
+        async def wait() -> ResultT:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed: the consumer has ended
+            _log.debug("the event loop of %s has ended", self._name)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._beat()
+        try:
+            self._loop.run_forever()
+        except BaseException as error:  # noqa: BLE001 - a defect must stop the consumer, not one thread in silence
+            self._desk.fail(error)
+        finally:
+            self._closing()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _beat(self) -> None:
+        self.alive_at = self._loop.time()
+        self._loop.call_later(0.1, self._beat)
+
+    def _pump(self) -> None:
+        """Begin tasks for ready lanes, as many as may be."""
+        self._pump_asked = False
+        while self._running < self._limit and not self._ended:
+            lane = self._scheduler.take(self._slot)
+            if lane is None:
+                return
+            station = self._free.pop() if self._free else self._station()
+            self._running += 1
+            task = self._loop.create_task(self._serve_lanes(lane, station))
+            station.task = task
+            self._tasks.add(task)
+            task.add_done_callback(self._finished)
+
+    def _station(self) -> Station:
+        station = Station(Kind.TASK, f"penstock-task-{self._name}-{len(self.stations)}")
+        station.thread_id = threading.get_ident()
+        self.stations.append(station)
+        return station
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._desk.fail(error)
+
+    async def _serve_lanes(self, lane: ConsumerLane | None, station: Station) -> None:
+        try:
+            while lane is not None:
+                await self._serve(lane, station)
+                over = self._running > self._limit or self._ended
+                lane = None if over else self._scheduler.take(self._slot)
+        finally:
+            self._running -= 1
+            self._free.append(station)
+
+    async def _serve(self, lane: ConsumerLane, station: Station) -> None:
+        visit = self._desk.visit(lane, station)
+        send = visit.send
+        outcome: Outcome = None
+        rest = None
+        try:
+            while True:
+                work = send(outcome)
+                try:
+                    outcome = await station.invoke(work)  # type: ignore[misc] # a task's handler is an `async def`
+                except asyncio.CancelledError as error:
+                    if self._ended:
+                        raise
+                    # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
+                    outcome = Failed(error)
+                except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
+                    outcome = Failed(error)
+                else:
+                    if outcome is not None and not isinstance(outcome, DeferredCompletion):
+                        outcome = None
+        except StopIteration as end:
+            rest = end.value
+        finally:
+            station.leave()
+            # The lane may be ready again: this task looks for work next, and finds it or one that is older.
+            self._desk.give_back(lane, rest)
+
+    def end_handlers(self, timeout: float) -> list[str]:
+        """Begin nothing more; cancel the handlers that are still under way. Returns their stations' names.
+
+        Args:
+            timeout: seconds to wait for handlers that were cancelled.
+        """
+        if self.thread.ident is None:
+            return []
+        under_way = [station.name for station in self.stations if station.record is not None]
+        try:
+            self.run(self._cancel()).result(max(1.0, timeout))
+        except TimeoutError:
+            _log.warning("handlers on the event loop of %s do not end though they were cancelled", self._name)
+        return under_way
+
+    async def _cancel(self) -> None:
+        self._ended = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """End the loop and its thread. May be called more than once."""
+        if self.thread.ident is None:
+            self._loop.close()
+        elif self.thread.is_alive():
+            self._call(self._loop.stop)
+            self.thread.join(_JOIN_S)
+
+
+__all__ = ["TaskPool"]

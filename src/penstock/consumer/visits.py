@@ -1,0 +1,589 @@
+"""A visit: what the holder of a lane does with it, step by step, whoever calls the handlers.
+
+`Desk.visit` is a generator. It yields what is to be given to the handler in `station.invoke`, is sent what came of it,
+and returns how the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
+simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
+
+A visit alone holds its lane (the scheduler sees to that), so what it does to the lane's queue and parked keys needs
+no lock. Revocation: the poll thread sets `assignment.active = False` and then looks at every station's `fetch`; a
+visit sets `fetch` first and then looks at `active`. Whichever comes second sees the other, so a handler either is
+waited for or does not start. Offsets are completed before `fetch` is let go of, so who waited sees them.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import Task
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+from penstock.cluster import Clock
+from penstock.consumer.assignments import (
+    OVERHEAD_BYTES,
+    Assignment,
+    ConsumerLane,
+    ConsumerParked,
+    ConsumerRun,
+    Fetch,
+    Item,
+)
+from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.handlers import Kind, OnFailure
+from penstock.consumer.outbox import Outbox, Outgoing
+from penstock.consumer.retries import Timers
+from penstock.consumer.routes import Failed, Full, Invoke, Route
+from penstock.errors import BatchError, PenstockError, RetryLater
+from penstock.message import Message, Record
+from penstock.routing import DONE, Scheduler
+
+_log = logging.getLogger(__name__)
+
+#: When a head that somebody else has may be tried: not by its time.
+_NEVER = float("inf")
+#: What `ParkedKey.settled` holds when a completion came.
+_HANDLED = "handled"
+
+#: What a handler is given, and what came of it: None when it is done.
+Work = Message | list[Message]
+Outcome = Failed | DeferredCompletion | None
+
+
+class Station:
+    """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
+
+    __slots__ = (
+        "batch_count",
+        "dropped",
+        "failed",
+        "fetch",
+        "filtered",
+        "handled",
+        "invoke",
+        "kind",
+        "name",
+        "record",
+        "retried",
+        "started",
+        "task",
+        "thread_id",
+    )
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        self.kind = kind
+        self.name = name
+        #: What the message in the handler belongs to, or None between lanes.
+        self.fetch: Fetch | None = None
+        #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
+        self.record: Record | None = None
+        self.started = 0.0
+        self.batch_count = 1
+        #: What is called with what a visit yields.
+        self.invoke: Invoke = _nothing
+        #: The thread, and for a task the task, that runs it: for a look at its stack.
+        self.thread_id: int | None = None
+        self.task: Task[None] | None = None
+        self.handled = 0
+        self.failed = 0
+        self.retried = 0
+        self.dropped = 0
+        self.filtered = 0
+
+    def leave(self) -> None:
+        """Note that the station is between lanes."""
+        self.record = self.fetch = None
+
+
+def _nothing(_: object) -> None:
+    raise AssertionError("a visit yields only after it has set what is to be called")
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The lane has runs, but is not to be served until something happens.
+
+    Attributes:
+        appended: `lane.appended` when that was decided.
+        after: called once the lane is given back: what will bring it back.
+    """
+
+    appended: int
+    after: Callable[[], None]
+
+
+Visit = Generator[Work, Outcome, Rest | None]
+
+
+class Desk:
+    """Serves lanes. Thread-safe: each visit works on the lane it holds.
+
+    Args:
+        clock: the engine's clock.
+        run_seconds: a visit's time slice.
+        scheduler: the lanes.
+        timers: where retries wait.
+        outbox: where exhausted messages go.
+        wake: called with the slots of lanes that became ready.
+        fail: called with an error that must stop the consumer.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        run_seconds: float,
+        *,
+        scheduler: Scheduler[Fetch, Record],
+        timers: Timers,
+        outbox: Outbox,
+        wake: Callable[[Sequence[int]], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._clock = clock
+        self._now = clock.monotonic
+        self._run_seconds = run_seconds
+        self._scheduler = scheduler
+        self._timers = timers
+        self._outbox = outbox
+        self._wake = wake
+        self.fail = fail
+        #: Whether batches that are not full are served at once: set when the consumer drains. Any thread.
+        self.hurry = False
+        #: Completions that are out, with what they belong to. `dict` operations are atomic; any thread.
+        self.deferred: dict[DeferredCompletion, Fetch] = {}
+
+    def give_back(self, lane: ConsumerLane, rest: Rest | None) -> int | None:
+        """Give a lane back as its visit said; returns its slot when it is ready again."""
+        if rest is None:
+            return self._scheduler.give_back(lane)
+        slot = self._scheduler.rest(lane, rest.appended)
+        # Only now: what brings it back finds the lane free, or held by one who asks for himself.
+        rest.after()
+        return slot
+
+    def wake_key(self, lane: ConsumerLane, key: Hashable) -> None:
+        """Have a parked key looked at. Any thread."""
+        self._wake(self._scheduler.wake(lane, key))
+
+    def wake_lane(self, lane: ConsumerLane) -> None:
+        """Have a lane at rest looked at. Any thread."""
+        self._wake(self._scheduler.ready((lane,)))
+
+    def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
+        """Serve a lane until it is empty, its work is of another kind, or the time slice is over."""
+        deadline = self._now() + self._run_seconds
+        while lane.due:
+            key = lane.due[0]
+            parked = lane.parked.get(key)
+            if parked is not None and parked.waiting[0][0].assignment.route.kind is not station.kind:
+                return None
+            lane.due.pop(0)
+            if parked is not None and not (yield from self._serve_parked(lane, key, parked, station, deadline)):
+                return None
+        while lane.runs:
+            run = lane.runs[0]
+            fetch = station.fetch = run.owner
+            assignment = fetch.assignment
+            route = assignment.route
+            if not assignment.active:
+                lane.runs.popleft()
+                continue
+            if route.kind is not station.kind:
+                return None
+            station.invoke = route.invoke
+            if route.gated or route.batch > 1:
+                if route.batch > 1:
+                    rest = yield from self._serve_batch(lane, run, route, station)
+                else:
+                    rest = yield from self._serve_gated(lane, run, route, station, deadline)
+                if rest is not None or self._now() >= deadline:
+                    return rest
+                continue
+            # The main path, in this generator itself: delegating costs at each message.
+            now = self._now
+            identity = route.ordering.identity
+            records = run.records
+            parked_keys = lane.parked
+            place = first = run.next
+            time = now()
+            while place < len(records):
+                record = records[place]
+                if parked_keys and (key := identity(record)) in parked_keys:
+                    self._complete(run, first, place, station)
+                    self._behind(lane, key, (fetch, run.indexes[place], record))
+                    place = first = place + 1
+                    continue
+                station.started = time
+                station.record = record
+                outcome = yield Message(record)
+                place += 1
+                if outcome is not None:
+                    self._complete(run, first, place - 1, station)
+                    item = (fetch, run.indexes[place - 1], record)
+                    self._set_aside(lane, identity(record), item, outcome, station)
+                    first = place
+                time = now()
+                if time >= deadline or not assignment.active:
+                    break
+            self._complete(run, first, place, station)
+            run.next = place
+            if place == len(records):
+                lane.runs.popleft()
+            if time >= deadline:
+                return None
+        return None
+
+    def _complete(self, run: ConsumerRun, first: int, stop: int, station: Station) -> None:
+        if stop > first:
+            run.owner.assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
+            station.handled += stop - first
+
+    def _serve_gated(
+        self, lane: ConsumerLane, run: ConsumerRun, route: Route, station: Station, deadline: float
+    ) -> Generator[Work, Outcome, Rest | None]:
+        """Serve a run whose handler has a filter, a decoder, a key function or a rate: message by message."""
+        fetch, assignment = run.owner, run.owner.assignment
+        station.batch_count = 1
+        while run.next < len(run.records):
+            record = run.records[run.next]
+            item = (fetch, run.indexes[run.next], record)
+            now = self._now()
+            if now >= deadline or not assignment.active:
+                return None
+            appended = lane.appended
+            key, message = self._ask(lane, route, item, now, station)
+            if isinstance(message, Full):
+                return Rest(appended, partial(route.meter.wait, run.arrival, lane.number))
+            run.next += 1
+            if message is None:
+                continue
+            station.started, station.record = now, record
+            outcome = message if isinstance(message, Failed) else (yield message)
+            if outcome is None:
+                self._done((item,), station)
+            else:
+                self._set_aside(lane, key, item, outcome, station)
+        if lane.runs and lane.runs[0] is run:
+            lane.runs.popleft()
+        return None
+
+    def _ask(
+        self, lane: ConsumerLane, route: Route, item: Item, now: float, station: Station
+    ) -> tuple[Hashable, Message | Failed | Full | None]:
+        """Return a message's identity, and what to hand over; None when it was seen to: refused, or made to wait."""
+        record = item[2]
+        try:
+            key = route.ordering.identity(record)
+        except PenstockError as error:
+            return (record.topic(), record.partition(), record.offset()), Failed(error, permanent=True)
+        passes = route.screen(record)
+        if not passes:
+            self._filtered(item, station)
+            return key, None
+        if key in lane.parked:
+            self._behind(lane, key, item)
+            return key, None
+        if isinstance(passes, Failed):
+            return key, passes
+        answer = route.admit(key, record, now)
+        if isinstance(answer, float):
+            self._park(lane, key, item).due_at = answer
+            self._timers.add(answer, partial(self.wake_key, lane, key))
+            return key, None
+        return key, answer
+
+    def _serve_batch(  # noqa: C901 - gathering is one loop over two queues
+        self, lane: ConsumerLane, run: ConsumerRun, route: Route, station: Station
+    ) -> Generator[Work, Outcome, Rest | None]:
+        """Gather a batch of one assignment's messages from the lane and serve it, or let it wait for more."""
+        assignment = run.owner.assignment
+        appended = lane.appended
+        now = self._now()
+        until = run.owner.arrived + route.linger
+        if now < until and not self.hurry and _available(lane, assignment, route.batch) < route.batch:
+            return Rest(appended, partial(self._timers.add, until, partial(self.wake_lane, lane)))
+        batch: list[tuple[Hashable, Item, Message]] = []
+        full = False
+        while lane.runs and len(batch) < route.batch and not full:
+            run = lane.runs[0]
+            if run.owner.assignment is not assignment:
+                break
+            while run.next < len(run.records) and len(batch) < route.batch:
+                item = (run.owner, run.indexes[run.next], run.records[run.next])
+                key, message = self._ask(lane, route, item, now, station)
+                if isinstance(message, Full):
+                    full = True
+                    break
+                run.next += 1
+                if isinstance(message, Failed):
+                    self._set_aside(lane, key, item, message, station)
+                elif message is not None:
+                    batch.append((key, item, message))
+            if run.next == len(run.records):
+                lane.runs.popleft()
+        if batch:
+            station.started, station.record, station.batch_count = now, batch[0][1][2], len(batch)
+            outcome = yield [message for _, _, message in batch]
+            self._settle_batch(lane, [(key, item) for key, item, _ in batch], outcome, station)
+        if full:
+            return Rest(appended, partial(route.meter.wait, run.arrival, lane.number))
+        return None
+
+    def _settle_batch(
+        self, lane: ConsumerLane, batch: Sequence[tuple[Hashable, Item]], outcome: Outcome, station: Station
+    ) -> None:
+        """Complete what is done of a batch; of each key, set aside the first that failed with all behind it."""
+        if isinstance(outcome, DeferredCompletion):
+            outcome = Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
+        if outcome is None:
+            self._done([item for _, item in batch], station)
+            return
+        failures = _failures(outcome, len(batch))
+        done = []
+        for place, (key, item) in enumerate(batch):
+            if key in lane.parked:
+                self._behind(lane, key, item)
+            elif place in failures:
+                self._set_aside(lane, key, item, failures[place], station)
+            else:
+                done.append(item)
+        self._done(done, station)
+
+    def _serve_parked(  # noqa: C901, PLR0912 - one step for each state of a parked key's head
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, station: Station, deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Try the head of a parked key, and on success what waits behind it. Returns False when the visit is over."""
+        while parked.waiting:
+            item = fetch, _, record = parked.waiting[0]
+            station.fetch = fetch
+            assignment = fetch.assignment
+            route = assignment.route
+            if parked.settled is DONE or parked.settled is _HANDLED or not assignment.active:
+                station.handled += parked.settled is _HANDLED
+                self._next_head(parked, station)
+                continue
+            if parked.settled is not None:
+                failure, parked.settled = parked.settled, None
+                if isinstance(failure, BaseException):
+                    self._failed(lane, key, parked, Failed(failure), station)
+                continue
+            now = self._now()
+            if now < parked.due_at:
+                return True
+            if now >= deadline or route.kind is not station.kind:
+                lane.due.insert(0, key)
+                return False
+            answer = self._answer(parked, route, key, record, now)
+            if isinstance(answer, float):
+                parked.due_at = answer
+                self._timers.add(answer, partial(self.wake_key, lane, key))
+                return True
+            if answer is None:
+                self._filtered(item, station)
+                self._next_head(parked, station)
+                continue
+            station.retried += parked.attempts > 0
+            station.started, station.record, station.batch_count = now, record, 1
+            station.invoke = route.invoke
+            outcome: Outcome
+            if isinstance(answer, Failed):
+                outcome = answer
+            else:
+                outcome = yield ([answer] if route.batch > 1 else answer)
+            if isinstance(outcome, Failed):
+                self._failed(lane, key, parked, _failures(outcome, 1)[0] if route.batch > 1 else outcome, station)
+            elif outcome is not None:
+                self._put_off(lane, key, parked, outcome, station)
+            else:
+                self._done((item,), station)
+                self._next_head(parked, station)
+        del lane.parked[key]
+        return True
+
+    def _answer(
+        self, parked: ConsumerParked, route: Route, key: Hashable, record: Record, now: float
+    ) -> Message | Failed | float | None:
+        """Return what to hand over for the head of a parked key, when to ask again, or None where it is refused."""
+        if not route.gated:
+            return route.message(record)
+        if parked.attempts == 0:
+            passes = route.screen(record)
+            if not passes:
+                return None
+            if isinstance(passes, Failed):
+                return passes
+        answer = route.admit(key, record, now)
+        if isinstance(answer, Full):
+            # A parked key asks again by itself: it must not hold the rest of its lane.
+            return route.meter.next_token(now)
+        return answer
+
+    def _set_aside(
+        self, lane: ConsumerLane, key: Hashable, item: Item, outcome: Failed | DeferredCompletion, station: Station
+    ) -> None:
+        """Park the key of a message that did not get done at its first try."""
+        parked = self._park(lane, key, item)
+        if isinstance(outcome, DeferredCompletion):
+            self._put_off(lane, key, parked, outcome, station)
+        else:
+            self._failed(lane, key, parked, outcome, station)
+
+    def _park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
+        parked = lane.park(key)
+        self._behind(lane, key, item)
+        return parked
+
+    def _behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
+        """Let a message of a parked key wait behind its head."""
+        lane.parked[key].waiting.append(item)
+        item[0].assignment.tracker.park(1, _weight(item[2]))
+
+    def _next_head(self, parked: ConsumerParked, station: Station) -> None:
+        fetch, _, record = parked.waiting[0]
+        fetch.assignment.tracker.park(-1, -_weight(record))
+        parked.next_head()
+        station.record = None
+
+    def _done(self, items: Sequence[Item], station: Station) -> None:
+        for fetch, same in groupby(items, key=_fetch_of):
+            indexes = [index for _, index, _ in same]
+            fetch.assignment.tracker.complete(fetch.block, indexes)
+            station.handled += len(indexes)
+
+    def _filtered(self, item: Item, station: Station) -> None:
+        item[0].assignment.tracker.complete(item[0].block, (item[1],))
+        station.filtered += 1
+
+    def _put_off(
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        completion: DeferredCompletion,
+        station: Station,
+    ) -> None:
+        """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
+        fetch, index, _ = parked.waiting[0]
+        parked.due_at = _NEVER
+        if parked.attempts == 0:
+            parked.since = station.started
+        timeout = fetch.assignment.route.handler.deferred_timeout
+
+        def settle(error: BaseException | None) -> None:
+            if error is None:
+                fetch.assignment.tracker.complete(fetch.block, (index,))
+            # Before the key is woken: the holder looks at it only then. Before it is forgotten: who waits for the
+            # deferred ones must see the offset done.
+            parked.settled = _HANDLED if error is None else error
+            self.deferred.pop(completion, None)
+            self.wake_key(lane, key)
+
+        self.deferred[completion] = fetch
+        if timeout is not None:
+            late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
+            self._timers.add(self._now() + timeout, partial(completion.fail, late))
+        completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
+
+    def _failed(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+    ) -> None:
+        """Decide what becomes of the failed head of a parked key."""
+        fetch, index, record = parked.waiting[0]
+        assignment, error = fetch.assignment, failure.error
+        route = assignment.route
+        handler = route.handler
+        station.failed += 1
+        if parked.attempts == 0:
+            parked.since = station.started
+        parked.attempts += 1
+        now = self._now()
+        delay = None
+        if not failure.permanent:
+            delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+        place = f"{assignment}@{record.offset()}"
+        if delay is not None:
+            if isinstance(error, RetryLater):
+                delay = error.seconds
+            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
+            parked.due_at = now + delay
+            self._timers.add(parked.due_at, partial(self.wake_key, lane, key))
+            return
+        parked.due_at = _NEVER
+        retried = route.retried(record) if route.retried is not None else 0
+        again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
+        if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
+            self._send(Outgoing(fetch, index, record, error, parked.attempts, again), lane, key, parked)
+        elif handler.on_failure is OnFailure.DROP:
+            _log.error(
+                "%s was dropped: %s failed it %d times, last with %s",
+                place,
+                handler.name,
+                parked.attempts,
+                type(error).__name__,
+            )
+            assignment.tracker.complete(fetch.block, (index,))
+            station.dropped += 1
+            parked.settled = DONE
+            lane.due.append(key)
+        else:
+            stop = PenstockError(
+                f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
+                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
+            )
+            stop.__cause__ = error
+            self.fail(stop)
+
+    def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
+        """Hand an exhausted message to the outbox; its key waits until the broker has it."""
+
+        def durable() -> None:
+            outgoing.fetch.assignment.tracker.complete(outgoing.fetch.block, (outgoing.index,))
+            parked.settled = DONE
+            self.wake_key(lane, key)
+
+        self._outbox.put(outgoing, durable)
+
+    def busy_with(self, stations: Iterable[Station], assignments: Sequence[Assignment]) -> list[str]:
+        """Return the names of the stations and completions that hold a message of one of these assignments."""
+        busy = []
+        for station in stations:
+            fetch = station.fetch
+            if fetch is not None and fetch.assignment in assignments:
+                busy.append(station.name)
+        busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
+        return busy
+
+
+def _available(lane: ConsumerLane, assignment: Assignment, enough: int) -> int:
+    """Return how many messages of an assignment stand in a row at the front of a lane; `enough` ends the count."""
+    count = 0
+    # By place: the router may append meanwhile, which an iterator would not bear.
+    for place in range(len(lane.runs)):
+        run = lane.runs[place]
+        if run.owner.assignment is not assignment:
+            break
+        count += len(run.records) - run.next
+        if count >= enough:
+            break
+    return count
+
+
+def _failures(failed: Failed, count: int) -> dict[int, Failed]:
+    """Return which of a batch failed, and with what."""
+    if not isinstance(failed.error, BatchError):
+        return dict.fromkeys(range(count), failed)
+    named = {place: Failed(error) for place, error in failed.error.failed.items() if 0 <= place < count}
+    # Names none that is there: nothing tells what is done, so nothing is.
+    return named or dict.fromkeys(range(count), failed)
+
+
+def _fetch_of(item: Item) -> Fetch:
+    return item[0]
+
+
+def _weight(record: Record) -> int:
+    """Return the bytes that a waiting message takes, about."""
+    return len(record) + OVERHEAD_BYTES
+
+
+__all__ = ["Desk", "Outcome", "Rest", "Station", "Visit", "Work"]
