@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from confluent_kafka import Producer
 
+from kafka_tools import wait_for_markers
 from penstock.demo.flights import Flight
 from penstock.demo.topics import PublishedFlights, read_to_end
 from penstock.devbroker import DevBroker
@@ -24,8 +25,9 @@ def send(broker: DevBroker, topic: str, flights: list[Flight], *, commit: bool) 
     if commit:
         producer.commit_transaction()
     else:
-        producer.flush()
+        assert producer.flush(60) == 0
         producer.abort_transaction()
+    wait_for_markers(broker.bootstrap_servers, topic)
 
 
 def test_committed_flights_are_read_to_the_end_past_aborted_ones(

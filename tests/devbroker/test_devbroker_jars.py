@@ -81,7 +81,7 @@ def test_two_processes_with_a_cold_cache_resolve_once(tmp_path: Path, traces: Pa
     wait_until(lambda: list(traces.iterdir()))
 
     go.touch()
-    codes = [process.wait(20) for process in both]
+    codes = [process.wait(60) for process in both]
 
     assert codes == [0, 0]
     assert len(list(traces.iterdir())) == 1
@@ -93,7 +93,7 @@ def test_what_a_killed_resolver_left_is_not_trusted(tmp_path: Path, traces: Path
     killed = start(folder, traces, tmp_path / "never")
     wait_until(lambda: list(traces.iterdir()))
     killed.kill()
-    killed.wait(10)
+    killed.wait(30)
     leftovers = list(tmp_path.glob("kafka.partial-*"))
 
     cached(folder, fill)

@@ -48,7 +48,7 @@ def test_an_app_gives_committed_messages_to_its_handler_and_its_sink(
             return {row[0] for row in connection.exec_driver_sql("SELECT name FROM rows")}
 
     with app.start() as running:
-        wait_until(lambda: len(stored()) == 10, timeout=60)
+        wait_until(lambda: len(stored()) == 10, timeout=90)
         wait_until(lambda: len(seen.calls) == 10)
         (query,) = running.queries
 
@@ -67,7 +67,7 @@ def test_an_app_of_sinks_alone_ends_when_all_is_read(
     app.sink(topic, trigger="available now", name="counting")(lambda batch, _: counts.append(batch.count()))
 
     with app.start() as running:
-        assert running.wait(60)
+        assert running.wait(90)
 
     assert sum(counts) == 7
 
@@ -84,7 +84,7 @@ def test_a_sink_that_fails_stops_the_app_with_a_sentence(
         raise ValueError("no room")
 
     with app.start() as running, pytest.raises(SinkError, match="the query broken ended"):
-        running.wait(60)
+        running.wait(90)
 
 
 def test_a_sink_for_a_missing_topic_is_refused_before_spark_starts_it(spark: SparkSession, broker: DevBroker) -> None:

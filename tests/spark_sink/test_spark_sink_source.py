@@ -37,7 +37,7 @@ def consumed(broker: DevBroker, topic: str, partitions: int) -> list[Row]:
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     rows: list[Row] = []
     ended = 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while ended < partitions and time.monotonic() < deadline:
         for message in consumer.consume(1000, 0.2):
             error = message.error()
@@ -84,7 +84,7 @@ def run(frame: DataFrame, batches: Batches, checkpoint: Path, *, once: bool = Tr
         writer.trigger(availableNow=True).start() if once else writer.trigger(processingTime="100 milliseconds").start()
     )
     if once:
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(90)
     return query
 
 
@@ -144,18 +144,17 @@ def test_markers_and_aborted_records_at_the_tail_of_every_partition_do_not_hold_
     write_transaction([(topic, n % 8, b"kept") for n in range(80)], commit=True)
     write_transaction([(topic, n % 8, b"aborted") for n in range(80)], commit=False)
     batches = Batches()
-    frame = read(stream=True, subscribe=topic, startingOffsets="earliest")
+    # Whoever waits for a record that does not come waits for ten minutes, which is longer than the query is given.
+    patient = {"kafkaConsumer.pollTimeoutMs": "600000"}
+    frame = read(stream=True, subscribe=topic, startingOffsets="earliest", **patient)
 
-    begun = time.monotonic()
     query = run(frame, batches, tmp_path)
-    took = time.monotonic() - begun
 
     last_rows = {number: max(row[2] for row in batches.all if row[1] == number) for number in range(8)}
     ends = json.loads(query.lastProgress["sources"][0]["endOffset"])[topic]
     # The fault happened: past the last row of each partition lie a marker, ten aborted records and a marker.
     assert {number: end - last_rows[int(number)] for number, end in ends.items()} == {str(n): 13 for n in range(8)}
     assert batches.all == consumed(broker, topic, 8)
-    assert took < 10
 
 
 def test_a_topic_of_nothing_but_aborted_records_reads_as_empty(
@@ -359,7 +358,7 @@ def test_start_sink_hands_every_batch_to_the_function(
         checkpoint_location=str(tmp_path),
     )
 
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(90)
     assert query.name == "stored"
     assert [row[3:] for row in batches.all] == [(b"k", b"v")]
     with pytest.raises(ConfigurationError, match="cannot travel"):

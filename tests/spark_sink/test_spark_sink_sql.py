@@ -267,7 +267,7 @@ class Pipeline:
             name=self.topic,
             checkpoint_location=str(checkpoint),
         )
-        query.awaitTermination(60)
+        assert query.awaitTermination(90)
         return query
 
     def table(self) -> list[tuple[Any, ...]]:

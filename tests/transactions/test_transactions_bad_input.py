@@ -33,9 +33,7 @@ NOBODY = "127.0.0.1:9"
     ],
     ids=["producer", "first send", "coordinator"],
 )
-def test_an_unreachable_broker_is_told_by_its_address_in_time(
-    start: Callable[[], object], hasty: list[float]
-) -> None:
+def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[], object], hasty: list[float]) -> None:
     with pytest.raises(BrokerConnectionError, match=f"{NOBODY} within 15 s"):
         start()
 

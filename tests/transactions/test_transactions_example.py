@@ -16,7 +16,7 @@ def test_the_order_service_publishes_what_its_database_holds(broker: DevBroker) 
         [sys.executable, str(EXAMPLE), broker.bootstrap_servers],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
