@@ -1,0 +1,216 @@
+"""What a consumer client fetches and has not handed over yet.
+
+The position rises as messages are handed over, and passes markers and aborted ranges only when the client gets to them:
+as in librdkafka, where they are entries of the queue, so that a call which is satisfied before leaves them there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from confluent_kafka import KafkaError, Message
+
+from penstock.testing import codes
+from penstock.testing.assignor import Place
+from penstock.testing.faults import Faults, Operation
+from penstock.testing.log import PartitionLog
+
+
+class FetchedPartition:
+    """An assigned partition in one client."""
+
+    __slots__ = ("buffered", "next", "paused", "place", "position", "stopped", "version")
+
+    def __init__(self, place: Place, start: int, *, paused: bool) -> None:
+        self.place = place
+        #: The next offset to hand over, or one of the logical offsets before that is known.
+        self.next = start
+        #: The same as the application hears it: not known before the first message.
+        self.position = codes.INVALID
+        self.paused = paused
+        #: Whether it gave up: there is no offset to go on from.
+        self.stopped = False
+        #: Whether something of it waits in the queue; what has another version than this is thrown away.
+        self.buffered = False
+        self.version = 0
+
+
+class _Chunk:
+    """What one fetch brought: messages, and the position after them; None for an error."""
+
+    __slots__ = ("end", "index", "messages", "part", "version")
+
+    def __init__(self, part: FetchedPartition, messages: Sequence[Message], end: int | None) -> None:
+        self.part = part
+        self.version = part.version
+        self.messages = messages
+        self.index = 0
+        self.end = end
+
+
+class Fetcher:
+    """The fetches of one client. The broker's lock guards it.
+
+    Args:
+        logs: every log of the broker.
+        faults: what goes wrong.
+        chance: draws how much a fetch brings.
+        max_fetch: messages that a fetch brings at most.
+        reset: `auto.offset.reset`.
+        committed_only: whether the isolation level is read_committed.
+        stored: returns the group's offset of a partition, or None.
+    """
+
+    def __init__(
+        self,
+        logs: Mapping[Place, PartitionLog],
+        faults: Faults,
+        chance: random.Random,
+        *,
+        max_fetch: int,
+        reset: str,
+        committed_only: bool,
+        stored: Callable[[Place], int | None],
+    ) -> None:
+        self._logs = logs
+        self._faults = faults
+        self._chance = chance
+        self._max_fetch = max_fetch
+        self._reset = reset
+        self._stored = stored
+        self.committed_only = committed_only
+        self.assigned: dict[Place, FetchedPartition] = {}
+        self._queue: deque[_Chunk] = deque()
+        # A pause outlives an assignment that it came before.
+        self._paused: set[Place] = set()
+
+    def assign(self, place: Place, start: int) -> None:
+        """Begin with a partition."""
+        self.assigned[place] = FetchedPartition(place, start, paused=place in self._paused)
+
+    def unassign(self, place: Place) -> None:
+        """Stop with a partition and forget what was fetched of it."""
+        self.assigned.pop(place).version += 1
+        self._paused.discard(place)
+
+    def pause(self, place: Place) -> None:
+        """Hand nothing over, forget what was fetched."""
+        self._paused.add(place)
+        part = self.assigned.get(place)
+        if part is not None:
+            part.paused = True
+            part.version += 1
+            part.buffered = False
+
+    def resume(self, place: Place) -> None:
+        """Fetch again, from the position."""
+        self._paused.discard(place)
+        part = self.assigned.get(place)
+        if part is not None:
+            part.paused = False
+
+    def refill(self) -> None:
+        """Fetch of every partition of which nothing waits."""
+        for part in self.assigned.values():
+            if not (part.buffered or part.paused or part.stopped):
+                self._fetch(part)
+
+    def _fetch(self, part: FetchedPartition) -> None:
+        log = self._logs.get(part.place)
+        if log is None:
+            return
+        if part.next < 0:
+            self._begin(part, log)
+        elif not log.start <= part.next <= log.end:
+            why = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
+            self._go_by_policy(part, log, why)
+        if part.stopped or part.next >= log.end:
+            return
+        fault = self._faults.take(Operation.FETCH)
+        if fault is not None:
+            self._put_error(part, fault.error, None)
+            return
+        limit = int(self._chance.random() * self._max_fetch) + 1
+        messages, end = log.read(part.next, limit, committed_only=self.committed_only)
+        if end > part.next:
+            part.buffered = True
+            self._queue.append(_Chunk(part, messages, end))
+
+    def _begin(self, part: FetchedPartition, log: PartitionLog) -> None:
+        if part.next == codes.BEGINNING:
+            part.next = log.start
+        elif part.next == codes.END:
+            part.next = self.end_of(log)
+        else:
+            stored = self._stored(part.place)
+            if stored is None:
+                self._go_by_policy(part, log, "no previously committed offset available: Local: No offset stored")
+            else:
+                part.next = stored
+                if not log.start <= stored <= log.end:
+                    self._fetch(part)
+
+    def _go_by_policy(self, part: FetchedPartition, log: PartitionLog, why: str) -> None:
+        if self._reset in ("earliest", "smallest", "beginning"):
+            part.next = log.start
+        elif self._reset in ("latest", "largest", "end"):
+            part.next = self.end_of(log)
+        else:
+            part.stopped = True
+            offset = part.next if part.next >= 0 else None
+            self._put_error(part, KafkaError(codes.AUTO_OFFSET_RESET, why), offset)
+
+    def end_of(self, log: PartitionLog) -> int:
+        """Return the end of a log as this client's isolation level sees it."""
+        return log.last_stable if self.committed_only else log.end
+
+    def _put_error(self, part: FetchedPartition, error: KafkaError, offset: int | None) -> None:
+        topic, partition = part.place
+        part.buffered = True
+        self._queue.append(_Chunk(part, [error_message(error, topic, partition, offset)], None))
+
+    def take(self, wanted: int) -> list[Message]:
+        """Return up to so many messages of what was fetched."""
+        taken: list[Message] = []
+        queue = self._queue
+        while queue and wanted:
+            chunk = queue[0]
+            part = chunk.part
+            if chunk.version != part.version:
+                queue.popleft()
+                continue
+            begin = chunk.index
+            messages = chunk.messages[begin : begin + wanted]
+            chunk.index = begin + len(messages)
+            wanted -= len(messages)
+            taken.extend(messages)
+            ended = chunk.index == len(chunk.messages)
+            if chunk.end is not None:
+                if messages:
+                    part.next = part.position = (messages[-1].offset() or 0) + 1
+                if ended and part.next != chunk.end:
+                    # Markers follow. They are the next entry of the queue, for which there may be no room now.
+                    if not wanted:
+                        break
+                    part.next = part.position = chunk.end
+            if ended:
+                part.buffered = False
+                queue.popleft()
+        return taken
+
+
+def error_message(
+    error: KafkaError, topic: str | None = None, partition: int = 0, offset: int | None = None
+) -> Message:
+    """Return an error as the client hands it over: in the place of a message, its text for a value."""
+    text = error.str().encode()
+    if topic is None:
+        return Message(error=error, value=text, partition=partition)
+    if offset is None:
+        return Message(topic=topic, partition=partition, value=text, error=error)
+    return Message(topic=topic, partition=partition, offset=offset, value=text, error=error)
+
+
+__all__ = ["FetchedPartition", "Fetcher", "error_message"]

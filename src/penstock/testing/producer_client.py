@@ -1,0 +1,127 @@
+"""The producer client in memory: confluent-kafka's `Producer`, as far as penstock calls it.
+
+A message is in the log when `produce` returns; the delivery is reported in `poll` or `flush`, as by the real client.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, Message
+
+from penstock.cluster import DeliveryCallback
+from penstock.errors import TopicNotFoundError
+from penstock.testing import codes
+from penstock.testing.clock import TestClock
+from penstock.testing.coordinator import Coordinator
+from penstock.testing.faults import Effect, Faults, Operation
+from penstock.testing.topics import Topics
+
+
+class MemoryProducer:
+    """A producer on the broker in memory: made by `TestBroker.producer`. Safe to use from any thread.
+
+    Args:
+        clock: the broker's clock.
+        lock: the broker's lock.
+        coordinator: keeps what is late.
+        topics: where messages go.
+        faults: what goes wrong.
+    """
+
+    def __init__(
+        self, *, clock: TestClock, lock: threading.RLock, coordinator: Coordinator, topics: Topics, faults: Faults
+    ) -> None:
+        self._clock = clock
+        self._lock = lock
+        self._coordinator = coordinator
+        self._topics = topics
+        self._faults = faults
+        self._reports: deque[tuple[DeliveryCallback | None, KafkaError | None, Message]] = deque()
+        self._waiting = 0
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, str | bytes | None]] = (),
+        partition: int = -1,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> None:
+        """Queue a message.
+
+        Raises:
+            BufferError: a fault says that the queue is full.
+        """
+        with self._lock:
+            if self._faults.take(Operation.QUEUE) is not None:
+                raise BufferError("Local: Queue full")
+            fault = self._faults.take(Operation.PRODUCE)
+            self._waiting += 1
+            unwritten = Message(topic=topic, partition=max(0, partition), key=key, value=value)
+            if fault is not None and fault.effect is Effect.REFUSED:
+                self._reports.append((on_delivery, fault.error, unwritten))
+                return
+            delay_s = 0.0 if fault is None else fault.seconds
+
+            def write() -> tuple[KafkaError | None, Message]:
+                try:
+                    return None, self._topics.append(topic, value, key, headers, partition=partition)[0]
+                except TopicNotFoundError:
+                    return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION), unwritten
+
+            if fault is not None and fault.effect is Effect.ARRIVES_LATE:
+                self._coordinator.later(delay_s, lambda: self._reports.append((on_delivery, *write())))
+                return
+            error, message = write()
+            if fault is None:
+                self._reports.append((on_delivery, error, message))
+            elif fault.effect is Effect.ANSWER_LOST:
+                self._reports.append((on_delivery, fault.error, message))
+            elif fault.effect is Effect.ANSWER_LATE:
+                self._coordinator.later(delay_s, lambda: self._reports.append((on_delivery, error, message)))
+            else:
+                self._reports.append((on_delivery, error, message))
+                self._coordinator.later(delay_s, write)
+
+    def poll(self, timeout: float = 0) -> int:
+        """Call the delivery callbacks that are due; where none is, the clock goes on by `timeout` first."""
+        served = self._serve()
+        if not served and self._waiting and timeout > 0:
+            self._clock.sleep(timeout)
+            served = self._serve()
+        return served
+
+    def flush(self, timeout: float = -1) -> int:
+        """Let the clock go on until everything is delivered or `timeout` is over; return how many are still out."""
+        self._serve()
+        deadline = self._clock.monotonic() + timeout if timeout >= 0 else float("inf")
+        while self._waiting and (now := self._clock.monotonic()) < deadline:
+            with self._lock:
+                until = min(deadline, self._coordinator.next_due())
+            if until == float("inf"):
+                break
+            self._clock.sleep(until - now)
+            self._serve()
+        return self._waiting
+
+    def _serve(self) -> int:
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+            due, self._reports = self._reports, deque()
+            self._waiting -= len(due)
+        for callback, error, message in due:
+            if callback is not None:
+                callback(error, message)
+        return len(due)
+
+    def __len__(self) -> int:
+        """How many messages are not reported yet."""
+        return self._waiting
+
+
+__all__ = ["MemoryProducer"]

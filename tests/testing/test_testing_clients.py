@@ -1,0 +1,251 @@
+"""The clients: fetches, pauses, positions, deliveries, time, and the same results for the same seed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from memory_tools import Reader, code, offsets
+
+from penstock.cluster import Cluster
+from penstock.testing import Operation, TestBroker, TestClock
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def memory() -> TestBroker:
+    """A broker with the topic `t` of one partition and ten records."""
+    broker = TestBroker()
+    broker.create_topic("t")
+    for number in range(10):
+        broker.produce("t", b"%d" % number)
+    return broker
+
+
+def test_the_clock_moves_only_when_it_is_moved(memory: TestBroker) -> None:
+    clock = memory.clock
+    begun, day = clock.monotonic(), clock.time()
+
+    clock.advance(1.5)
+    clock.sleep(2)
+    clock.sleep(-1)
+
+    assert clock.monotonic() - begun == 3.5
+    assert clock.time() - day == 3.5
+    with pytest.raises(ValueError, match="does not go back"):
+        TestClock().advance(-1)
+
+
+def test_a_poll_without_a_message_takes_its_timeout(memory: TestBroker) -> None:
+    cluster: Cluster = memory
+    consumer = cluster.consumer({"group.id": "g", "auto.offset.reset": "latest"})
+    consumer.subscribe(["t"])
+    begun = memory.clock.monotonic()
+
+    assert consumer.consume(5, 0) == []
+    assert memory.clock.monotonic() == begun
+    assert consumer.poll(0.25) is None
+    assert memory.clock.monotonic() == begun + 0.25
+    with pytest.raises(RuntimeError, match="give a timeout"):
+        consumer.poll()
+
+
+def test_the_position_is_unknown_before_the_first_message(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+
+    assert reader.position() == -1001
+    assert len(reader.take(4)) == 4
+    assert reader.position() == 4
+    assert reader.position(9) == -1001
+
+
+def test_a_pause_throws_away_what_was_fetched_and_resuming_reads_it_again(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    assert offsets(reader.take(2)) == [0, 1]
+
+    reader.client.pause([T0])
+    assert reader.take() == []
+    assert reader.position() == 2
+    # What had been fetched is gone: only what the log has now is read again.
+    memory.compact("t", keep=lambda message: message.offset() != 3)
+    reader.client.resume([T0])
+
+    assert offsets(reader.take()) == [2, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_was_fetched_before_a_change_of_the_log_is_handed_over_all_the_same() -> None:
+    seen = set()
+    for seed in range(20):
+        memory = TestBroker(seed)
+        memory.create_topic("t")
+        for number in range(10):
+            memory.produce("t", b"%d" % number)
+        reader = Reader(memory, "t")
+        assert offsets(reader.take(2)) == [0, 1]
+        memory.compact("t", keep=lambda message: message.offset() != 3)
+        seen.add(3 in offsets(reader.take()))
+
+    assert True in seen
+
+
+def test_batches_break_at_places_of_the_seed() -> None:
+    def sizes(seed: int) -> list[int]:
+        memory = TestBroker(seed, max_fetch=50)
+        memory.create_topic("t", 3)
+        for number in range(300):
+            memory.produce("t", b"v", key=b"%d" % number)
+        reader = Reader(memory, "t")
+        found = [len(reader.client.consume(40, 0)) for _ in range(100)]
+        assert sum(found) == 300
+        return found
+
+    assert sizes(1) == sizes(1)
+    assert len({tuple(sizes(seed)) for seed in range(5)}) == 5
+
+
+def test_assigning_twice_and_giving_up_what_is_not_assigned_are_refused(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    reader.take(1)
+
+    with pytest.raises(KafkaException) as twice:
+        reader.client.incremental_assign([T0])
+    with pytest.raises(KafkaException) as foreign:
+        reader.client.incremental_unassign([TopicPartition("t", 5)])
+
+    assert code(twice.value) == KafkaError._CONFLICT
+    assert code(foreign.value) == KafkaError._INVALID_ARG
+
+
+def test_a_closed_consumer_refuses_calls_but_a_second_close(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    reader.take(1)
+    reader.client.close()
+    reader.client.close()
+
+    assert reader.events == [("assign", (0,)), ("revoke", (0,))]
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.client.poll(0)
+
+
+def test_a_delivery_is_reported_in_poll(memory: TestBroker) -> None:
+    reports: list[tuple[KafkaError | None, Message]] = []
+    producer = memory.producer({})
+
+    producer.produce("t", b"v", key=b"k", headers=[("h", "1")], on_delivery=lambda *report: reports.append(report))
+    assert reports == []
+    assert producer.poll(0) == 1
+
+    assert reports[0][0] is None
+    assert reports[0][1].offset() == 10
+    assert memory.records("t")[-1].headers() == [("h", b"1")]
+    assert producer.flush(1) == 0
+
+
+def test_a_delivery_fails_on_demand(memory: TestBroker) -> None:
+    reports: list[int | None] = []
+    producer = memory.producer({})
+    memory.fail("produce", KafkaError.MSG_SIZE_TOO_LARGE)
+    memory.lose_answer("produce")
+    memory.fail("queue", KafkaError._QUEUE_FULL)
+
+    with pytest.raises(BufferError):
+        producer.produce("t", b"full")
+    for value in (b"refused", b"answer lost", b"fine"):
+        producer.produce("t", value, on_delivery=lambda error, _: reports.append(error and error.code()))
+    producer.produce("nope", b"v", on_delivery=lambda error, _: reports.append(error and error.code()))
+    assert producer.flush(1) == 0
+
+    assert reports == [
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError._TRANSPORT,
+        None,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    ]
+    assert [message.value() for message in memory.records("t")][10:] == [b"answer lost", b"fine"]
+    assert memory.faults.happened == {Operation.QUEUE: 1, Operation.PRODUCE: 2}
+
+
+def test_a_delivery_may_be_late_and_a_message_may_come_twice(memory: TestBroker) -> None:
+    reports: list[str] = []
+    producer = memory.producer({})
+    memory.delay_answer("produce", 5)
+    producer.produce("t", b"slow", on_delivery=lambda *_: reports.append("slow"))
+
+    assert producer.flush(1) == 1
+    assert reports == []
+    assert producer.flush(30) == 0
+    assert reports == ["slow"]
+
+    memory.repeat_request("produce", 1)
+    producer.produce("t", b"twice")
+    assert producer.flush(1) == 0
+    memory.advance(1)
+
+    assert [message.value() for message in memory.records("t")][10:] == [b"slow", b"twice", b"twice"]
+
+
+def test_a_failed_fetch_is_an_error_in_the_place_of_a_message(memory: TestBroker) -> None:
+    memory.fail("fetch", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    reader = Reader(memory, "t")
+
+    first, *rest = reader.take()
+
+    error = first.error()
+    assert error is not None
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert offsets(rest) == list(range(10))
+    assert memory.faults.happened[Operation.FETCH] == 1
+
+
+def test_questions_fail_on_demand(memory: TestBroker) -> None:
+    reader = Reader(memory)
+    memory.fail("committed", KafkaError._TIMED_OUT)
+    memory.fail("watermarks", KafkaError._TRANSPORT)
+
+    with pytest.raises(KafkaException) as committed:
+        reader.client.committed([T0], timeout=1)
+    with pytest.raises(KafkaException) as ends:
+        reader.client.get_watermark_offsets(T0, timeout=1)
+    with pytest.raises(KafkaException) as foreign:
+        reader.client.get_watermark_offsets(TopicPartition("t", 9), timeout=1)
+
+    assert [code(one.value) for one in (committed, ends, foreign)] == [
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._UNKNOWN_PARTITION,
+    ]
+    assert reader.client.get_watermark_offsets(T0) == (0, 10)
+
+
+def _story(seed: int) -> list[object]:
+    """Return all that happens in a run of random calls."""
+    memory = TestBroker(seed, max_fetch=5)
+    chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
+    memory.create_topic("t", 4)
+    memory.fail_by_chance("commit", KafkaError.REQUEST_TIMED_OUT, 0.2)
+    readers: list[Reader] = []
+    told: list[object] = []
+    for _ in range(300):
+        step = chance.random()
+        if step < 0.05 and len(readers) < 4:
+            readers.append(Reader(memory, "t"))
+        elif step < 0.07 and readers:
+            readers.pop(chance.randrange(len(readers))).client.close()
+        elif step < 0.1:
+            memory.rebalance("g")
+        elif step < 0.4:
+            memory.produce("t", b"v", key=b"%d" % chance.randrange(20))
+        for number, reader in enumerate(readers):
+            batch = reader.client.consume(10, 0)
+            told.append((number, [(one.partition(), one.offset()) for one in batch], len(reader.events)))
+            if batch and batch[-1].error() is None:
+                told.append(reader.commit((batch[-1].partition() or 0, (batch[-1].offset() or 0) + 1)))
+    assert memory.faults.happened[Operation.COMMIT_SYNC] > 0
+    return [*told, memory.commit_log("g")]
+
+
+def test_the_same_seed_and_calls_give_the_same_results() -> None:
+    assert _story(7) == _story(7)
+    assert _story(7) != _story(8)

@@ -1,0 +1,198 @@
+"""Commits: what is stored, what is refused, and what a fault makes of an answer."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from memory_tools import Reader, code, settle
+
+from penstock.testing import Offset, Operation, TestBroker
+
+
+@pytest.fixture
+def memory() -> TestBroker:
+    """A broker with the topic `t` of two partitions."""
+    broker = TestBroker()
+    broker.create_topic("t", 2)
+    return broker
+
+
+@pytest.fixture
+def reader(memory: TestBroker) -> Reader:
+    """The one member of its group."""
+    made = Reader(memory, "t")
+    settle(made)
+    return made
+
+
+def test_offset_and_metadata_come_back(memory: TestBroker, reader: Reader) -> None:
+    assert reader.commit((0, 3), metadata="map") is None
+    assert reader.commit((1, 4)) is None
+
+    answer = reader.client.committed([TopicPartition("t", number) for number in (0, 1, 2)])
+
+    assert [(one.offset, one.metadata, one.error) for one in answer] == [
+        (3, "map", None),
+        (4, None, None),
+        (-1001, None, None),
+    ]
+    assert memory.committed("g") == {("t", 0): Offset(3, "map"), ("t", 1): Offset(4, None)}
+    assert [(one.partition, one.offset) for one in memory.commit_log("g")] == [(0, 3), (1, 4)]
+
+
+def test_the_answer_to_an_asynchronous_commit_comes_in_a_later_poll(memory: TestBroker, reader: Reader) -> None:
+    reader.commit_async(0, 3)
+    assert reader.answers == []
+
+    reader.client.poll(0)
+
+    assert reader.answers == [None]
+    assert memory.committed("g")["t", 0].offset == 3
+
+
+def test_metadata_above_the_limit_is_refused_and_the_rest_is_stored(memory: TestBroker, reader: Reader) -> None:
+    assert reader.commit((0, 1), metadata="é" * 4095) is None
+    assert reader.commit((0, 2), metadata="m" * 4096) == KafkaError.OFFSET_METADATA_TOO_LARGE
+    points = [TopicPartition("t", 0, 3, "m" * 4096), TopicPartition("t", 1, 3)]
+    with pytest.raises(KafkaException) as refused:
+        reader.client.commit(offsets=points, asynchronous=False)
+
+    assert code(refused.value) == KafkaError.OFFSET_METADATA_TOO_LARGE
+    assert {place[1]: one.offset for place, one in memory.committed("g").items()} == {0: 1, 1: 3}
+
+
+def test_the_error_of_an_asynchronous_commit_stands_on_every_partition(memory: TestBroker) -> None:
+    heard: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+    client = memory.consumer({"group.id": "g", "on_commit": lambda *answer: heard.append(answer)})
+
+    client.commit(offsets=[TopicPartition("t", 0, 1), TopicPartition("t", 9, 1)], asynchronous=True)
+    client.consume(1, 0)
+
+    ((error, points),) = heard
+    assert error is not None
+    assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert [one.error.code() for one in points if one.error] == [KafkaError.UNKNOWN_TOPIC_OR_PART] * 2
+    assert [(one.topic, one.partition, one.offset) for one in points] == [("t", 0, 1), ("t", 9, 1)]
+
+
+@pytest.mark.parametrize("offset", [None, -1, -1001])
+def test_a_commit_of_nothing_is_refused(reader: Reader, offset: int | None) -> None:
+    assert reader.commit(*([] if offset is None else [(0, offset)])) == KafkaError._NO_OFFSET
+
+
+def test_a_client_outside_the_group_commits_only_while_nobody_is_in_it(memory: TestBroker) -> None:
+    outside = Reader(memory)
+    assert outside.commit((0, 1)) is None
+    settle(Reader(memory, "t"))
+
+    assert outside.commit((0, 2)) == KafkaError.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize("operation", ["commit", "commit_sync", Operation.COMMIT_SYNC])
+def test_a_commit_is_refused_on_demand(memory: TestBroker, reader: Reader, operation: str | Operation) -> None:
+    memory.fail(operation, KafkaError.REBALANCE_IN_PROGRESS, times=2)
+
+    codes = [reader.commit((0, number)) for number in range(3)]
+
+    assert codes == [KafkaError.REBALANCE_IN_PROGRESS] * 2 + [None]
+    assert [one.offset for one in memory.commit_log("g")] == [2]
+    assert memory.faults.happened == {Operation.COMMIT_SYNC: 2}
+
+
+def test_a_fault_of_asynchronous_commits_spares_the_others(memory: TestBroker, reader: Reader) -> None:
+    memory.fail("commit_async", KafkaError.NOT_COORDINATOR)
+
+    assert reader.commit((0, 1)) is None
+    reader.commit_async(0, 2)
+    settle(reader)
+
+    assert reader.answers == [KafkaError.NOT_COORDINATOR]
+    assert memory.committed("g")["t", 0].offset == 1
+
+
+def test_a_lost_answer_is_an_error_although_the_commit_counts(memory: TestBroker, reader: Reader) -> None:
+    memory.lose_answer("commit", times=2)
+
+    assert reader.commit((0, 1)) == KafkaError._TRANSPORT
+    reader.commit_async(0, 2)
+    settle(reader)
+
+    assert reader.answers == [KafkaError._TRANSPORT]
+    assert [one.offset for one in memory.commit_log("g")] == [1, 2]
+
+
+def test_a_late_answer_comes_when_the_clock_gets_there(memory: TestBroker, reader: Reader) -> None:
+    memory.delay_answer("commit_async", 5)
+    reader.commit_async(0, 1)
+    memory.advance(4)
+    settle(reader)
+    assert (reader.answers, memory.committed("g")["t", 0].offset) == ([], 1)
+
+    memory.advance(1)
+    settle(reader)
+
+    assert reader.answers == [None]
+
+
+def test_a_synchronous_commit_waits_for_its_late_answer_but_not_for_ever(memory: TestBroker, reader: Reader) -> None:
+    begun = memory.clock.monotonic()
+    memory.delay_answer("commit", 5)
+    assert reader.commit((0, 1)) is None
+    assert memory.clock.monotonic() - begun == 5
+
+    memory.delay_answer("commit", 100)
+    assert reader.commit((0, 2)) == KafkaError._TIMED_OUT
+    assert memory.clock.monotonic() - begun == 65
+
+
+def test_a_late_commit_meets_the_generation_of_its_arrival(memory: TestBroker, reader: Reader) -> None:
+    memory.delay_request("commit_async", 5, times=2)
+    reader.commit_async(0, 1)
+    memory.rebalance("g", shuffle=False)
+    settle(reader)
+    reader.commit_async(0, 2)
+    memory.advance(5)
+    settle(reader)
+
+    assert reader.answers == [KafkaError.ILLEGAL_GENERATION, None]
+    assert [one.offset for one in memory.commit_log("g")] == [2]
+
+
+def test_a_repeated_commit_takes_the_group_back(memory: TestBroker, reader: Reader) -> None:
+    memory.repeat_request("commit_async", 3)
+    reader.commit_async(0, 1)
+    settle(reader)
+    assert reader.commit((0, 2)) is None
+
+    memory.advance(3)
+
+    assert [one.offset for one in memory.commit_log("g")] == [1, 2, 1]
+    assert reader.answers == [None]
+
+
+def test_faults_by_chance_follow_the_seed_and_end() -> None:
+    def outcomes(seed: int) -> list[int | None]:
+        memory = TestBroker(seed)
+        memory.create_topic("t")
+        reader = Reader(memory, "t")
+        settle(reader)
+        memory.fail_by_chance("commit", KafkaError.REQUEST_TIMED_OUT, 0.5)
+        found = [reader.commit((0, 1)) for _ in range(40)]
+        memory.fail_by_chance("commit", KafkaError.REQUEST_TIMED_OUT, 0)
+        assert reader.commit((0, 1)) is None
+        return found
+
+    assert outcomes(1) == outcomes(1)
+    assert {*outcomes(1)} == {None, KafkaError.REQUEST_TIMED_OUT}
+
+
+def test_planned_faults_can_be_forgotten(memory: TestBroker, reader: Reader) -> None:
+    memory.fail("commit", KafkaError.REQUEST_TIMED_OUT)
+    memory.faults.clear()
+
+    assert reader.commit((0, 1)) is None
+
+
+def test_an_unknown_operation_is_refused(memory: TestBroker) -> None:
+    with pytest.raises(ValueError, match="comit"):
+        memory.fail("comit", KafkaError.REQUEST_TIMED_OUT)

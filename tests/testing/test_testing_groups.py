@@ -1,0 +1,288 @@
+"""Groups: cooperative rebalances, evictions, static members, and commits that come too late."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError
+from memory_tools import Reader, offsets, settle
+
+from penstock.testing import TestBroker
+
+
+@pytest.fixture
+def memory() -> TestBroker:
+    """A broker with the topic `t` of four partitions, with ten records in each."""
+    broker = TestBroker(max_fetch=20)
+    broker.create_topic("t", 4)
+    for number in range(40):
+        broker.produce("t", b"%d" % number, partition=number % 4)
+    return broker
+
+
+def _share(memory: TestBroker, reader: Reader) -> set[int]:
+    return {partition for _, partition in memory.members("g")[reader.client.memberid()]}
+
+
+def test_a_second_member_gets_partitions_only_after_the_first_gave_them_back(memory: TestBroker) -> None:
+    first = Reader(memory, "t")
+    settle(first)
+    second = Reader(memory, "t")
+    for _ in range(5):
+        second.client.consume(10, 0)
+    # The first has not polled since: it still has all, and its commits count.
+    assert second.events == [("assign", ())]
+    assert first.commit((3, 2)) is None
+
+    settle(first, second)
+
+    given = next(places for kind, places in first.events if kind == "revoke")
+    assert len(given) == 2
+    assert [event for event in second.events if event[1]] == [("assign", given)]
+    assert _share(memory, first) | _share(memory, second) == {0, 1, 2, 3}
+
+
+def test_a_revocation_can_commit_and_the_next_owner_begins_there(memory: TestBroker) -> None:
+    first = Reader(memory, "t")
+    first.commit_on_revoke = True
+    settle(first)
+    second = Reader(memory, "t")
+
+    got = settle(first, second)
+
+    moved = _share(memory, second)
+    assert sorted({message.partition() for message in got}) == sorted(moved)
+    assert offsets([message for message in got if message.partition() == min(moved)]) == [7, 8, 9]
+    assert {(one.partition, one.offset) for one in memory.commit_log("g")} == {(number, 7) for number in moved}
+
+
+def test_leaving_gives_partitions_to_who_stays(memory: TestBroker) -> None:
+    first, second = Reader(memory, "t"), Reader(memory, "t")
+    settle(first, second)
+
+    first.client.close()
+    settle(second)
+
+    assert first.events[-1][0] == "revoke"
+    assert _share(memory, second) == {0, 1, 2, 3}
+    assert len(memory.members("g")) == 1
+
+
+def test_messages_of_a_revoked_partition_are_not_handed_over_after_the_callback(memory: TestBroker) -> None:
+    callbacks_in_the_middle = 0
+    for seed in range(40):
+        memory = TestBroker(seed, max_fetch=20)
+        memory.create_topic("t", 2)
+        for number in range(40):
+            memory.produce("t", b"v", partition=number % 2)
+        first = Reader(memory, "t")
+        first.client.consume(1, 0)
+        first.client.consume(5, 0)
+        second = Reader(memory, "t")
+        before = [first.position(number) for number in (0, 1)]
+        at_callback: list[int] = []
+        revoke = first._revoke
+
+        def watched(
+            client: object,
+            partitions: list[object],
+            reader: Reader = first,
+            seen: list[int] = at_callback,
+            inner: object = revoke,
+        ) -> None:
+            seen.extend(reader.position(number) for number in (0, 1))
+            inner(client, partitions)  # type: ignore[operator]
+
+        first.client._membership._on_revoke = watched
+        batch = first.client.consume(10, 0)
+        (given,) = next(places for kind, places in first.events if kind == "revoke")
+        assert given not in {message.partition() for message in batch}
+        callbacks_in_the_middle += at_callback != before
+        second.client.close()
+
+    # The client counts messages out before a callback that comes in the middle: seen in some of the runs.
+    assert callbacks_in_the_middle > 0
+
+
+def test_a_member_that_does_not_poll_is_evicted_and_hears_of_it_at_its_next_poll(memory: TestBroker) -> None:
+    lazy, busy = Reader(memory, "t", max_poll_interval_ms=60_000), Reader(memory, "t")
+    settle(lazy, busy)
+    had = _share(memory, lazy)
+
+    memory.advance(61)
+    settle(busy)
+    assert _share(memory, busy) == {0, 1, 2, 3}
+    assert lazy.commit((min(had), 5)) == KafkaError.UNKNOWN_MEMBER_ID
+    lazy.commit_async(min(had), 5)
+    (message,) = lazy.client.consume(1, 0)
+    error = message.error()
+    assert error is not None
+    assert error.code() == KafkaError._MAX_POLL_EXCEEDED
+    assert lazy.events[-1][0] == "assign"
+    settle(lazy, busy)
+
+    assert ("lost", tuple(sorted(had))) in lazy.events
+    assert lazy.answers == [KafkaError.UNKNOWN_MEMBER_ID]
+    assert len(_share(memory, lazy)) == 2
+    assert memory.commit_log("g") == ()
+
+
+def test_polling_within_the_interval_keeps_the_membership(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    for _ in range(10):
+        memory.advance(299)
+        reader.client.consume(100, 0)
+
+    assert reader.events == [("assign", (0, 1, 2, 3))]
+
+
+def test_a_killed_member_keeps_its_partitions_until_its_session_ends(memory: TestBroker) -> None:
+    dead, alive = Reader(memory, "t", session_timeout_ms=10_000), Reader(memory, "t")
+    settle(dead, alive)
+
+    memory.kill(dead.client)
+    memory.advance(9)
+    settle(alive)
+    assert len(_share(memory, alive)) == 2
+    memory.advance(2)
+    settle(alive)
+
+    assert _share(memory, alive) == {0, 1, 2, 3}
+    with pytest.raises(RuntimeError, match="closed"):
+        dead.client.poll(0)
+
+
+def test_a_member_that_is_cut_off_loses_its_partitions_and_comes_back(memory: TestBroker) -> None:
+    lonely, other = Reader(memory, "t", session_timeout_ms=10_000), Reader(memory, "t")
+    settle(lonely, other)
+    mine = min(_share(memory, lonely))
+    memory.cut_off(lonely.client)
+    lonely.commit_async(mine, 5)
+    begun = memory.clock.monotonic()
+
+    assert lonely.commit((mine, 6)) == KafkaError._TIMED_OUT
+    assert memory.clock.monotonic() - begun == 60
+    settle(other, lonely)
+    assert _share(memory, other) == {0, 1, 2, 3}
+    assert lonely.events[-1][0] == "lost"
+
+    memory.heal(lonely.client)
+    settle(lonely, other)
+
+    assert lonely.answers == [KafkaError.UNKNOWN_MEMBER_ID]
+    assert len(_share(memory, lonely)) == 2
+    assert memory.commit_log("g") == ()
+
+
+def test_a_short_cut_costs_nothing(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    settle(reader)
+    memory.cut_off(reader.client)
+    reader.commit_async(0, 5)
+    memory.advance(5)
+    memory.heal(reader.client)
+    memory.advance(100)
+    settle(reader)
+
+    assert reader.answers == [None]
+    assert reader.events == [("assign", (0, 1, 2, 3))]
+    assert memory.committed("g")["t", 0].offset == 5
+
+
+def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(memory: TestBroker) -> None:
+    static, other = Reader(memory, "t", group_instance_id="s"), Reader(memory, "t")
+    settle(static, other)
+    mine, generation, seen = _share(memory, static), memory.generation("g"), len(other.events)
+
+    static.client.close()
+    memory.advance(40)
+    settle(other)
+    again = Reader(memory, "t", group_instance_id="s")
+    settle(again, other)
+
+    assert again.events == [("assign", tuple(sorted(mine)))]
+    assert memory.generation("g") == generation
+    assert len(other.events) == seen
+
+
+def test_a_static_member_that_stays_away_is_evicted_when_its_session_ends(memory: TestBroker) -> None:
+    static, other = Reader(memory, "t", group_instance_id="s"), Reader(memory, "t")
+    settle(static, other)
+
+    static.client.close()
+    memory.advance(46)
+    settle(other)
+
+    assert _share(memory, other) == {0, 1, 2, 3}
+
+
+def test_a_second_client_with_the_same_instance_id_fences_the_first(memory: TestBroker) -> None:
+    first = Reader(memory, "t", group_instance_id="s")
+    settle(first)
+    second = Reader(memory, "t", group_instance_id="s")
+
+    errors = [error for message in settle(first) if (error := message.error()) is not None]
+    settle(second)
+
+    assert [error.code() for error in errors] == [KafkaError._FATAL]
+    assert first.commit((0, 5)) == KafkaError._FATAL
+    assert second.events == [("assign", (0, 1, 2, 3))]
+    first.client.close()
+    assert first.events == [("assign", (0, 1, 2, 3))]
+
+
+def test_a_forced_rebalance_moves_partitions_one_generation_at_a_time(memory: TestBroker) -> None:
+    readers = [Reader(memory, "t") for _ in range(3)]
+    settle(*readers)
+    moved = 0
+    for _ in range(10):
+        before = [_share(memory, reader) for reader in readers]
+        memory.rebalance("g")
+        for _ in range(8):
+            for reader in readers:
+                reader.client.consume(10, 0)
+                owned = [place for one in readers for place in one.client._fetcher.assigned]
+                assert len(owned) == len(set(owned)), "two members have a partition at once"
+        after = [_share(memory, reader) for reader in readers]
+        moved += before != after
+        assert set().union(*after) == {0, 1, 2, 3}
+
+    assert moved > 0
+
+
+def test_a_rebalance_that_moves_nothing_calls_with_nothing(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    settle(reader)
+
+    memory.rebalance("g", shuffle=False)
+    settle(reader)
+
+    assert reader.events == [("assign", (0, 1, 2, 3)), ("assign", ())]
+
+
+def test_nobody_joins_and_no_session_ends_while_the_coordinator_is_away(memory: TestBroker) -> None:
+    first = Reader(memory, "t", session_timeout_ms=10_000)
+    settle(first)
+    memory.coordinator_away(30)
+    second = Reader(memory, "t")
+    settle(first, second)
+    first.commit_async(0, 3)
+    settle(first)
+    assert (second.events, first.answers) == ([], [])
+    begun = memory.clock.monotonic()
+
+    assert first.commit((0, 4)) is None
+    assert memory.clock.monotonic() - begun == 30
+    settle(first, second)
+
+    assert first.answers == [None]
+    assert [(one.offset, one.generation) for one in memory.commit_log("g")] == [(3, 1), (4, 1)]
+    assert len(_share(memory, second)) == 2
+
+
+def test_members_of_different_topics_get_only_their_own(memory: TestBroker) -> None:
+    memory.create_topic("u", 2)
+    both, one = Reader(memory, "t", "u"), Reader(memory, "u")
+    settle(both, one)
+
+    assert {topic for topic, _ in memory.members("g")[one.client.memberid()]} == {"u"}
+    assert sum(len(places) for places in memory.members("g").values()) == 6

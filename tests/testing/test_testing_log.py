@@ -1,0 +1,208 @@
+"""Logs: what a reader gets of transactions, holes, and logs that change under it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+from memory_tools import Reader, offsets
+
+from penstock.errors import PenstockError, StoppedError, TopicNotFoundError
+from penstock.kafka import TopicSpec
+from penstock.testing import TestBroker
+
+
+@pytest.fixture
+def memory() -> TestBroker:
+    """A broker with the topic `t` of one partition."""
+    broker = TestBroker()
+    broker.create_topic("t")
+    return broker
+
+
+def test_a_record_comes_with_all_that_was_produced(memory: TestBroker) -> None:
+    memory.produce("t", b"v", key=b"k", headers=[("a", b"1"), ("a", "2"), ("b", None)], timestamp_ms=17)
+
+    (message,) = Reader(memory, "t").take()
+
+    assert (message.topic(), message.partition(), message.offset()) == ("t", 0, 0)
+    assert (message.key(), message.value(), message.error()) == (b"k", b"v", None)
+    assert message.headers() == [("a", b"1"), ("a", b"2"), ("b", None)]
+    assert message.timestamp() == (1, 17)
+    assert len(message) == 1
+
+
+def test_append_times_are_the_clocks() -> None:
+    memory = TestBroker()
+    memory.create_topic("t", config={"message.timestamp.type": "LogAppendTime"})
+    memory.produce("t", b"1", timestamp_ms=17)
+    memory.advance(2.5)
+    memory.produce("t", b"2", timestamp_ms=17)
+
+    first, second = (message.timestamp() for message in memory.records("t"))
+
+    assert first[0] == second[0] == 2
+    assert second[1] - first[1] == 2500
+
+
+def test_a_key_always_goes_to_one_partition_and_keyless_records_go_round(memory: TestBroker) -> None:
+    memory.create_topic("wide", 4)
+
+    keyed = {memory.produce("wide", b"v", key=b"same").partition() for _ in range(10)}
+    keyless = [memory.produce("wide", b"v").partition() for _ in range(8)]
+
+    assert len(keyed) == 1
+    assert sorted(keyless) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_aborted_records_and_markers_are_passed_without_being_read(memory: TestBroker) -> None:
+    with memory.transaction() as tx:
+        tx.produce("t", b"committed")
+    with contextlib.suppress(ValueError), memory.transaction() as tx:
+        tx.produce("t", b"aborted")
+        raise ValueError
+    memory.produce("t", b"plain")
+    reader = Reader(memory, "t")
+
+    assert offsets(reader.take()) == [0, 4]
+    assert reader.position() == 5
+    assert [message.value() for message in memory.records("t")] == [b"committed", b"plain"]
+    assert len(memory.records("t", committed_only=False)) == 3
+
+
+def test_a_reader_of_committed_messages_stops_at_an_open_transaction(memory: TestBroker) -> None:
+    memory.produce("t", b"0")
+    tx = memory.transaction()
+    tx.produce("t", b"1")
+    memory.produce("t", b"2")
+    reader, curious = Reader(memory, "t"), Reader(memory, "t", group="other", isolation_level="read_uncommitted")
+
+    assert offsets(reader.take()) == [0]
+    assert offsets(curious.take()) == [0, 1, 2]
+    assert memory.ends("t") == (0, 1, 3)
+    assert reader.client.get_watermark_offsets(TopicPartition("t", 0)) == (0, 1)
+    assert reader.client.get_watermark_offsets(TopicPartition("t", 0), cached=True) == (0, 3)
+
+    tx.commit()
+
+    assert offsets(reader.take()) == [1, 2]
+    assert reader.position() == 4
+    with pytest.raises(StoppedError, match="COMMITTED"):
+        tx.produce("t", b"late")
+
+
+def test_a_marker_behind_the_last_message_is_passed_by_the_next_call(memory: TestBroker) -> None:
+    with memory.transaction() as tx:
+        tx.produce("t", b"0")
+    reader = Reader(memory, "t")
+
+    assert offsets(reader.take(1)) == [0]
+    assert reader.position() == 1
+    assert reader.take() == []
+    assert reader.position() == 2
+
+
+def test_compaction_leaves_holes_and_keeps_the_newest_of_each_key(memory: TestBroker) -> None:
+    for key in (b"a", b"b", b"a", b"c", b"b"):
+        memory.produce("t", b"v", key=key)
+
+    memory.compact("t")
+
+    assert offsets(Reader(memory, "t").take()) == [2, 3, 4]
+
+
+def test_compaction_keeps_what_it_is_told_to_keep(memory: TestBroker) -> None:
+    for number in range(10):
+        memory.produce("t", b"%d" % number)
+
+    memory.compact("t", keep=lambda message: message.offset() in (3, 9))
+
+    assert offsets(Reader(memory, "t").take()) == [3, 9]
+
+
+@pytest.mark.parametrize(("reset", "expected"), [("earliest", [3, 4]), ("latest", [])])
+def test_an_offset_below_the_log_follows_the_reset_policy(memory: TestBroker, reset: str, expected: list[int]) -> None:
+    for _ in range(5):
+        memory.produce("t", b"v")
+    outside = Reader(memory)
+    assert outside.commit((0, 1)) is None
+    memory.delete_records("t", 0, 3)
+    reader = Reader(memory, "t", auto_offset_reset=reset)
+
+    assert offsets(reader.take()) == expected
+    memory.produce("t", b"new")
+    assert offsets(reader.take()) == [5]
+
+
+@pytest.mark.parametrize("committed", [None, 99])
+def test_an_offset_that_is_not_there_is_an_error_where_no_other_is_allowed(
+    memory: TestBroker, committed: int | None
+) -> None:
+    memory.produce("t", b"v")
+    if committed is not None:
+        assert Reader(memory).commit((0, committed)) is None
+    reader = Reader(memory, "t", auto_offset_reset="error")
+
+    (message,) = reader.take()
+
+    error = message.error()
+    assert error is not None
+    assert error.code() == KafkaError._AUTO_OFFSET_RESET
+    assert (message.topic(), message.partition(), message.offset()) == ("t", 0, committed)
+    assert reader.take() == []
+
+
+def test_a_log_that_went_back_is_read_again_from_where_the_policy_says(memory: TestBroker) -> None:
+    for _ in range(6):
+        memory.produce("t", b"old")
+    reader = Reader(memory, "t")
+    assert offsets(reader.take()) == [0, 1, 2, 3, 4, 5]
+
+    memory.truncate("t", 0, 2)
+    memory.produce("t", b"new")
+
+    assert [(message.offset(), message.value()) for message in reader.take()] == [(0, b"old"), (1, b"old"), (2, b"new")]
+
+
+def test_a_deleted_topic_is_lost_and_comes_back_from_its_beginning(memory: TestBroker) -> None:
+    for _ in range(3):
+        memory.produce("t", b"old")
+    reader = Reader(memory, "t")
+    assert len(reader.take()) == 3
+    assert reader.commit((0, 3)) is None
+
+    memory.delete_topic("t")
+    errors = [error.code() for message in reader.take() if (error := message.error()) is not None]
+
+    assert errors == [KafkaError.UNKNOWN_TOPIC_OR_PART]
+    assert [event for event in reader.events if event[1]] == [("assign", (0,)), ("lost", (0,))]
+    assert memory.committed("g") == {}
+
+    memory.create_topic("t")
+    memory.produce("t", b"new")
+
+    assert [(message.offset(), message.value()) for message in reader.take()] == [(0, b"new")]
+
+
+def test_partitions_that_are_added_are_assigned(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    reader.take()
+
+    memory.add_partitions("t", 3)
+    memory.produce("t", b"v", partition=2)
+
+    assert [message.partition() for message in reader.take()] == [2]
+    assert reader.events == [("assign", (0,)), ("assign", (1, 2))]
+
+
+def test_what_does_not_exist_is_named(memory: TestBroker) -> None:
+    assert memory.require_topics(["t"]) == {"t": 1}
+    memory.ensure_topics([TopicSpec("t", 9), TopicSpec("u", 2)])
+    assert memory.require_topics(["t", "u"]) == {"t": 1, "u": 2}
+    with pytest.raises(TopicNotFoundError, match="nope, other"):
+        memory.require_topics(["other", "t", "nope"])
+    with pytest.raises(TopicNotFoundError, match="no partition 7"):
+        memory.produce("t", b"v", partition=7)
+    with pytest.raises(PenstockError, match="exists"):
+        memory.create_topic("t")
