@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("penstock")
 @pytest.fixture(scope="session")
 def broker() -> Iterator[DevBroker]:
     """The Kafka broker of this run. Tests that kill or suspend a broker start their own."""
-    with DevBroker() as running:
+    with DevBroker(start_timeout=150) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ from waiting import wait_until
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[DevBroker]:
     """A broker of this file's own."""
-    with DevBroker() as broker:
+    with DevBroker(start_timeout=150) as broker:
         yield broker
 
 
