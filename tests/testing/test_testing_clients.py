@@ -75,8 +75,21 @@ def test_a_pause_throws_away_what_was_fetched_and_resuming_reads_it_again(memory
     assert offsets(reader.take()) == [2, 4, 5, 6, 7, 8, 9]
 
 
+def test_a_pause_outlives_the_assignment(memory: TestBroker) -> None:
+    reader = Reader(memory, "t")
+    reader.take(1)
+    reader.client.pause([T0])
+
+    reader.client.incremental_unassign([T0])
+    reader.client.incremental_assign([TopicPartition("t", 0, 7)])
+
+    assert reader.take() == []
+    reader.client.resume([T0])
+    assert offsets(reader.take()) == [7, 8, 9]
+
+
 def test_what_was_fetched_before_a_change_of_the_log_is_handed_over_all_the_same() -> None:
-    seen = set()
+    seen = False
     for seed in range(20):
         memory = TestBroker(seed)
         memory.create_topic("t")
@@ -85,9 +98,9 @@ def test_what_was_fetched_before_a_change_of_the_log_is_handed_over_all_the_same
         reader = Reader(memory, "t")
         assert offsets(reader.take(2)) == [0, 1]
         memory.compact("t", keep=lambda message: message.offset() != 3)
-        seen.add(3 in offsets(reader.take()))
+        seen = seen or 3 in offsets(reader.take())
 
-    assert True in seen
+    assert seen, "no fetch of any seed held the record that was removed"
 
 
 def test_batches_break_at_places_of_the_seed() -> None:

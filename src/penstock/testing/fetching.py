@@ -83,7 +83,7 @@ class Fetcher:
         self.committed_only = committed_only
         self.assigned: dict[Place, FetchedPartition] = {}
         self._queue: deque[_Chunk] = deque()
-        # A pause outlives an assignment that it came before.
+        # A pause outlives the assignment: only `resume` ends it, in librdkafka too.
         self._paused: set[Place] = set()
 
     def assign(self, place: Place, start: int) -> None:
@@ -91,9 +91,8 @@ class Fetcher:
         self.assigned[place] = FetchedPartition(place, start, paused=place in self._paused)
 
     def unassign(self, place: Place) -> None:
-        """Stop with a partition and forget what was fetched of it."""
+        """Stop with a partition and forget what was fetched of it, but not that it is paused."""
         self.assigned.pop(place).version += 1
-        self._paused.discard(place)
 
     def pause(self, place: Place) -> None:
         """Hand nothing over, forget what was fetched."""

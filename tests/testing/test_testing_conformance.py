@@ -1,0 +1,454 @@
+"""One script on the broker in memory and on a real one: what the clients see must be the same.
+
+Each scenario is written once, against the client's calls and the few things a test does to a broker (`World`), and
+returns what was seen. It is run on both, and both are compared with each other: so the one in memory tells the truth.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kafka_tools import produce, transactional
+from penstock.cluster import Cluster, ConsumerClient, KafkaCluster
+from penstock.devbroker import DevBroker
+from penstock.testing import TestBroker
+from waiting import wait_until
+
+Seen = list[object]
+
+
+class Transaction(Protocol):
+    """An open transaction."""
+
+    def produce(self, value: bytes) -> None: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class World(Protocol):
+    """A broker, and what a scenario does to it beside calling clients."""
+
+    cluster: Cluster
+    topic: str
+    group: str
+
+    def produce(self, *values: bytes, partition: int = 0) -> None: ...
+    def begin(self) -> Transaction: ...
+    def delete_before(self, offset: int) -> None: ...
+    def pass_time(self, seconds: float) -> None: ...
+
+
+class MemoryTransaction:
+    def __init__(self, broker: TestBroker, topic: str) -> None:
+        self._tx = broker.transaction()
+        self._topic = topic
+
+    def produce(self, value: bytes) -> None:
+        self._tx.produce(self._topic, value, partition=0)
+
+    def commit(self) -> None:
+        self._tx.commit()
+
+    def abort(self) -> None:
+        self._tx.abort()
+
+
+class MemoryWorld:
+    def __init__(self, partitions: int) -> None:
+        self.topic, self.group = "t", "g"
+        self.cluster = self.broker = TestBroker()
+        self.broker.create_topic(self.topic, partitions)
+
+    def produce(self, *values: bytes, partition: int = 0) -> None:
+        for value in values:
+            self.broker.produce(self.topic, value, partition=partition)
+
+    def begin(self) -> Transaction:
+        return MemoryTransaction(self.broker, self.topic)
+
+    def delete_before(self, offset: int) -> None:
+        self.broker.delete_records(self.topic, 0, offset)
+
+    def pass_time(self, seconds: float) -> None:
+        self.broker.advance(seconds)
+
+
+class KafkaTransaction:
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer, self._topic = producer, topic
+        producer.begin_transaction()
+
+    def produce(self, value: bytes) -> None:
+        self._producer.produce(self._topic, value, partition=0)
+        assert self._producer.flush(20) == 0
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(20)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(20)
+
+
+class KafkaWorld:
+    def __init__(self, broker: DevBroker, admin: AdminClient, topic: str) -> None:
+        self.topic, self.group = topic, f"conform-{uuid.uuid4().hex}"
+        self.cluster: Cluster = KafkaCluster(broker.bootstrap_servers)
+        self._bootstrap, self._admin = broker.bootstrap_servers, admin
+
+    def produce(self, *values: bytes, partition: int = 0) -> None:
+        produce(self._bootstrap, self.topic, [(None, value) for value in values], partition=partition)
+
+    def begin(self) -> Transaction:
+        return KafkaTransaction(transactional(self._bootstrap), self.topic)
+
+    def delete_before(self, offset: int) -> None:
+        point = TopicPartition(self.topic, 0, offset)
+        self._admin.delete_records([point])[point].result(20)
+
+    def pass_time(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Client:
+    """A consumer of a world, and what it saw."""
+
+    def __init__(self, world: World, *, join: bool = True, group: str | None = None, **config: Any) -> None:
+        self.topic = world.topic
+        self.events: list[tuple[str, tuple[int, ...]]] = []
+        self.answers: list[tuple[str | None, list[str | None]]] = []
+        self.errors: list[tuple[str, str | None, int | None, int | None]] = []
+        self.client: ConsumerClient = world.cluster.consumer(
+            {
+                "group.id": group or world.group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "heartbeat.interval.ms": 300,
+                "on_commit": self._on_commit,
+                **{key.replace("_", "."): value for key, value in config.items()},
+            }
+        )
+        self.on_revoke: Callable[[], None] = lambda: None
+        if join:
+            self.client.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lost)
+
+    def _on_commit(self, error: KafkaError | None, points: list[TopicPartition]) -> None:
+        self.answers.append((error and error.name(), [one.error and one.error.name() for one in points]))
+
+    def _assign(self, _client: object, partitions: list[TopicPartition]) -> None:
+        if partitions:
+            self.events.append(("assign", tuple(sorted(one.partition for one in partitions))))
+        self.client.incremental_assign(self.client.committed(partitions, timeout=20) if partitions else [])
+
+    def _revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
+        self.events.append(("revoke", tuple(sorted(one.partition for one in partitions))))
+        self.on_revoke()
+        self.client.incremental_unassign(partitions)
+
+    def _lost(self, _client: object, partitions: list[TopicPartition]) -> None:
+        self.events.append(("lost", tuple(sorted(one.partition for one in partitions))))
+        self.client.incremental_unassign(partitions)
+
+    def take(self, number: int) -> Seen:
+        """Return offset and value of so many messages, of one call each."""
+        found: Seen = []
+
+        def enough() -> bool:
+            if len(found) < number:
+                message = self.client.poll(0.1)
+                if message is not None and (error := message.error()) is not None:
+                    self.errors.append((error.name(), message.topic(), message.partition(), message.offset()))
+                elif message is not None:
+                    found.append((message.partition(), message.offset(), message.value(), len(message)))
+            return len(found) >= number
+
+        wait_until(enough)
+        return found
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Poll until something has come about; messages are not expected."""
+
+        def come_about() -> bool:
+            message = self.client.poll(0.1)
+            if message is not None:
+                error = message.error()
+                assert error is not None, "a message came where none was expected"
+                name = message.topic()
+                self.errors.append((error.name(), name, message.partition(), message.offset()))
+            return condition()
+
+        wait_until(come_about)
+
+    def idle(self, polls: int = 5) -> Seen:
+        """Return the messages that come in a few polls; for what must not come."""
+        found: Seen = []
+        for _ in range(polls):
+            message = self.client.poll(0.1)
+            if message is not None and (error := message.error()) is not None:
+                self.errors.append((error.name(), message.topic(), message.partition(), message.offset()))
+            elif message is not None:
+                found.append((message.offset(), message.value()))
+        return found
+
+    def position(self) -> int:
+        return self.client.position([TopicPartition(self.topic, 0)])[0].offset
+
+    def commit(self, offset: int, metadata: str | None = None, partition: int = 0) -> str | None:
+        """Commit; return the name of the error."""
+        point = TopicPartition(self.topic, partition, offset, *(() if metadata is None else (metadata,)))
+        return refusal(lambda: self.client.commit(offsets=[point], asynchronous=False))
+
+    def committed(self, *partitions: int) -> Seen:
+        points = [TopicPartition(self.topic, number) for number in partitions or (0,)]
+        return [(one.offset, one.metadata, one.error) for one in self.client.committed(points, timeout=20)]
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    """Return the name of the error that a call raises, or None."""
+    try:
+        call()
+    except KafkaException as error:
+        return str(error.args[0].name())
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def markers_and_aborted_ranges(world: World) -> Seen:
+    world.produce(b"0", b"1", b"2")
+    for end in ("commit", "abort"):
+        tx = world.begin()
+        tx.produce(end.encode())
+        getattr(tx, end)()
+    client = Client(world)
+    seen: Seen = [client.position()]
+    for _ in range(4):
+        seen += client.take(1)
+        seen.append(client.position())
+    client.until(lambda: client.position() == 7)
+    world.produce(b"7")
+    seen += client.take(1)
+    seen += [client.position(), client.client.get_watermark_offsets(TopicPartition(world.topic, 0), timeout=20)]
+    client.client.close()
+    return seen
+
+
+def open_transactions(world: World) -> Seen:
+    world.produce(b"0")
+    tx = world.begin()
+    tx.produce(b"open")
+    world.produce(b"2")
+    client = Client(world)
+    curious = Client(world, group=f"{world.group}-other", isolation_level="read_uncommitted")
+    place = TopicPartition(world.topic, 0)
+    seen = [client.take(1), client.idle(), client.position(), curious.take(3)]
+    seen += [client.client.get_watermark_offsets(place, timeout=20)]
+    seen += [curious.client.get_watermark_offsets(place, timeout=20)]
+    tx.commit()
+    seen += [client.take(2)]
+    client.until(lambda: client.position() == 4)
+    client.client.close()
+    curious.client.close()
+    return seen
+
+
+def offsets_and_metadata(world: World) -> Seen:
+    client = Client(world, join=False)
+    seen: Seen = [client.committed(), client.commit(5), client.committed(), client.commit(4, ""), client.committed()]
+    seen += [
+        client.commit(3, "map"),
+        client.committed(0, 1),
+        client.commit(10**6),
+        client.commit(0),
+        client.committed(),
+    ]
+    seen += [client.commit(-1), client.commit(-1001)]
+    seen += [refusal(lambda: client.client.commit(offsets=[], asynchronous=False))]
+    client.client.close()
+    return seen
+
+
+def metadata_limit(world: World) -> Seen:
+    client = Client(world, join=False)
+    seen: Seen = []
+    for letter in ("m", "é"):
+        seen += [client.commit(1, letter * 4095), client.committed() == [(1, letter * 4095, None)]]
+        seen += [client.commit(2, letter * 4096), client.committed() == [(1, letter * 4095, None)]]
+    points = [TopicPartition(world.topic, 0, 3, "m" * 4096), TopicPartition(world.topic, 1, 3, "fine")]
+    seen += [refusal(lambda: client.client.commit(offsets=points, asynchronous=False)), client.committed(1)]
+    client.client.commit(offsets=points, asynchronous=True)
+    client.until(lambda: bool(client.answers))
+    client.client.commit(offsets=points[1:], asynchronous=True)
+    client.until(lambda: len(client.answers) > 1)
+    seen += client.answers
+    client.client.close()
+    return seen
+
+
+def pausing(world: World) -> Seen:
+    world.produce(*(b"%d" % number for number in range(10)))
+    client, place = Client(world), TopicPartition(world.topic, 0)
+    seen: Seen = [client.take(2)]
+    client.client.pause([place])
+    seen += [client.position(), client.idle()]
+    client.client.resume([place])
+    seen += [client.take(8), client.position()]
+    seen += [refusal(lambda: client.client.incremental_assign([TopicPartition(world.topic, 0, 0)]))]
+    seen += [refusal(lambda: client.client.incremental_unassign([TopicPartition(world.topic, 5)]))]
+    seen += [[one.offset for one in client.client.position([TopicPartition(world.topic, 9)])]]
+    seen += [refusal(lambda: client.client.get_watermark_offsets(TopicPartition(world.topic, 9), timeout=20))]
+    client.client.close()
+    seen += [client.events, refusal(client.client.close), refusal(lambda: client.client.poll(0))]
+    return seen
+
+
+def a_pause_and_a_new_assignment(world: World) -> Seen:
+    world.produce(*(b"%d" % number for number in range(4)))
+    client, place = Client(world), TopicPartition(world.topic, 0)
+    seen: Seen = [client.take(1)]
+    client.client.pause([place])
+    client.client.incremental_unassign([place])
+    client.client.incremental_assign([TopicPartition(world.topic, 0, 2)])
+    # The new assignment is paused as the old one was.
+    seen += [client.idle(20), client.position()]
+    client.client.resume([place])
+    seen += [client.take(2), client.position()]
+    client.client.close()
+    return seen
+
+
+def offsets_below_the_log(world: World) -> Seen:
+    world.produce(*(b"%d" % number for number in range(5)))
+    world.delete_before(3)
+    seen: Seen = []
+    for reset in ("earliest", "latest", "error"):
+        group = f"{world.group}-{reset}"
+        outside = Client(world, join=False, group=group)
+        outside.commit(1)
+        outside.client.close()
+        client = Client(world, group=group, auto_offset_reset=reset)
+        if reset == "earliest":
+            seen += client.take(2)
+        else:
+            client.until(lambda client=client: bool(client.events))  # type: ignore[misc] # bound now
+            seen += client.idle(20)
+        seen += [reset, client.position(), [one for one in client.errors if one[2] == 0]]
+        client.client.close()
+    return seen
+
+
+def offsets_above_the_log(world: World) -> Seen:
+    world.produce(b"0", b"1")
+    Client(world, join=False).commit(99)
+    client = Client(world)
+    seen = [client.take(2), client.position(), client.committed()]
+    client.client.close()
+    return seen
+
+
+def no_offset_and_no_policy(world: World) -> Seen:
+    world.produce(b"0")
+    client = Client(world, auto_offset_reset="error")
+    client.until(lambda: len(client.errors) > 1)
+    seen = [sorted(client.errors), client.idle(), client.position()]
+    client.client.close()
+    return seen
+
+
+def a_second_member(world: World) -> Seen:
+    first = Client(world)
+    first.until(lambda: bool(first.events))
+    outside = Client(world, join=False)
+    refused: Seen = [outside.commit(1)]
+    second = Client(world)
+    answers: Seen = []
+    first.on_revoke = lambda: answers.append(first.commit(2, partition=0))
+
+    def moved() -> bool:
+        first.client.poll(0.05)
+        second.client.poll(0.05)
+        return bool(second.events)
+
+    wait_until(moved, timeout=40)
+    seen = [*refused, *answers, [len(places) for _, places in first.events], first.events[-1][0], second.events[0][0]]
+    # What one gave back the other has.
+    seen += [first.events[-1][1] == second.events[0][1]]
+    second.client.close()
+    first.until(lambda: first.events[-1][0] == "assign")
+    seen += [len(first.events[-1][1]), second.events[-1][0]]
+    first.client.close()
+    return seen
+
+
+def an_evicted_member(world: World) -> Seen:
+    config = {"session_timeout_ms": 6_000, "max_poll_interval_ms": 6_000}
+    client = Client(world, **config)
+    client.until(lambda: bool(client.events))
+    seen: Seen = [client.commit(1)]
+    world.pass_time(8)
+    seen += [client.commit(2)]
+    client.client.commit(offsets=[TopicPartition(world.topic, 0, 3)], asynchronous=True)
+    client.until(lambda: len(client.events) > 2)
+    client.until(lambda: bool(client.answers))
+    seen += [client.events, client.answers, client.errors, client.committed()]
+    client.client.close()
+    return seen
+
+
+def static_members(world: World) -> Seen:
+    config = {"group_instance_id": "one", "session_timeout_ms": 6_000}
+    first = Client(world, **config)
+    first.until(lambda: bool(first.events))
+    first.client.close()
+    second = Client(world, **config)
+    second.until(lambda: bool(second.events))
+    third = Client(world, **config)
+    third.until(lambda: bool(third.events))
+    second.until(lambda: bool(second.errors))
+    seen = [first.events, second.events, third.events, second.errors, second.commit(1), third.commit(2)]
+    second.client.close()
+    third.client.close()
+    return [*seen, second.events, third.events]
+
+
+_SCENARIOS = [
+    markers_and_aborted_ranges,
+    open_transactions,
+    offsets_and_metadata,
+    metadata_limit,
+    pausing,
+    a_pause_and_a_new_assignment,
+    offsets_below_the_log,
+    offsets_above_the_log,
+    no_offset_and_no_policy,
+    a_second_member,
+    an_evicted_member,
+    static_members,
+]
+
+
+@pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_the_clients_see_the_same_on_both(
+    scenario: Callable[[World], Seen], broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str]
+) -> None:
+    partitions = 2
+
+    in_memory = _placed(scenario(MemoryWorld(partitions)), "t")
+    topic = new_topic(partitions=partitions)
+    in_truth = _placed(scenario(KafkaWorld(broker, admin, topic)), topic)
+
+    assert in_memory == in_truth
+
+
+def _placed(seen: Seen, topic: str) -> str:
+    """Return what was seen as text, with the name of the topic left out."""
+    return "\n".join(repr(one).replace(repr(topic), "TOPIC") for one in seen)
