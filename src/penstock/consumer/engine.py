@@ -107,7 +107,7 @@ class Engine:
             self.commits,
             clock=clock,
             busy=self._busy,
-            let_go=self._let_go,
+            let_go=self.look_again,
             make=self._assignment,
             revoke_timeout=settings.revoke_timeout,
         )
@@ -193,8 +193,8 @@ class Engine:
     def _handled(self) -> int:
         return sum(station.handled for station in self.stations())
 
-    def _let_go(self) -> None:
-        """Have every parked key looked at: those parked on messages of dropped assignments go on at once."""
+    def look_again(self) -> None:
+        """Have every parked key looked at: those of dropped assignments go on, and those that wait for a limit."""
         for lane in self.scheduler.lanes:
             # A copy, made in one step: the holder changes the dictionary meanwhile. Waking is a hint, so none is wrong.
             for key in list(lane.parked) if lane.parked else ():

@@ -248,6 +248,7 @@ class LitePushConsumer:
                 rate=route.meter.rate if isinstance(rate, Unchanged) else rate,
                 key_rate=route.pace.rate if isinstance(key_rate, Unchanged) else key_rate,
             )
+        self._engine.look_again()
 
     def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
         """Ask for a stop without waiting for it; safe in a signal handler.

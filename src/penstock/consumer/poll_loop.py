@@ -144,8 +144,8 @@ class PollLoop:
         now = self._clock.monotonic()
         self._timers.serve(now)
         for route in self._routes:
-            for number in route.meter.release(now):
-                self._desk.wake_lane(self._scheduler.lanes[number])
+            for wake in route.meter.release(now):
+                wake()
         self._outbox.serve()
         self._commits.tick(self._consumer, now)
         self._hungry = self._relieve()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Hashable
-from typing import TypeVar
-
-LaneT = TypeVar("LaneT")
+from collections.abc import Callable, Hashable
+from itertools import count
 
 #: Seconds' worth of messages that may be begun at once after a lull.
 _BURST_S = 0.1
-#: Seconds between two looks of a parked key at a handler that is held.
-_HELD_LOOK_S = 1.0
 #: Keys remembered before those whose time has passed are forgotten.
 _PRUNE_AT = 10_000
 
@@ -20,8 +16,8 @@ _PRUNE_AT = 10_000
 class Meter:
     """A token bucket: so many messages a second may be begun. Thread-safe.
 
-    Lanes that found it empty wait here by the arrival of their heads, and are woken as tokens come: a lane for each
-    token, so that a thousand waiting lanes do not ask a thousand times.
+    Who found it empty waits here, by arrival, and is woken as tokens come: one for each token, so that a thousand who
+    wait do not ask a thousand times.
 
     Args:
         rate: messages/s; 0 holds all, None sets no limit.
@@ -32,7 +28,8 @@ class Meter:
         self._rate = rate
         self._tokens = 1.0
         self._at: float | None = None
-        self._waiting: list[tuple[int, int]] = []
+        self._waiting: list[tuple[int, int, Callable[[], object]]] = []
+        self._order = count()
 
     @property
     def rate(self) -> float | None:
@@ -51,46 +48,45 @@ class Meter:
             return True
         with self._lock:
             self._fill(now)
-            if self._tokens < 1.0:
-                return False
+            # What was left from before the rate became 0 is held too.
+            if self._tokens < 1.0 or not self._rate:
+                return self._rate is None
             self._tokens -= 1.0
             return True
 
-    def wait(self, arrival: int, lane: int) -> None:
-        """Let a lane wait for a token. Only after the lane was given back: see `Scheduler.rest`."""
-        with self._lock:
-            heapq.heappush(self._waiting, (arrival, lane))
+    def wait(self, arrival: int, wake: Callable[[], object]) -> None:
+        """Wait for a token: `wake` is called when it is worth asking again, for lower arrivals first.
 
-    def release(self, now: float) -> list[int]:
-        """Return the numbers of the lanes that may ask again, at most one for each token."""
-        if not self._waiting:
+        A lane waits only after it was given back: see `Scheduler.rest`.
+        """
+        with self._lock:
+            heapq.heappush(self._waiting, (arrival, next(self._order), wake))
+
+    def release(self, now: float) -> list[Callable[[], object]]:
+        """Return what is to be called of those who wait, at most one for each token."""
+        if not self._waiting or self._rate == 0:
             return []
         with self._lock:
             self._fill(now)
-            count = len(self._waiting) if self._rate is None else min(len(self._waiting), int(self._tokens))
-            return [heapq.heappop(self._waiting)[1] for _ in range(count)]
+            tokens = len(self._waiting) if self._rate is None else int(self._tokens)
+            return [heapq.heappop(self._waiting)[2] for _ in range(min(len(self._waiting), tokens))]
 
     def next_release(self, now: float) -> float | None:
         """Return when `release` should be asked next, or None while nothing waits or all are held."""
-        if not self._waiting or self._rate == 0:
+        if not self._waiting:
             return None
         with self._lock:
-            if self._rate is None:
-                return now
+            if not self._rate:
+                return now if self._rate is None else None
             self._fill(now)
             return now + max(0.0, 1.0 - self._tokens) / self._rate
-
-    def next_token(self, now: float) -> float:
-        """Return when there may be a token for one who waits by himself."""
-        if self._rate is None:
-            return now
-        return now + (1.0 / self._rate if self._rate else _HELD_LOOK_S)
 
     def _fill(self, now: float) -> None:
         if self._at is not None and self._rate is not None:
             most = max(1.0, self._rate * _BURST_S)
             self._tokens = min(most, self._tokens + max(0.0, now - self._at) * self._rate)
-        self._at = now
+        # Never back: a time that was read before another's would count the time in between twice.
+        self._at = now if self._at is None else max(self._at, now)
 
 
 class Pace:
@@ -101,24 +97,31 @@ class Pace:
     """
 
     def __init__(self, rate: float | None) -> None:
+        #: Messages/s of each key, or None for no limit. Any thread may change it; the times of all keys follow.
         self.rate = rate
-        self._next: dict[Hashable, float] = {}
+        # When the last message of a key began.
+        self._begun: dict[Hashable, float] = {}
+        self._prune_at = _PRUNE_AT
 
     def free_at(self, key: Hashable) -> float:
         """Return when a message of the key may begin; a time in the past where it may begin now."""
-        return 0.0 if self.rate is None else self._next.get(key, 0.0)
+        rate = self.rate
+        begun = None if rate is None else self._begun.get(key)
+        return 0.0 if rate is None or begun is None else begun + 1.0 / rate
 
     def begin(self, key: Hashable, now: float) -> None:
         """Count a message of the key as begun."""
         rate = self.rate
         if rate is None:
             return
-        if len(self._next) >= _PRUNE_AT:
+        if len(self._begun) >= self._prune_at:
             # A copy, for other holders add keys meanwhile; a key dropped by mistake begins one message early.
-            for other, passed in list(self._next.items()):
-                if passed <= now:
-                    self._next.pop(other, None)
-        self._next[key] = now + 1.0 / rate
+            for other, begun in list(self._begun.items()):
+                if begun + 1.0 / rate <= now:
+                    self._begun.pop(other, None)
+            # Those that are left must wait: looking at them at each message would cost more than their memory.
+            self._prune_at = max(_PRUNE_AT, 2 * len(self._begun))
+        self._begun[key] = now
 
 
 __all__ = ["Meter", "Pace"]

@@ -33,7 +33,7 @@ from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind, OnFailure
 from penstock.consumer.outbox import Outbox, Outgoing
 from penstock.consumer.retries import Timers
-from penstock.consumer.routes import Failed, Full, Invoke, Route
+from penstock.consumer.routes import Answer, Failed, Full, Invoke, Route
 from penstock.errors import BatchError, PenstockError, RetryLater
 from penstock.message import Message, Record
 from penstock.routing import DONE, Scheduler
@@ -253,7 +253,7 @@ class Desk:
             appended = lane.appended
             key, message = self._ask(lane, route, item, now, station)
             if isinstance(message, Full):
-                return Rest(appended, partial(route.meter.wait, run.arrival, lane.number))
+                return Rest(appended, partial(route.meter.wait, run.arrival, partial(self.wake_lane, lane)))
             run.next += 1
             if message is None:
                 continue
@@ -302,6 +302,7 @@ class Desk:
         until = run.owner.arrived + route.linger
         if now < until and not self.hurry and _available(lane, assignment, route.batch) < route.batch:
             return Rest(appended, partial(self._timers.add, until, partial(self.wake_lane, lane)))
+        station.started = now
         batch: list[tuple[Hashable, Item, Message]] = []
         full = False
         while lane.runs and len(batch) < route.batch and not full:
@@ -322,11 +323,11 @@ class Desk:
             if run.next == len(run.records):
                 lane.runs.popleft()
         if batch:
-            station.started, station.record, station.batch_count = now, batch[0][1][2], len(batch)
+            station.record, station.batch_count = batch[0][1][2], len(batch)
             outcome = yield [message for _, _, message in batch]
             self._settle_batch(lane, [(key, item) for key, item, _ in batch], outcome, station)
         if full:
-            return Rest(appended, partial(route.meter.wait, run.arrival, lane.number))
+            return Rest(appended, partial(route.meter.wait, run.arrival, partial(self.wake_lane, lane)))
         return None
 
     def _settle_batch(
@@ -368,15 +369,23 @@ class Desk:
                     self._failed(lane, key, parked, Failed(failure), station)
                 continue
             now = self._now()
-            if now < parked.due_at:
+            # A head that waits for its first try waits for a limit, which may have changed; one that somebody else has
+            # is not due by any time.
+            if now < parked.due_at and (parked.attempts or parked.due_at == _NEVER):
                 return True
             if now >= deadline or route.kind is not station.kind:
                 lane.due.insert(0, key)
                 return False
             answer = self._answer(parked, route, key, record, now)
             if isinstance(answer, float):
-                parked.due_at = answer
-                self._timers.add(answer, partial(self.wake_key, lane, key))
+                if answer != parked.due_at:
+                    parked.due_at = answer
+                    self._timers.add(answer, partial(self.wake_key, lane, key))
+                return True
+            if isinstance(answer, Full):
+                # Before all lanes: it has waited longer, and it must not hold the rest of its own.
+                parked.due_at = now
+                route.meter.wait(0, partial(self.wake_key, lane, key))
                 return True
             if answer is None:
                 self._filtered(item, station)
@@ -384,6 +393,8 @@ class Desk:
                 continue
             station.retried += parked.attempts > 0
             station.started, station.record, station.batch_count = now, record, 1
+            if parked.attempts == 0:
+                parked.since = now
             station.invoke = route.invoke
             outcome: Outcome
             if isinstance(answer, Failed):
@@ -400,10 +411,8 @@ class Desk:
         del lane.parked[key]
         return True
 
-    def _answer(
-        self, parked: ConsumerParked, route: Route, key: Hashable, record: Record, now: float
-    ) -> Message | Failed | float | None:
-        """Return what to hand over for the head of a parked key, when to ask again, or None where it is refused."""
+    def _answer(self, parked: ConsumerParked, route: Route, key: Hashable, record: Record, now: float) -> Answer | None:
+        """Return what to hand over for the head of a parked key, why not now, or None where it is refused."""
         if not route.gated:
             return route.message(record)
         if parked.attempts == 0:
@@ -412,17 +421,15 @@ class Desk:
                 return None
             if isinstance(passes, Failed):
                 return passes
-        answer = route.admit(key, record, now)
-        if isinstance(answer, Full):
-            # A parked key asks again by itself: it must not hold the rest of its lane.
-            return route.meter.next_token(now)
-        return answer
+        return route.admit(key, record, now)
 
     def _set_aside(
         self, lane: ConsumerLane, key: Hashable, item: Item, outcome: Failed | DeferredCompletion, station: Station
     ) -> None:
         """Park the key of a message that did not get done at its first try."""
         parked = self._park(lane, key, item)
+        # Here, not where it fails: that may be later, with a station that began something else meanwhile.
+        parked.since = station.started
         if isinstance(outcome, DeferredCompletion):
             self._put_off(lane, key, parked, outcome, station)
         else:
@@ -465,8 +472,6 @@ class Desk:
         """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
         fetch, index, _ = parked.waiting[0]
         parked.due_at = _NEVER
-        if parked.attempts == 0:
-            parked.since = station.started
         timeout = fetch.assignment.route.handler.deferred_timeout
 
         def settle(error: BaseException | None) -> None:
@@ -493,8 +498,6 @@ class Desk:
         route = assignment.route
         handler = route.handler
         station.failed += 1
-        if parked.attempts == 0:
-            parked.since = station.started
         parked.attempts += 1
         now = self._now()
         delay = None
