@@ -82,8 +82,7 @@ def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> None:
         group.feed([(f"quick{partition}-{number}", 0.01) for number in range(50)], partition=partition)
     second = group.start(**options)
     # The broker wants some of the first's partitions for the second, and the first has not given them yet.
-    wait_until(lambda: len(group.assigned_by_broker()) == 2, interval=0.02)
-    wait_until(lambda: _wanted_back(group), interval=0.02)
+    wait_until(group.partitions_wanted_back, timeout=60)
     group.broker.suspend()
     look = first.look
     assert look is not None
@@ -104,10 +103,6 @@ def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> None:
     assert look.revoked + look.lost > 0
     for one in (first, second):
         one.terminate()
-
-
-def _wanted_back(group: Fleet) -> bool:
-    return any(0 < len(one) < group.partitions for one in group.assigned_by_broker().values())
 
 
 __all__ = [

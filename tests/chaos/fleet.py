@@ -260,14 +260,12 @@ class Fleet:
         asked = [TopicPartition(self.topic, number) for number in range(self.partitions)]
         return {one.partition: one.offset for one in self._observer.committed(asked, timeout=10)}
 
-    def assigned_by_broker(self) -> dict[str, set[int]]:
-        """Return which partitions the broker means each member to have, by the member's id."""
+    def partitions_wanted_back(self) -> bool:
+        """Tell whether the broker means a member to have some partitions but not all."""
         members = self._admin.describe_consumer_groups([self.group])[self.group].result(20).members
-        return {
-            # The newer protocol tells what a member has and what it shall have apart.
-            one.member_id: {place.partition for place in (one.target_assignment or one.assignment).topic_partitions}
-            for one in members
-        }
+        # The newer protocol tells what a member has and what it shall have apart.
+        meant = [len((one.target_assignment or one.assignment).topic_partitions) for one in members]
+        return any(0 < count < self.partitions for count in meant)
 
     def uses_newer_protocol(self) -> bool:
         """Tell whether the group's members speak KIP-848 with the broker."""

@@ -15,6 +15,7 @@ from chaos.scenarios import (
     restart_each_in_turn,
     restart_within_the_session,
     revoke_during_long_handlers,
+    revoke_during_short_handlers,
 )
 from penstock.devbroker import DevBroker
 
@@ -51,6 +52,17 @@ def test_members_of_the_newer_protocol_that_come_and_go_lose_and_reorder_nothing
         report = group.report()
 
     assert report.faults == []
+
+
+def test_a_revocation_waits_for_running_handlers_so_that_nothing_is_done_twice(
+    broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    with fleet(broker, new_topic(partitions=8), 8, tmp_path) as group:
+        revoke_during_short_handlers(group)
+        report = group.report()
+
+    assert report.faults == []
+    assert report.repeats == 0
 
 
 def test_commits_go_on_after_a_partition_was_revoked_during_a_long_handler(
