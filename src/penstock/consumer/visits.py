@@ -359,14 +359,19 @@ class Desk:
             station.fetch = fetch
             assignment = fetch.assignment
             route = assignment.route
-            if parked.settled is DONE or parked.settled is _HANDLED or not assignment.active:
-                station.handled += parked.settled is _HANDLED
+            # Read once: who has the head may write it meanwhile.
+            settled = parked.settled
+            if settled is None and parked.due_at == _NEVER:
+                # Somebody else has it, also where its assignment is gone: what he says later must find this head, and
+                # the key is not handled twice at once.
+                return True
+            if settled is DONE or settled is _HANDLED or not assignment.active:
+                station.handled += settled is _HANDLED
                 self._next_head(parked, station)
                 continue
-            if parked.settled is not None:
-                failure, parked.settled = parked.settled, None
-                if isinstance(failure, BaseException):
-                    self._failed(lane, key, parked, Failed(failure), station)
+            if isinstance(settled, BaseException):
+                parked.settled = None
+                self._failed(lane, key, parked, Failed(settled), station)
                 continue
             now = self._now()
             # A head that waits for its first try waits for a limit, which may have changed; one that somebody else has
