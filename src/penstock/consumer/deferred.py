@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from penstock.errors import PenstockError
+
 Settle = Callable[[BaseException | None], None]
 
 
@@ -13,13 +15,14 @@ class DeferredCompletion:
 
     The message is done when `complete` is called, and failed (so: retried by its policy) when `fail` is. Until then its
     key waits, and nothing at or above its offset is committed. Thread-safe; the first call decides, later ones change
-    nothing.
+    nothing. It belongs to one message: one that is returned a second time is a failure of the message it came with.
     """
 
-    __slots__ = ("_lock", "_outcome", "_settle")
+    __slots__ = ("_lock", "_outcome", "_settle", "_taken")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._taken = False
         self._outcome: tuple[BaseException | None] | None = None
         self._settle: Settle | None = None
 
@@ -28,7 +31,13 @@ class DeferredCompletion:
         return self._decide(None)
 
     def fail(self, error: BaseException) -> bool:
-        """Say that the message failed. Returns whether this call decided it."""
+        """Say that the message failed. Returns whether this call decided it.
+
+        Args:
+            error: why. What is no exception, such as an error object of some client, counts as a failure all the same.
+        """
+        if not isinstance(error, BaseException):
+            error = PenstockError(f"the completion was failed with a {type(error).__name__}, which is no exception")
         return self._decide(error)
 
     @property
@@ -46,11 +55,15 @@ class DeferredCompletion:
             settle(error)
         return True
 
+    def _take(self) -> bool:
+        """Let it belong to a message; returns False where it belongs to one already. Called by the engine, first."""
+        with self._lock:
+            taken, self._taken = self._taken, True
+        return not taken
+
     def _attach(self, settle: Settle) -> None:
         """Tell who wants to know. Called by the engine when the handler returned this; at once where it is decided."""
         with self._lock:
-            if self._settle is not None:
-                raise RuntimeError("a DeferredCompletion was returned twice; make a new one for each message")
             self._settle = settle
             outcome = self._outcome
         if outcome is not None:

@@ -476,6 +476,12 @@ class Desk:
     ) -> None:
         """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
         fetch, index, _ = parked.waiting[0]
+        if not completion._take():  # noqa: SLF001 - the engine's half of the class
+            twice = PenstockError(
+                "the DeferredCompletion that the handler returned belongs to another message; make one for each"
+            )
+            self._failed(lane, key, parked, Failed(twice), station)
+            return
         parked.due_at = _NEVER
         timeout = fetch.assignment.route.handler.deferred_timeout
 
