@@ -221,13 +221,16 @@ class PollLoop:
                 self._intake.pause(self._consumer, assignment, STOPPING)
         self._turn()
         now = self._clock.monotonic()
+        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
+        # before its lane is given back, and what brings a lane back does so before it is gone.
+        idle = self._scheduler.idle
         waits = (
             self._desk.deferred
             or self._outbox.unsettled
             or any(route.meter.next_release(now) is not None for route in self._routes)
             or self._retries_before(deadline)
         )
-        if now >= deadline or (self._scheduler.idle and not waits):
+        if now >= deadline or (idle and not waits and self._scheduler.idle):
             return self._drain_ended()
         message = self._consumer.poll(_SATURATED_S)
         if message is not None:

@@ -488,11 +488,11 @@ class Desk:
         def settle(error: BaseException | None) -> None:
             if error is None:
                 fetch.assignment.tracker.complete(fetch.block, (index,))
-            # Before the key is woken: the holder looks at it only then. Before it is forgotten: who waits for the
-            # deferred ones must see the offset done.
+            # Before the key is woken: the holder looks at it only then.
             parked.settled = _HANDLED if error is None else error
-            self.deferred.pop(completion, None)
             self.wake_key(lane, key)
+            # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
+            self.deferred.pop(completion, None)
 
         self.deferred[completion] = fetch
         if timeout is not None:
