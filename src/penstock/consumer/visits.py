@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import Task
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 _NEVER = float("inf")
 #: What `ParkedKey.settled` holds when a completion came.
 _HANDLED = "handled"
+#: A message must wait for those of its key that are in the batch being gathered.
+_LATER = Full()
 
 #: What a handler is given, and what came of it: None when it is done.
 Work = Message | list[Message]
@@ -267,10 +269,20 @@ class Desk:
             lane.runs.popleft()
         return None
 
-    def _ask(
-        self, lane: ConsumerLane, route: Route, item: Item, now: float, station: Station
+    def _ask(  # noqa: PLR0911 - one for each answer
+        self,
+        lane: ConsumerLane,
+        route: Route,
+        item: Item,
+        now: float,
+        station: Station,
+        *,
+        gathered: Container[Hashable] = (),
     ) -> tuple[Hashable, Message | Failed | Full | None]:
-        """Return a message's identity, and what to hand over; None when it was seen to: refused, or made to wait."""
+        """Return a message's identity, and what to hand over; None when it was seen to: refused, or made to wait.
+
+        A key of those `gathered` is not parked: should its messages in the batch fail, they come before this one.
+        """
         record = item[2]
         try:
             key = route.ordering.identity(record)
@@ -283,9 +295,9 @@ class Desk:
         if key in lane.parked:
             self._behind(lane, key, item)
             return key, None
-        if isinstance(passes, Failed):
-            return key, passes
-        answer = route.admit(key, record, now)
+        answer = passes if isinstance(passes, Failed) else route.admit(key, record, now)
+        if isinstance(answer, (Failed, float)) and key in gathered:
+            return key, _LATER
         if isinstance(answer, float):
             self._park(lane, key, item).due_at = answer
             self._timers.add(answer, partial(self.wake_key, lane, key))
@@ -304,22 +316,24 @@ class Desk:
             return Rest(appended, partial(self._timers.add, until, partial(self.wake_lane, lane)))
         station.started = now
         batch: list[tuple[Hashable, Item, Message]] = []
-        full = False
-        while lane.runs and len(batch) < route.batch and not full:
+        gathered: set[Hashable] = set()
+        full = over = False
+        while lane.runs and len(batch) < route.batch and not over:
             run = lane.runs[0]
             if run.owner.assignment is not assignment:
                 break
             while run.next < len(run.records) and len(batch) < route.batch:
                 item = (run.owner, run.indexes[run.next], run.records[run.next])
-                key, message = self._ask(lane, route, item, now, station)
+                key, message = self._ask(lane, route, item, now, station, gathered=gathered)
                 if isinstance(message, Full):
-                    full = True
+                    full, over = message is not _LATER, True
                     break
                 run.next += 1
                 if isinstance(message, Failed):
                     self._set_aside(lane, key, item, message, station)
                 elif message is not None:
                     batch.append((key, item, message))
+                    gathered.add(key)
             if run.next == len(run.records):
                 lane.runs.popleft()
         if batch:
