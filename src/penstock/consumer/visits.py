@@ -349,7 +349,7 @@ class Desk:
     ) -> None:
         """Complete what is done of a batch; of each key, set aside the first that failed with all behind it."""
         if isinstance(outcome, DeferredCompletion):
-            outcome = Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
+            outcome = _not_for_batches()
         if outcome is None:
             self._done([item for _, item in batch], station)
             return
@@ -364,7 +364,7 @@ class Desk:
                 done.append(item)
         self._done(done, station)
 
-    def _serve_parked(  # noqa: C901, PLR0912 - one step for each state of a parked key's head
+    def _serve_parked(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one step for each state of a parked key's head
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, station: Station, deadline: float
     ) -> Generator[Work, Outcome, bool]:
         """Try the head of a parked key, and on success what waits behind it. Returns False when the visit is over."""
@@ -420,6 +420,8 @@ class Desk:
                 outcome = answer
             else:
                 outcome = yield ([answer] if route.batch > 1 else answer)
+            if route.batch > 1 and isinstance(outcome, DeferredCompletion):
+                outcome = _not_for_batches()
             if isinstance(outcome, Failed):
                 self._failed(lane, key, parked, _failures(outcome, 1)[0] if route.batch > 1 else outcome, station)
             elif outcome is not None:
@@ -600,9 +602,17 @@ def _failures(failed: Failed, count: int) -> dict[int, Failed]:
     """Return which of a batch failed, and with what."""
     if not isinstance(failed.error, BatchError):
         return dict.fromkeys(range(count), failed)
-    named = {place: Failed(error) for place, error in failed.error.failed.items() if 0 <= place < count}
-    # Names none that is there: nothing tells what is done, so nothing is.
-    return named or dict.fromkeys(range(count), failed)
+    named = {
+        place: Failed(error) if isinstance(error, BaseException) else failed
+        for place, error in failed.error.failed.items()
+        if isinstance(place, int) and 0 <= place < count
+    }
+    # Names one that is not there: it is not known what it meant, nor what is done, so nothing is.
+    return named if len(named) == len(failed.error.failed) > 0 else dict.fromkeys(range(count), failed)
+
+
+def _not_for_batches() -> Failed:
+    return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
 
 
 def _fetch_of(item: Item) -> Fetch:
