@@ -284,14 +284,15 @@ class Desk:
         A key of those `gathered` is not parked: should its messages in the batch fail, they come before this one.
         """
         record = item[2]
+        # Before its key is asked: of what the filter refuses nothing is expected.
+        passes = route.screen(record)
+        if not passes:
+            self._filtered(item, station)
+            return None, None
         try:
             key = route.ordering.identity(record)
         except PenstockError as error:
             return (record.topic(), record.partition(), record.offset()), Failed(error, permanent=True)
-        passes = route.screen(record)
-        if not passes:
-            self._filtered(item, station)
-            return key, None
         if key in lane.parked:
             self._behind(lane, key, item)
             return key, None
@@ -395,7 +396,7 @@ class Desk:
             if now >= deadline or route.kind is not station.kind:
                 lane.due.insert(0, key)
                 return False
-            answer = self._answer(parked, route, key, record, now)
+            answer = self._answer(route, key, record, now)
             if isinstance(answer, float):
                 if answer != parked.due_at:
                     parked.due_at = answer
@@ -432,16 +433,16 @@ class Desk:
         del lane.parked[key]
         return True
 
-    def _answer(self, parked: ConsumerParked, route: Route, key: Hashable, record: Record, now: float) -> Answer | None:
+    def _answer(self, route: Route, key: Hashable, record: Record, now: float) -> Answer | None:
         """Return what to hand over for the head of a parked key, why not now, or None where it is refused."""
         if not route.gated:
             return route.message(record)
-        if parked.attempts == 0:
-            passes = route.screen(record)
-            if not passes:
-                return None
-            if isinstance(passes, Failed):
-                return passes
+        # At each try: the failure may have been the filter's own, and then nothing has let the message pass yet.
+        passes = route.screen(record)
+        if not passes:
+            return None
+        if isinstance(passes, Failed):
+            return passes
         return route.admit(key, record, now)
 
     def _set_aside(
