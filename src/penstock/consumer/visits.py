@@ -314,7 +314,7 @@ class Desk:
         now = self._now()
         until = run.owner.arrived + route.linger
         if now < until and not self.hurry and _available(lane, assignment, route.batch) < route.batch:
-            return Rest(appended, partial(self._timers.add, until, partial(self.wake_lane, lane)))
+            return Rest(appended, partial(self._linger, lane, until))
         station.started = now
         batch: list[tuple[Hashable, Item, Message]] = []
         gathered: set[Hashable] = set()
@@ -344,6 +344,13 @@ class Desk:
         if full:
             return Rest(appended, partial(route.meter.wait, run.arrival, partial(self.wake_lane, lane)))
         return None
+
+    def _linger(self, lane: ConsumerLane, until: float) -> None:
+        """Bring a lane back that was given back to wait for a full batch."""
+        self._timers.add(until, partial(self.wake_lane, lane))
+        # A drain that began since the look found the lane held, and could not wake it.
+        if self.hurry:
+            self.wake_lane(lane)
 
     def _settle_batch(
         self, lane: ConsumerLane, batch: Sequence[tuple[Hashable, Item]], outcome: Outcome, station: Station
@@ -586,16 +593,19 @@ class Desk:
 
 
 def _available(lane: ConsumerLane, assignment: Assignment, enough: int) -> int:
-    """Return how many messages of an assignment stand in a row at the front of a lane; `enough` ends the count."""
+    """Return how many messages of an assignment stand in a row at the front of a lane, `enough` at most.
+
+    It is `enough` too where another's messages stand behind them: those in front will not become more.
+    """
     count = 0
     # By place: the router may append meanwhile, which an iterator would not bear.
     for place in range(len(lane.runs)):
         run = lane.runs[place]
         if run.owner.assignment is not assignment:
-            break
+            return enough
         count += len(run.records) - run.next
         if count >= enough:
-            break
+            return enough
     return count
 
 
