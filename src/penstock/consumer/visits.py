@@ -535,10 +535,20 @@ class Desk:
         station.failed += 1
         parked.attempts += 1
         now = self._now()
+        place = f"{assignment}@{record.offset()}"
         delay = None
         if not failure.permanent:
-            delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
-        place = f"{assignment}@{record.offset()}"
+            try:
+                delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+            except Exception as defect:  # noqa: BLE001 - the user's code decides there
+                parked.due_at = _NEVER
+                stop = PenstockError(
+                    f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
+                    f"{place}; the consumer stops and keeps the offset: mend the policy"
+                )
+                stop.__cause__ = defect
+                self.fail(stop)
+                return
         if delay is not None:
             if isinstance(error, RetryLater):
                 delay = error.seconds

@@ -1,0 +1,167 @@
+"""A consumer's engine without threads and without a broker: lanes are served when a test says so, and the clock stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
+
+from penstock.consumer import ConsumerSettings, Handler, Kind
+from penstock.consumer.assignments import Assignment
+from penstock.consumer.dead_letter_headers import HeaderList
+from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.engine import Engine
+from penstock.consumer.routes import Failed
+from penstock.consumer.visits import Outcome, Station
+from penstock.consumer.workers import call
+from penstock.message import FixedRecord
+
+
+class StandingClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Return the seconds it was moved to."""
+        return self.now
+
+    def time(self) -> float:
+        """Return the same."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Move on."""
+        self.now += seconds
+
+
+class Deliveries:
+    """Stands for the producer: keeps what it was given and acknowledges when the test says so."""
+
+    def __init__(self) -> None:
+        #: Topic and value of each message it was given.
+        self.sent: list[tuple[str, bytes | None]] = []
+        self._callbacks: list[Callable[[None, object], None]] = []
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        *,
+        headers: HeaderList,
+        on_delivery: Callable[[None, object], None],
+    ) -> None:
+        """Take a message."""
+        assert headers is not None
+        assert key is None or isinstance(key, bytes)
+        self.sent.append((topic, value))
+        self._callbacks.append(on_delivery)
+
+    def poll(self, _timeout: float) -> int:
+        """Hear nothing: see `acknowledge`."""
+        return 0
+
+    def acknowledge(self) -> None:
+        """Tell that the broker has all that was sent."""
+        callbacks, self._callbacks = self._callbacks, []
+        for delivered in callbacks:
+            delivered(None, None)
+
+
+class Bench:
+    """An engine with one lane, so that all keys share it."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self.clock = StandingClock()
+        settings = ConsumerSettings(workers=1, pinned=True, run_seconds=3600)
+        self.engine = Engine("group", handlers, settings, self.clock)
+        self.deliveries = Deliveries()
+        self.engine.outbox.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
+        #: What would have stopped the consumer.
+        self.failures: list[BaseException] = []
+        self.engine.desk.fail = self.failures.append
+        self.stations: list[Station] = []
+        self.engine.stations = lambda: self.stations
+        self._ends: dict[str, int] = {}
+        for topic in handlers:
+            self.assign(topic)
+
+    def assign(self, topic: str, start: int = 0) -> Assignment:
+        """Begin a new incarnation of a topic's only partition; the former becomes inactive."""
+        assignment = Assignment(topic, 0, self.engine.routes[topic], start=start)
+        self.engine.assignments.put(assignment)
+        self._ends[topic] = start
+        return assignment
+
+    def revoke(self, topic: str) -> None:
+        """Drop a topic's partition, as a rebalance does, without waiting for anybody."""
+        gone = self.engine.assignments.deactivate([(topic, 0)])
+        self.engine.assignments.remove(gone)
+        self.engine.rebalance._let_go()  # noqa: SLF001 - what the rebalance does at the end of a revocation
+
+    def of(self, topic: str) -> Assignment:
+        """Return the present incarnation of a topic's only partition."""
+        found = self.engine.assignments.get(topic, 0)
+        assert found is not None
+        return found
+
+    def feed(
+        self, topic: str, *messages: tuple[bytes | None, bytes | None], headers: tuple[tuple[str, bytes], ...] = ()
+    ) -> None:
+        """Let a fetch bring keys and values."""
+        first = self._ends[topic]
+        records = [
+            FixedRecord(topic, 0, first + place, key, value, headers, None)
+            for place, (key, value) in enumerate(messages)
+        ]
+        self._ends[topic] += len(messages)
+        self.engine.router.route(records, self.clock.now)
+
+    def serve(self, station: Station | None = None) -> None:
+        """Serve all lanes that are ready, each time at a station that never handled anything unless one is given."""
+        scheduler, desk = self.engine.scheduler, self.engine.desk
+        while True:
+            slot, lane = next(
+                ((slot, lane) for slot in range(scheduler.slots) if (lane := scheduler.take(slot)) is not None),
+                (0, None),
+            )
+            if lane is None:
+                return
+            task = self.engine.has_tasks and slot == self.engine.task_slot
+            at = station or Station(Kind.TASK if task else Kind.THREAD, f"station-{len(self.stations)}")
+            self.stations.append(at)
+            visit, outcome = desk.visit(lane, at), cast("Outcome", None)
+            try:
+                while True:
+                    work = visit.send(outcome)
+                    outcome = self._run(at, work) if task else call(at, work)
+            except StopIteration as end:
+                at.leave()
+                desk.give_back(lane, end.value)
+
+    @staticmethod
+    def _run(station: Station, work: object) -> Outcome:
+        async def handle() -> object:
+            return await cast("Awaitable[object]", station.invoke(work))
+
+        try:
+            returned = asyncio.run(handle())
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
+            return Failed(error)
+        return returned if isinstance(returned, DeferredCompletion) else None
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock, do what is due then, and serve what became ready by it."""
+        self.clock.now += seconds
+        self.engine.timers.serve(self.clock.now)
+        self.serve()
+
+    def send_out(self) -> None:
+        """Let the outbox send what was put there; nothing of it is acknowledged yet."""
+        self.engine.outbox.serve()
+
+    def count(self, what: str) -> int:
+        """Return the sum of one of the stations' counts."""
+        return sum(getattr(one, what) for one in set(self.stations))
