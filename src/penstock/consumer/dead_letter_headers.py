@@ -33,6 +33,9 @@ HEADERS_LOST = "penstock-headers-lost"
 MAX_STACK_CHARS = 8192
 MAX_TEXT_CHARS = 1024
 
+#: Begins the headers of a message in a retry topic.
+RETRY_PREFIX = "penstock-retry-"
+
 _KAFKA = "__dlq.errors."
 _PENSTOCK = "penstock-exception-"
 _SPRING = "kafka_dlt-"
@@ -120,14 +123,17 @@ def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOri
         record: the record as it was fetched; headers of an earlier death are left out.
         origin: what to tell; fields that are None are left out.
     """
-    own: HeaderList
+    fields = _kafka_fields(origin) if letter_format is DeadLetterFormat.KAFKA else _spring_fields(origin, record)
+    return [*own_headers(record), *((name, value) for name, value in fields if value is not None)]
+
+
+def own_headers(record: Record) -> HeaderList:
+    """Return a record's headers without those that penstock gave it (`strip`). Never raises."""
     try:
-        own = strip(record.headers() or ())
+        return strip(record.headers() or ())
     except UnicodeDecodeError:
         # A header's name may be any bytes on the wire; the client cannot carry such a name over.
-        own = [(HEADERS_LOST, "a header name is not UTF-8")]
-    fields = _kafka_fields(origin) if letter_format is DeadLetterFormat.KAFKA else _spring_fields(origin, record)
-    return [*own, *((name, value) for name, value in fields if value is not None)]
+        return [(HEADERS_LOST, "a header name is not UTF-8")]
 
 
 def read(headers: Iterable[tuple[str, HeaderValue]]) -> DeadLetterOrigin | None:
@@ -149,11 +155,11 @@ def read(headers: Iterable[tuple[str, HeaderValue]]) -> DeadLetterOrigin | None:
 
 
 def strip(headers: Iterable[tuple[str, HeaderValue]]) -> HeaderList:
-    """Return the headers without those that tell of a death, in either format.
+    """Return the headers without those that tell of a death, in either format, or of a stay in a retry topic.
 
     A mark that the own headers were lost stays: the message is not what it was.
     """
-    return [(name, value) for name, value in headers if not name.startswith((_KAFKA, _PENSTOCK, _SPRING))]
+    return [(name, value) for name, value in headers if not name.startswith((_KAFKA, _PENSTOCK, _SPRING, RETRY_PREFIX))]
 
 
 def replayed(headers: Iterable[tuple[str, HeaderValue]], topic: str, partition: int, offset: int) -> HeaderList:
@@ -272,11 +278,13 @@ __all__ = [
     "MAX_STACK_CHARS",
     "MAX_TEXT_CHARS",
     "REPLAYED_FROM",
+    "RETRY_PREFIX",
     "DeadLetterFormat",
     "DeadLetterOrigin",
     "HeaderList",
     "HeaderValue",
     "default_topic",
+    "own_headers",
     "read",
     "replayed",
     "strip",

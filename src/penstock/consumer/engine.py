@@ -151,7 +151,7 @@ class Engine:
 
     def _make_routes(self, middlewares: Sequence[Middleware]) -> dict[str, Route]:
         lanes = len(self.scheduler.lanes)
-        routes = {}
+        routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
             invoke = self._traced(one, surround(one, middlewares))
             routes[topic] = Route(one, Ordering(one.order, one.keyless, lanes, one.key), invoke)
@@ -159,9 +159,10 @@ class Engine:
                 headers = RetryHeaders(one.retry_delays)
                 routes[retry_topic(self.group, topic)] = Route(
                     one,
-                    Ordering(one.order, one.keyless, lanes, one.key, parks_alone=True),
+                    Ordering(one.order, one.keyless, lanes, one.key),
                     invoke,
                     source=topic,
+                    shares=routes[topic],
                     not_before=partial(self._due_at, headers),
                     retried=headers.rounds,
                 )

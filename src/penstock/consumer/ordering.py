@@ -72,23 +72,13 @@ class Ordering:
         keyless: what to do without a key.
         lanes: number of lanes.
         key: what stands for the record's key, or None for the key itself.
-        parks_alone: whether a message that waits holds only itself, though it shares a lane with others of its key.
     """
 
-    def __init__(
-        self,
-        order: Order,
-        keyless: Keyless,
-        lanes: int,
-        key: KeyFunction | None = None,
-        *,
-        parks_alone: bool = False,
-    ) -> None:
+    def __init__(self, order: Order, keyless: Keyless, lanes: int, key: KeyFunction | None = None) -> None:
         self._order = order
         self._keyless = keyless
         self._lanes = lanes
         self._key = key
-        self._parks_alone = parks_alone
         self._turn = count()
 
     def lane_numbers(self, topic: str, partition: int, records: Sequence[Record]) -> list[int]:
@@ -113,7 +103,7 @@ class Ordering:
         Raises:
             MessageFormatError: the user's key function failed on it, or gave something that is no key.
         """
-        if self._order is Order.KEY and not self._parks_alone:
+        if self._order is Order.KEY:
             key = record.key() if self._key is None else self._own_key(self._key, record)
             if key is not None:
                 return key

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
@@ -21,7 +21,7 @@ from penstock.consumer.dead_letter_headers import DeadLetterOrigin, HeaderList, 
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.retries import Timers
 from penstock.consumer.retry_topics import headers as retry_headers
-from penstock.consumer.retry_topics import retry_topic
+from penstock.consumer.retry_topics import origin_of, retry_topic
 from penstock.kafka import reason
 from penstock.message import Record
 
@@ -154,8 +154,11 @@ class Outbox:
         source = assignment.route.source or assignment.topic
         if one.retry is not None:
             due = self._clock.time() + handler.retry_delays[one.retry]
-            return retry_topic(self._group, source), retry_headers(one.record, one.retry + 1, due)
+            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due)
         origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=one.attempts)
+        # Not the retry topic's: that place says nothing to who looks for the message.
+        topic, partition, offset = origin_of(one.record, source)
+        origin = replace(origin, topic=topic, partition=partition, offset=offset)
         return handler.dead_letter_topic.replace("{topic}", source), write(
             handler.dead_letter_format, one.record, origin
         )

@@ -11,17 +11,17 @@ import logging
 import re
 from collections.abc import Sequence
 
-from penstock.consumer.dead_letter_headers import HeaderList, strip
+from penstock.consumer.dead_letter_headers import RETRY_PREFIX, HeaderList, own_headers
 from penstock.message import Record
 
 _log = logging.getLogger(__name__)
 
-ROUND = "penstock-retry-round"
-DUE = "penstock-retry-due-ms"
-ORIGIN = "penstock-retry-origin"
-_OURS = (ROUND, DUE, ORIGIN)
+ROUND = f"{RETRY_PREFIX}round"
+DUE = f"{RETRY_PREFIX}due-ms"
+ORIGIN = f"{RETRY_PREFIX}origin"
 
 _DIGITS = re.compile(rb"[0-9]{1,15}")
+_ORIGIN = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 
 
 def retry_topic(group: str, topic: str) -> str:
@@ -29,26 +29,39 @@ def retry_topic(group: str, topic: str) -> str:
     return f"retry.{group}.{topic}"
 
 
-def headers(record: Record, rounds: int, due: float) -> HeaderList:
+def origin_of(record: Record, source: str) -> tuple[str, int, int]:
+    """Return topic, partition and offset a record first came from; its own place where its header cannot be believed.
+
+    Args:
+        record: the record as it was fetched, from its own topic or from the retry topic.
+        source: its own topic.
+    """
+    own = record.topic(), record.partition(), record.offset()
+    if own[0] == source:
+        # Left over from a stay that is over, as in a message that was put back to work from the dead letters.
+        return own
+    told = _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
+    if told is None or told[1] != source.encode():
+        return own
+    return source, int(told[2]), int(told[3])
+
+
+def headers(record: Record, source: str, rounds: int, due: float) -> HeaderList:
     """Return the headers a message goes to the retry topic with.
 
     Args:
         record: the record as it was fetched, from its own topic or from the retry topic.
+        source: its own topic.
         rounds: how often it will have been there.
         due: when it may be tried again, in seconds since the epoch.
     """
-    origin = None
-    own: HeaderList = []
-    try:
-        for name, value in record.headers() or ():
-            if name == ORIGIN:
-                origin = value
-            elif name not in _OURS:
-                own.append((name, value))
-    except UnicodeDecodeError:
-        own = [("penstock-headers-lost", "a header name is not UTF-8")]
-    place = f"{record.topic()}/{record.partition()}/{record.offset()}"
-    return [*strip(own), (ROUND, str(rounds)), (DUE, str(int(due * 1000))), (ORIGIN, origin or place)]
+    topic, partition, offset = origin_of(record, source)
+    return [
+        *own_headers(record),
+        (ROUND, str(rounds)),
+        (DUE, str(int(due * 1000))),
+        (ORIGIN, f"{topic}/{partition}/{offset}"),
+    ]
 
 
 class RetryHeaders:
@@ -79,14 +92,8 @@ class RetryHeaders:
 
 
 def _number(record: Record, name: str) -> int | None:
-    found: bytes | str | None = None
-    try:
-        for header, value in record.headers() or ():
-            if header == name:
-                found = value
-    except UnicodeDecodeError:
-        return None
-    if found is None or isinstance(found, str) or not _DIGITS.fullmatch(found):
+    found = _last(record, name)
+    if found is None or not _DIGITS.fullmatch(found):
         _log.warning(
             "%s[%d]@%d carries no readable %s; it was not written by penstock, and is handled as due and in its last "
             "round",
@@ -99,4 +106,16 @@ def _number(record: Record, name: str) -> int | None:
     return int(found)
 
 
-__all__ = ["DUE", "ORIGIN", "ROUND", "RetryHeaders", "headers", "retry_topic"]
+def _last(record: Record, name: str) -> bytes | None:
+    """Return the last header of a name, or None; also where the client cannot carry the headers over."""
+    found: bytes | None = None
+    try:
+        for header, value in record.headers() or ():
+            if header == name:
+                found = value
+    except UnicodeDecodeError:
+        return None
+    return found
+
+
+__all__ = ["DUE", "ORIGIN", "ROUND", "RetryHeaders", "headers", "origin_of", "retry_topic"]

@@ -48,7 +48,9 @@ class Route:
         ordering: its order over the consumer's lanes.
         invoke: the handler's function with whatever is put around it.
         source: for a retry topic, the topic whose messages wait there.
-        not_before: when a record may be handled, on the engine's clock; given for retry topics only.
+        shares: for a retry topic, that topic's route, whose limits it shares.
+        not_before: when a record may be handled, on the engine's clock; given for retry topics only, and asked once
+            for each message: from then on that time counts, whatever its header claims.
         retried: how often a record has been through the retry topic; given for retry topics only.
     """
 
@@ -75,6 +77,7 @@ class Route:
         invoke: Invoke,
         *,
         source: str | None = None,
+        shares: Route | None = None,
         not_before: Callable[[Record], float] | None = None,
         retried: Callable[[Record], int] | None = None,
     ) -> None:
@@ -85,8 +88,8 @@ class Route:
         self.batch = handler.batch
         self.linger = handler.linger
         self.retry: RetryPolicy = handler.retry
-        self.meter = Meter(handler.rate)
-        self.pace = Pace(handler.key_rate)
+        self.meter: Meter = Meter(handler.rate) if shares is None else shares.meter
+        self.pace: Pace = Pace(handler.key_rate) if shares is None else shares.pace
         self.source = source
         self.not_before = not_before
         self.retried = retried
@@ -129,8 +132,6 @@ class Route:
             record: the record.
             now: the time on the engine's clock.
         """
-        if self.not_before is not None and (at := self.not_before(record)) > now:
-            return at
         if (at := self.pace.free_at(identity)) > now:
             return at
         message = self.message(record)

@@ -117,6 +117,19 @@ class Rest:
 Visit = Generator[Work, Outcome, Rest | None]
 
 
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
+
+    Attributes:
+        key: the line it joins then.
+        place: topic, partition and offset.
+    """
+
+    key: Hashable
+    place: tuple[str, int, int]
+
+
 class Desk:
     """Serves lanes. Thread-safe: each visit works on the lane it holds.
 
@@ -269,7 +282,7 @@ class Desk:
             lane.runs.popleft()
         return None
 
-    def _ask(  # noqa: PLR0911 - one for each answer
+    def _ask(  # noqa: PLR0911 - one for each way that a message can go
         self,
         lane: ConsumerLane,
         route: Route,
@@ -293,6 +306,11 @@ class Desk:
             key = route.ordering.identity(record)
         except PenstockError as error:
             return (record.topic(), record.partition(), record.offset()), Failed(error, permanent=True)
+        if route.not_before is not None and (at := route.not_before(record)) > now:
+            alone = NotDue(key, (record.topic(), record.partition(), record.offset()))
+            self._park(lane, alone, item).due_at = at
+            self._timers.add(at, partial(self.wake_key, lane, alone))
+            return alone, None
         if key in lane.parked:
             self._behind(lane, key, item)
             return key, None
@@ -398,8 +416,15 @@ class Desk:
             now = self._now()
             # A head that waits for its first try waits for a limit, which may have changed; one that somebody else has
             # is not due by any time.
-            if now < parked.due_at and (parked.attempts or parked.due_at == _NEVER):
+            if now < parked.due_at and (parked.attempts or parked.due_at == _NEVER or isinstance(key, NotDue)):
                 return True
+            if isinstance(key, NotDue):
+                del lane.parked[key]
+                key = key.key
+                if key in lane.parked:
+                    lane.parked[key].waiting.append(item)
+                    return True
+                lane.parked[key] = parked
             if now >= deadline or route.kind is not station.kind:
                 lane.due.insert(0, key)
                 return False

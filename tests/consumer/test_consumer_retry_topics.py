@@ -1,0 +1,238 @@
+"""Retry topics: the way there and back, what their headers are believed, and that they hold nobody up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import tenacity
+
+from kafka_tools import Recorder, committed, produce, read_all
+from penstock.consumer import ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
+from penstock.consumer.dead_letter_headers import own_headers, read
+from penstock.consumer.retry_topics import DUE, ORIGIN, ROUND, RetryHeaders, headers, origin_of, retry_topic
+from penstock.devbroker import DevBroker
+from penstock.message import FixedRecord, Headers, Message
+from waiting import wait_until
+
+NewTopic = Callable[..., str]
+
+ONCE = retry(attempts=1)
+
+
+class PoisonError(Exception):
+    """What the poison message raises."""
+
+
+def consumer_of(
+    broker: DevBroker, topic: str, function: Callable[[Message], object], **options: object
+) -> LitePushConsumer:
+    given = {"retry_policy": ONCE, "retry_delays": (0.3, 0.2), "dead_letter": True, **options}
+    return LitePushConsumer(
+        f"g-{topic}",
+        {topic: handler(function, **given)},  # type: ignore[arg-type] # options of several types
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(workers=4, commit_interval=0.1),
+    )
+
+
+def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t", offset: int = 7) -> FixedRecord:
+    return FixedRecord(topic, 1, offset, b"k", b"v", fields, 0)
+
+
+@pytest.mark.parametrize("dead_letter_format", ["kafka", "spring"])
+def test_a_message_takes_its_rounds_and_its_dead_letter_tells_where_it_first_came_from(
+    broker: DevBroker, new_topic: NewTopic, dead_letter_format: str
+) -> None:
+    topic = new_topic(partitions=2)
+    produce(broker.bootstrap_servers, topic, [(b"k", b"fine"), (b"k", b"poison"), (b"k", b"behind")])
+    seen: list[tuple[str, int, int, bytes | None, float]] = []
+
+    def function(message: Message) -> None:
+        seen.append((message.topic, message.partition, message.offset, message.value, time.monotonic()))
+        if message.value == b"poison":
+            raise PoisonError
+
+    with consumer_of(broker, topic, function, dead_letter_format=dead_letter_format) as consumer:
+        wait_until(lambda: consumer.statistics().dead_letters == 1)
+        wait_until(lambda: sum(one.in_flight for one in consumer.statistics().partitions) == 0)
+        statistics = consumer.statistics()
+
+    tries = [(place, offset, at) for place, _, offset, value, at in seen if value == b"poison"]
+    (partition,) = {one[1] for one in seen if one[0] == topic}
+    assert [place for place, _, _ in tries] == [topic, f"retry.g-{topic}.{topic}", f"retry.g-{topic}.{topic}"]
+    # Each wait was at least what was asked for, by a header in whole milliseconds.
+    assert tries[1][2] - tries[0][2] >= 0.29
+    assert tries[2][2] - tries[1][2] >= 0.19
+    letters = f"dlq.{topic}" if dead_letter_format == "kafka" else f"{topic}-dlt"
+    (letter,) = read_all(broker.bootstrap_servers, letters)
+    origin = read(letter.headers() or [])
+    assert origin is not None
+    assert (origin.topic, origin.partition, origin.offset) == (topic, partition, 1)
+    assert not [name for name, _ in letter.headers() or () if name.startswith("penstock-retry-")]
+    assert (statistics.retry_topic, statistics.handled, statistics.received) == (2, 2, 5)
+    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 2)[partition].offset == 3
+
+
+def test_a_message_that_waits_in_its_retry_topic_holds_neither_its_key_nor_the_watermark(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"poison"), *((b"k", b"%d" % i) for i in range(20))])
+    seen: list[bytes | None] = []
+
+    def function(message: Message) -> None:
+        if message.value == b"poison":
+            raise PoisonError
+        seen.append(message.value)
+
+    with consumer_of(broker, topic, function, retry_delays=(600,)) as consumer:
+        # Ten minutes pass before the retry: whoever gets here did not wait for it.
+        wait_until(lambda: len(seen) == 20)
+        wait_until(lambda: committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 21)
+        produce(broker.bootstrap_servers, retry_topic(f"g-{topic}", topic), [(b"k", b"due")])
+        wait_until(lambda: b"due" in seen)
+        parked = {one.topic: one.parked for one in consumer.statistics().partitions}
+        consumer.request_stop(now=True)
+
+    assert parked == {topic: 0, f"retry.g-{topic}.{topic}": 1}
+    assert b"poison" not in seen
+
+
+def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_the_key_itself(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"first")])
+    out: dict[bytes | None, DeferredCompletion] = {}
+
+    def function(message: Message) -> DeferredCompletion:
+        out[message.value] = completion = DeferredCompletion()
+        if message.key == b"other":
+            completion.complete()
+        return completion
+
+    with consumer_of(broker, topic, function) as consumer:
+        wait_until(lambda: b"first" in out)
+        retries = retry_topic(f"g-{topic}", topic)
+        produce(broker.bootstrap_servers, retries, [(b"k", b"again"), (b"other", b"passes")])
+        wait_until(lambda: b"passes" in out)
+        wait_until(lambda: sum(one.parked for one in consumer.statistics().partitions) == 2)
+        began_early = b"again" in out
+        out[b"first"].complete()
+        wait_until(lambda: b"again" in out)
+        produce(broker.bootstrap_servers, topic, [(b"k", b"later"), (b"other", b"passes too")])
+        wait_until(lambda: b"passes too" in out)
+        wait_until(lambda: sum(one.parked for one in consumer.statistics().partitions) == 2)
+        later_began_early = b"later" in out
+        out[b"again"].complete()
+        wait_until(lambda: b"later" in out)
+        out[b"later"].complete()
+        wait_until(lambda: consumer.statistics().handled == 5)
+
+    assert not began_early
+    assert not later_began_early
+
+
+def test_messages_of_a_key_and_its_retries_never_overlap(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic = new_topic(partitions=2)
+    seen, failed, lock = Recorder(seconds=0.003), set[bytes | None](), threading.Lock()
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 4), b"%d" % i) for i in range(120)))
+
+    def function(message: Message) -> None:
+        seen(message)
+        with lock:
+            again = message.value in failed
+            failed.add(message.value)
+        if not again and int(message.value or b"0") % 3 == 0:
+            raise PoisonError
+
+    with consumer_of(broker, topic, function, retry_delays=(0.05,)) as consumer:
+        wait_until(lambda: len(seen.calls) == 160)
+        wait_until(lambda: consumer.statistics().handled == 120)
+
+    assert seen.overlaps == []
+
+
+def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    retries = retry_topic(f"g-{topic}", topic)
+    seen: dict[bytes | None, int] = {}
+
+    def function(message: Message) -> None:
+        seen[message.value] = seen.get(message.value, 0) + 1
+        raise PoisonError
+
+    with consumer_of(broker, topic, function, retry_delays=(0.2, 0.4)) as consumer:
+        wait_until(lambda: len(consumer.statistics().partitions) == 2)
+        forged: dict[bytes, list[tuple[str, bytes | None]]] = {
+            b"far future": [(DUE, b"99999999999999"), (ROUND, b"2")],
+            b"garbage": [(DUE, b"\xff\x00soon"), (ROUND, b"-5"), (ORIGIN, b"\xff/\xff/\xff")],
+            b"nothing": [],
+            b"null": [(DUE, None), (ROUND, None), (ORIGIN, None)],
+            b"no rounds": [(DUE, b"0"), (ROUND, b"0"), (ORIGIN, b"elsewhere/1/2")],
+            b"many": [(ROUND, b"999999999999999"), (DUE, b"9" * 400), (ORIGIN, f"{topic}/3/99".encode())],
+        }
+        for value, fields in forged.items():
+            produce(broker.bootstrap_servers, retries, [(b"k", value)], headers=fields)
+        wait_until(lambda: consumer.statistics().dead_letters == len(forged))
+
+    letters = {one.value(): read(one.headers() or []) for one in read_all(broker.bootstrap_servers, f"dlq.{topic}")}
+    # Round 0 is taken for the first, after which there is one more; all others had their last.
+    assert seen == {**dict.fromkeys(forged, 1), b"no rounds": 2}
+    assert {value: origin.topic for value, origin in letters.items() if origin} == {
+        **dict.fromkeys(forged, retries),
+        b"many": topic,
+    }
+    assert letters[b"many"] is not None
+    assert (letters[b"many"].partition, letters[b"many"].offset) == (3, 99)
+
+
+def test_an_origin_is_believed_only_in_the_retry_topic_and_only_of_its_own_topic() -> None:
+    told: tuple[str, bytes | None] = (ORIGIN, b"t/3/99")
+
+    assert origin_of(record(told), "t") == ("t", 3, 99)
+    assert origin_of(record(told), "other") == ("retry.g.t", 1, 7)
+    assert origin_of(record(told, topic="t"), "t") == ("t", 1, 7)
+    assert origin_of(record((ORIGIN, b"t/3/" + b"9" * 40)), "t") == ("retry.g.t", 1, 7)
+
+
+def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
+    fields: Headers = (("own", b"1"), ("own", None))
+    first = headers(record(*fields, topic="t", offset=5), "t", 1, 100.0)
+    carried = tuple((name, value.encode() if isinstance(value, str) else value) for name, value in first)
+
+    second = headers(record(*carried), "t", 2, 200.0)
+
+    assert second == [*fields, (ROUND, "2"), (DUE, "200000"), (ORIGIN, "t/1/5")]
+    assert own_headers(record(*carried)) == list(fields)
+
+
+def test_a_wait_is_never_longer_than_the_longest_delay() -> None:
+    delays = RetryHeaders((1.0, 30.0))
+
+    assert delays.wait(record((DUE, b"999999999999999")), 50.0) == 30.0
+    assert delays.wait(record((DUE, b"60000")), 50.0) == 10.0
+    assert delays.wait(record((DUE, b"10")), 50.0) == 0.0
+    assert delays.wait(record(), 50.0) == 0.0
+    assert [delays.rounds(record((ROUND, text))) for text in (b"0", b"1", b"2", b"3", b"x")] == [1, 1, 2, 2, 2]
+
+
+def test_the_policy_is_asked_in_each_round_before_the_next(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"poison")])
+    places: list[str] = []
+
+    def function(message: Message) -> None:
+        places.append(message.topic)
+        raise PoisonError
+
+    policy = retry(attempts=2, wait=tenacity.wait_fixed(0.02))
+    with consumer_of(broker, topic, function, retry_policy=policy, retry_delays=(0.05,)) as consumer:
+        wait_until(lambda: consumer.statistics().dead_letters == 1)
+
+    assert places == [topic] * 2 + [f"retry.g-{topic}.{topic}"] * 2
