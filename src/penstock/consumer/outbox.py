@@ -72,7 +72,8 @@ class Outbox:
         self._clock = clock
         self._timers = timers
         self._limits = limits
-        self._queue: deque[tuple[Outgoing, Durable]] = deque()
+        # With whether it is sent for the first time.
+        self._queue: deque[tuple[Outgoing, Durable, bool]] = deque()
         self._producer: ProducerClient | None = None
         self._unacknowledged = 0
         self._held = 0
@@ -94,7 +95,7 @@ class Outbox:
             outgoing: the message.
             durable: called on the poll thread when the broker has it.
         """
-        self._queue.append((outgoing, durable))
+        self._queue.append((outgoing, durable, True))
 
     @property
     def waiting(self) -> int:
@@ -116,17 +117,16 @@ class Outbox:
             self._producer.poll(0)
 
     def flush(self, timeout: float) -> None:
-        """Wait for deliveries, at most `timeout` seconds."""
-        self.serve()
+        """Wait for deliveries of what was sent, at most `timeout` seconds. What was only put is not sent any more."""
         if self._producer is not None and self._unacknowledged:
             self._producer.flush(timeout)
 
-    def _send(self, producer: ProducerClient, one: Outgoing, durable: Durable) -> None:
+    def _send(self, producer: ProducerClient, one: Outgoing, durable: Durable, first: bool) -> None:
         if not one.fetch.assignment.active:
             # Its next owner handles it again. The key is woken for what waits behind it.
             durable()
             return
-        if one.retry is None:
+        if one.retry is None and first:
             self._limits.check(one)
         topic, headers = self._addressed(one)
         if self.trace is not None:
@@ -193,7 +193,7 @@ class Outbox:
 
     def _resend(self, one: Outgoing, durable: Durable) -> None:
         self._held -= 1
-        self.put(one, durable)
+        self._queue.append((one, durable, False))
 
 
 __all__ = ["RESEND_AFTER_S", "Outbox", "Outgoing"]

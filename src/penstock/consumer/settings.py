@@ -128,7 +128,12 @@ class ConsumerSettings:
     def producer_config(self) -> dict[str, Any]:
         """Return the configuration of the producer of dead letters and retries: what of the user's it understands."""
         shared = {key: value for key, value in self.config.items() if not key.startswith(_CONSUMER_ONLY)}
-        return {**shared, "enable.idempotence": True, "linger.ms": 5}
+        # What could be read must not be refused here for its size: the topic's own limit decides.
+        return {"message.max.bytes": _LARGEST_MESSAGE, **shared, "enable.idempotence": True, "linger.ms": 5}
+
+
+#: Bytes; the most that the client library lets a producer be told.
+_LARGEST_MESSAGE = 1_000_000_000
 
 
 #: Settings of a consumer that a producer does not know, by prefix.

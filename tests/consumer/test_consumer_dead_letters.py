@@ -1,0 +1,256 @@
+"""Dead letters that cannot be written, are too many, or too large: what is held, what goes on, what stops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from kafka_tools import committed, produce, read_all
+from penstock.consumer import ConsumerSettings, DeadLetterLimit, LitePushConsumer, handler, retry
+from penstock.consumer import outbox as outbox_module
+from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.limits import DeadLetterLimits
+from penstock.consumer.ordering import Keyless, Order, Ordering
+from penstock.consumer.outbox import Outbox, Outgoing
+from penstock.consumer.retries import Timers
+from penstock.consumer.routes import Route
+from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
+from penstock.kafka import TopicSpec, ensure_topics
+from penstock.message import FixedRecord, Message
+from waiting import wait_until
+
+NewTopic = Callable[..., str]
+
+#: Bytes of a large message.
+LARGE = 10_000_000
+
+
+class PoisonError(Exception):
+    """What the poison message raises."""
+
+
+def consumer_of(
+    broker: DevBroker, topic: str, function: Callable[[Message], object], **settings: object
+) -> LitePushConsumer:
+    return LitePushConsumer(
+        f"g-{topic}",
+        {topic: handler(function, retry_policy=retry(attempts=1), dead_letter=True)},
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(**{"workers": 4, "commit_interval": 0.1, **settings}),
+    )
+
+
+def set_topic(admin: AdminClient, topic: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (DeadLetterLimit(consecutive=3), (3, "3 dead letters were written in a row")),
+        (
+            DeadLetterLimit(ratio=0.5, at_least=5),
+            (4, "4 of 4 messages became dead letters, and the limit is 0.5"),
+        ),
+    ],
+)
+def test_a_limit_stops_the_consumer_in_order_though_more_letters_wait_and_keeps_their_offsets(
+    broker: DevBroker, new_topic: NewTopic, admin: AdminClient, limit: DeadLetterLimit, expected: tuple[int, str]
+) -> None:
+    written, says = expected
+    topic = new_topic()
+    group = f"g-{topic}"
+    produce(broker.bootstrap_servers, topic, [(b"k%d" % i, b"poison") for i in range(40)])
+
+    def function(message: Message) -> None:
+        raise PoisonError
+
+    consumer = consumer_of(broker, topic, function, dead_letter_limit=limit).start()
+    with pytest.raises(PenstockError, match=says):
+        wait_until(consumer.wait)
+    with pytest.raises(PenstockError, match=says):
+        consumer.stop()
+
+    # It left the group as it should: another member need not wait for its session to end.
+    left = admin.describe_consumer_groups([group], request_timeout=30)[group].result(30)
+    letters = read_all(broker.bootstrap_servers, f"dlq.{topic}")
+    at = committed(broker.bootstrap_servers, group, topic, 1)[0]
+    assert left.members == []
+    assert len(letters) == written
+    assert consumer.statistics().dead_letters <= written
+    assert at.offset <= written
+
+
+def test_a_message_handled_in_between_begins_the_count_of_dead_letters_anew(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"poison" if i % 3 else b"fine") for i in range(30)])
+
+    def function(message: Message) -> None:
+        if message.value == b"poison":
+            raise PoisonError
+
+    with consumer_of(broker, topic, function, dead_letter_limit=DeadLetterLimit(consecutive=2)) as consumer:
+        wait_until(lambda: consumer.statistics().dead_letters == 20)
+        wait_until(lambda: consumer.statistics().handled == 10)
+
+
+class BrokenProducer:
+    """Refuses the first so many messages."""
+
+    def __init__(self, refuses: int) -> None:
+        self.refused = 0
+        self.written = 0
+        self._refuses = refuses
+
+    def produce(self, *_message: object, **options: object) -> None:
+        if self.refused < self._refuses:
+            self.refused += 1
+            raise KafkaException(KafkaError(KafkaError._QUEUE_FULL))
+        self.written += 1
+        options["on_delivery"](None, None)  # type: ignore[operator] # given by the outbox
+
+    def poll(self, *_timeout: float) -> int:
+        return 0
+
+    def flush(self, *_timeout: float) -> int:
+        return 0
+
+
+class FixedClock:
+    """A clock that is moved by hand."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def outgoing(count: int) -> Sequence[Outgoing]:
+    def function(message: Message) -> None:
+        raise AssertionError
+
+    route = Route(handler(function, dead_letter=True), Ordering(Order.KEY, Keyless.PARTITION, 1), function)
+    assignment = Assignment("t", 0, route, start=0)
+    fetch = Fetch(assignment, assignment.tracker.register(range(count)), 0.0)
+    records = [FixedRecord("t", 0, offset, b"k%d" % offset, b"v", (), None) for offset in range(count)]
+    return [Outgoing(fetch, place, one, PoisonError(), 1, None) for place, one in enumerate(records)]
+
+
+def test_a_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
+    clock, timers, durable = FixedClock(), Timers(), []
+    producer = BrokenProducer(refuses=6)
+    outbox = Outbox("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
+    outbox.connect(producer)
+    for one in outgoing(2):
+        outbox.put(one, lambda one=one: durable.append(one))
+
+    for _ in range(4):
+        outbox.serve()
+        clock.now += outbox_module.RESEND_AFTER_S
+        timers.serve(clock.now)
+    outbox.serve()
+
+    assert producer.refused == 6
+    assert len(durable) == 2
+    assert outbox.unsettled == 0
+
+
+def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
+    producer = BrokenProducer(refuses=0)
+    outbox = Outbox("g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0))
+    outbox.connect(producer)
+    for one in outgoing(3):
+        outbox.put(one, lambda: None)
+    with pytest.raises(PenstockError, match="in a row"):
+        outbox.serve()
+
+    outbox.flush(1.0)
+
+    assert producer.written == 1
+
+
+def test_a_dead_letter_topic_that_is_gone_holds_its_keys_and_nothing_else_until_it_is_back(
+    broker: DevBroker, new_topic: NewTopic, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "RESEND_AFTER_S", 0.3)
+    topic = new_topic()
+    letters = f"dlq.{topic}"
+    handled: list[bytes | None] = []
+
+    def function(message: Message) -> None:
+        if message.value == b"poison":
+            raise PoisonError
+        handled.append(message.value)
+
+    config = {"message.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 300}
+    with consumer_of(broker, topic, function, config=config) as consumer:
+        wait_until(lambda: consumer.statistics().partitions)
+        for future in admin.delete_topics([letters]).values():
+            future.result()
+        wait_until(lambda: letters not in admin.list_topics(timeout=30).topics)
+        produce(broker.bootstrap_servers, topic, [(b"bad", b"poison"), (b"bad", b"behind")])
+        produce(broker.bootstrap_servers, topic, [(b"good%d" % i, b"fine") for i in range(20)])
+        wait_until(lambda: consumer.statistics().dead_letter_failures >= 2, timeout=60)
+        wait_until(lambda: len(handled) == 20)
+        held = consumer.statistics()
+        (said,) = consumer.explain()
+        ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(letters, 1)])
+        wait_until(lambda: consumer.statistics().dead_letters == 1, timeout=60)
+        wait_until(lambda: b"behind" in handled)
+
+    assert (held.partitions[0].watermark, held.partitions[0].in_flight, held.dead_letters) == (0, 2, 0)
+    assert (said.state, said.blocking_offset, said.key, said.attempt) == ("put off", 0, b"bad", 1)
+    assert len(read_all(broker.bootstrap_servers, letters)) == 1
+    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 22
+
+
+def test_a_message_of_ten_megabytes_is_handled_and_one_too_large_for_the_dead_letters_is_held_and_named(
+    broker: DevBroker,
+    new_topic: NewTopic,
+    admin: AdminClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(outbox_module, "RESEND_AFTER_S", 0.3)
+    topic = new_topic(config={"max.message.bytes": str(2 * LARGE)})
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 2 * LARGE})
+    for key, first in ((b"fine", b"f"), (b"bad", b"p")):
+        producer.produce(topic, first * LARGE, key=key)
+    assert producer.flush(60) == 0
+    sizes: list[int] = []
+
+    def function(message: Message) -> None:
+        value = message.value or b""
+        if value.startswith(b"p"):
+            raise PoisonError
+        sizes.append(len(value))
+
+    with caplog.at_level(logging.ERROR, "penstock"), consumer_of(broker, topic, function) as consumer:
+        wait_until(lambda: sizes == [LARGE], timeout=60)
+        wait_until(lambda: consumer.statistics().dead_letter_failures >= 1, timeout=60)
+        held = consumer.statistics()
+        set_topic(admin, f"dlq.{topic}", "max.message.bytes", str(2 * LARGE))
+        wait_until(lambda: consumer.statistics().dead_letters == 1, timeout=60)
+
+    assert held.partitions[0].in_flight == 1
+    assert "MSG_SIZE_TOO_LARGE" in caplog.text
+    assert "its offset and its key are held" in caplog.text
+    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 2
