@@ -32,8 +32,8 @@ class Assignment:
         "end",
         "full_since",
         "map_at",
-        "map_full",
         "map_look",
+        "map_room",
         "partition",
         "paused",
         "route",
@@ -63,9 +63,9 @@ class Assignment:
         self.paused: str | None = None
         #: Since when it has been at its limit, or None.
         self.full_since: float | None = None
-        #: Whether its offset map nears what commit metadata can hold, the position when that was looked at, and when
-        #: it is to be looked at again.
-        self.map_full = False
+        #: How many messages its offset map had room for, the position when that was looked at, and when it is to be
+        #: looked at again.
+        self.map_room = 0
         self.map_at = start
         self.map_look = 0.0
         #: The end of the partition's log as the client last heard of it, or None.

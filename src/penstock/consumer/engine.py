@@ -99,7 +99,11 @@ class Engine:
         self.routes = self._make_routes(middlewares)
         self.router = Router(self.assignments, self.scheduler, self._ready)
         self.intake = Intake(
-            settings.max_in_flight, settings.max_in_flight_bytes, settings.max_parked, settings.max_parked_bytes
+            settings.max_in_flight,
+            settings.max_in_flight_bytes,
+            settings.max_parked,
+            settings.max_parked_bytes,
+            fetch_size=settings.fetch_size,
         )
         self.commits = Commits(self.assignments, settings.commit_interval, clock)
         self.rebalance = Rebalance(

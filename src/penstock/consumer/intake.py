@@ -27,13 +27,20 @@ PARKED = "parked limit"
 MAP = "offset map limit"
 STOPPING = "stopping"
 
-#: Offsets taken in between two looks at the size of an offset map: they add at most a fifth of what metadata holds.
-_MAP_LOOK = 4_000
-#: Seconds between two looks at a map that is full.
+#: Offsets from the watermark on of which any pattern fits into the metadata, by the bitmap form of the map.
+_MAP_ANY = 26_000
+#: Messages that may be taken in at once on the strength of that, holes or not.
+_MAP_ONCE = 10_000
+#: Characters of the map that an open message may come to cost, at most about, when those around it are done: in a log
+#: with holes, where the run lengths are deflated. In one without it is a bit of the bitmap.
+_MAP_COST = 0.25
+#: Offsets, and seconds, between two looks at the size of a map that might outgrow the metadata: a look costs as much as
+#: a commit.
+_MAP_LOOK = 1_000
 _MAP_LOOK_S = 0.1
-#: The part of the metadata's bound at which a partition takes nothing more in.
-_MAP_FULL = 0.7
-_MAP_FREE = 0.5
+#: Messages for which there must be room in the map: below the first the partition takes nothing in until the second.
+_MAP_FULL = 1_000
+_MAP_FREE = 2_000
 
 
 class Intake:
@@ -44,31 +51,41 @@ class Intake:
         max_in_flight_bytes: bytes in flight of all partitions, parked ones left out.
         max_parked: parked messages of one partition.
         max_parked_bytes: bytes parked of all partitions.
+        fetch_size: messages of one fetch.
     """
 
-    def __init__(self, max_in_flight: int, max_in_flight_bytes: int, max_parked: int, max_parked_bytes: int) -> None:
+    def __init__(
+        self, max_in_flight: int, max_in_flight_bytes: int, max_parked: int, max_parked_bytes: int, *, fetch_size: int
+    ) -> None:
         self.max_in_flight = max_in_flight
         self.max_in_flight_bytes = max_in_flight_bytes
         self.max_parked = max_parked
         self.max_parked_bytes = max_parked_bytes
+        self._fetch_size = fetch_size
         self._bytes_full = False
         self._parked_full = False
+        #: How many messages may be fetched now, by the last `admit`.
+        self.room = fetch_size
         #: How often a partition was paused, by reason.
         self.pauses = {FULL: 0, BYTES: 0, PARKED: 0, MAP: 0, STOPPING: 0}
 
     def admit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:
         """Pause and resume what is due; return whether the caller may fetch now, or should ask again shortly."""
         may_fetch = True
-        in_bytes = parked_bytes = 0
+        self.room = self._fetch_size
+        healthy_bytes = parked_bytes = 0
         counts = []
         for assignment in assignments:
             parked, weight = assignment.tracker.parked
-            in_bytes += assignment.tracker.bytes_in_flight
+            in_flight, in_bytes = assignment.tracker.in_flight, assignment.tracker.bytes_in_flight
+            # In flight each message weighs as the mean of its fetch, parked it weighs what it weighs. Small ones parked
+            # out of large ones must not count as healthy for ever, nor large ones make room for others.
+            healthy_bytes += max(0, in_bytes - max(weight, in_bytes * parked // max(1, in_flight)))
             parked_bytes += weight
-            counts.append((assignment, assignment.tracker.in_flight - parked, parked))
+            counts.append((assignment, in_flight - parked, parked))
         # Half the limit again before resuming, so that a partition does not flap.
-        self._bytes_full = in_bytes - parked_bytes >= self.max_in_flight_bytes // (2 if self._bytes_full else 1)
-        self._parked_full = parked_bytes >= self.max_parked_bytes // (2 if self._parked_full else 1)
+        self._bytes_full = healthy_bytes >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
+        self._parked_full = parked_bytes >= max(1, self.max_parked_bytes // (2 if self._parked_full else 1))
         for assignment, healthy, parked in counts:
             wanted = self._reason(assignment, healthy, parked, now)
             if wanted is None:
@@ -93,8 +110,10 @@ class Intake:
             self._parked_full or parked >= max(1, self.max_parked // (2 if assignment.paused == PARKED else 1))
         ):
             return PARKED
-        if _map_is_full(assignment, now):
+        room = _map_room(assignment, healthy + parked, now, self._fetch_size)
+        if room < (_MAP_FREE if assignment.paused == MAP else _MAP_FULL):
             return MAP
+        self.room = min(self.room, room)
         return BYTES if self._bytes_full else None
 
     def pause(self, consumer: ConsumerClient, assignment: Assignment, reason: str) -> None:
@@ -118,19 +137,25 @@ class Intake:
         _log.debug("%s is resumed", assignment)
 
 
-def _map_is_full(assignment: Assignment, now: float) -> bool:
-    """Tell whether the map of what is done above the watermark nears what a commit can carry.
+def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: int) -> int:
+    """Return how many messages may be taken in so that the map of what is done above the watermark fits into a commit.
 
-    Looked at before the map can have outgrown it: a map that is cut costs a replay of what was cut.
+    It must fit at every moment until they are done, whatever is done of them first: a map that is cut costs a replay of
+    what was cut.
     """
     tracker = assignment.tracker
     position = tracker.position
-    if position - assignment.map_at >= _MAP_LOOK or (assignment.map_full and now >= assignment.map_look):
+    dense = _MAP_ANY - (position - tracker.watermark)
+    if dense >= fetch_size:
+        return dense
+    if position - assignment.map_at >= _MAP_LOOK or now >= assignment.map_look:
         assignment.map_at = position
         assignment.map_look = now + _MAP_LOOK_S
-        size = len(tracker.commit_point().metadata)
-        assignment.map_full = size >= MAX_METADATA_CHARS * (_MAP_FREE if assignment.map_full else _MAP_FULL)
-    return assignment.map_full
+        free = MAX_METADATA_CHARS - len(tracker.commit_point().metadata)
+        assignment.map_room = int(free / _MAP_COST) - in_flight
+    # What was in flight at that look was counted as if it had to be told; what came since is counted by its offsets.
+    # In a log with holes messages span more offsets than they are: not as many as `dense` may be taken at once.
+    return max(min(dense, _MAP_ONCE), assignment.map_room - (position - assignment.map_at))
 
 
 __all__ = ["BYTES", "FULL", "GRACE_S", "MAP", "PARKED", "STOPPING", "Intake"]

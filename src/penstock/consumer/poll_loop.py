@@ -73,7 +73,6 @@ class PollLoop:
     ) -> None:
         self._consumer = consumer
         self._topics = list(topics)
-        self._fetch_size = settings.fetch_size
         self._clock = clock
         self._routes = list(routes)
         self._assignments = assignments
@@ -157,12 +156,13 @@ class PollLoop:
         if not self._intake.admit(self._consumer, self._assignments.all(), begun):
             self._clock.sleep(_SATURATED_S)
             return
-        batch = self._consumer.consume(self._fetch_size, 0)
+        most = self._intake.room
+        batch = self._consumer.consume(most, 0)
         if not batch:
             first = self._consumer.poll(self._patience(begun))
             if first is None:
                 return
-            batch = [first, *self._consumer.consume(self._fetch_size - 1, 0)]
+            batch = [first, *self._consumer.consume(most - 1, 0)]
         self._route(batch)
         if self._polled is not None:
             self._tell(self._polled, batch, self._clock.monotonic() - begun)
