@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, Assignments, ConsumerLane, Fetch
@@ -26,20 +26,28 @@ class Router:
         assignments: the partitions of this process.
         scheduler: the lanes.
         wake: called with the slots of lanes that became ready.
+        let_go: called once an assignment is inactive: what waited for it goes on.
     """
 
     def __init__(
-        self, assignments: Assignments, scheduler: Scheduler[Fetch, Record], wake: Callable[[Sequence[int]], None]
+        self,
+        assignments: Assignments,
+        scheduler: Scheduler[Fetch, Record],
+        wake: Callable[[Sequence[int]], None],
+        let_go: Callable[[], None],
     ) -> None:
         self._assignments = assignments
         self._scheduler = scheduler
         self._wake = wake
+        self._let_go = let_go
         self._arrival = 0
         self._now = 0.0
         #: Messages taken in, ever.
         self.received = 0
         #: Messages of partitions that were revoked while they were under way; their next owner gets them.
         self.stale = 0
+        #: Messages of those taken in that a former owner had done.
+        self.restored = 0
 
     def route(self, batch: Sequence[Record], now: float) -> None:
         """Track a batch of messages without errors, put them on their lanes and wake workers."""
@@ -55,8 +63,9 @@ class Router:
                 self.stale += len(records)
                 continue
             self.received += len(records)
-            self._arrival += 1
-            self._put(assignment, records, touched)
+            for rising in _rising(records):
+                self._arrival += 1
+                self._put(self._assignments.get(topic, partition) or assignment, rising, touched)
         # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
 
@@ -66,6 +75,7 @@ class Router:
             assignment = self._begin_again(assignment, offsets[0])
         size_bytes = sum(map(len, records)) + OVERHEAD_BYTES * len(records)
         block = assignment.tracker.register(offsets, None, size_bytes)
+        self.restored += len(offsets) - block.left
         numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
@@ -85,7 +95,22 @@ class Router:
         assignment = Assignment(former.topic, former.partition, former.route, start=offset)
         assignment.paused = former.paused
         self._assignments.put(assignment)
+        self._let_go()
         return assignment
+
+
+def _rising(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """Yield stretches whose offsets rise: one, save where the log went back between two fetches of the client."""
+    offsets = [record.offset() for record in records]
+    if offsets == sorted(offsets):  # in C; what follows is for one batch in the life of a log
+        yield records
+        return
+    begin = 0
+    for place in range(1, len(offsets)):
+        if offsets[place] <= offsets[place - 1]:
+            yield records[begin:place]
+            begin = place
+    yield records[begin:]
 
 
 def _by_lane(numbers: Sequence[int], block: Block) -> dict[int, list[int]]:

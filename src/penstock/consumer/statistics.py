@@ -44,8 +44,13 @@ class PartitionStatistics:
 class ConsumerStatistics:
     """A consumer at one moment. Counts are since its start.
 
+    While no partition is taken away, `received = restored + handled + filtered + dropped + dead_letters + retry_topic +
+    in_flight`, save for what moves at that moment: a message is done before it is counted as such. What was in flight
+    of a partition that was taken away is received by its next owner.
+
     Attributes:
         received: messages taken in.
+        restored: those of them that a former owner had done, so that they were skipped.
         handled: messages whose handler returned.
         failed: calls of a handler that raised.
         retried: calls of a handler that were not the first for their message.
@@ -73,6 +78,7 @@ class ConsumerStatistics:
     """
 
     received: int
+    restored: int
     handled: int
     failed: int
     retried: int
@@ -145,6 +151,7 @@ def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> 
     scheduler = engine.scheduler
     return ConsumerStatistics(
         received=engine.router.received,
+        restored=engine.router.restored,
         handled=sum(station.handled for station in stations),
         failed=sum(station.failed for station in stations),
         retried=sum(station.retried for station in stations),
