@@ -78,29 +78,28 @@ def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> None:
     """Freeze the broker while a member waits for its handlers to give partitions away; let it go on after that."""
     (first,) = group.start_all(1, **options)
     for partition in range(group.partitions):
-        group.feed([(f"slow{partition}", 4.0)] * 2, partition=partition)
+        # Out of step, so that at any moment most have a while to go.
+        group.feed([(f"slow{partition}", seconds) for seconds in (1.0 * partition, 4.0, 4.0, 4.0)], partition=partition)
         group.feed([(f"quick{partition}-{number}", 0.01) for number in range(50)], partition=partition)
     second = group.start(**options)
-    # The broker wants some of the first's partitions for the second, and the first has not given them yet.
-    wait_until(group.partitions_wanted_back, timeout=60)
+    wait_until(lambda: first.look is not None and first.look.revoking, timeout=60)
+    running = {(one.partition, one.offset) for one in first.running_calls}
     group.broker.suspend()
-    look = first.look
-    assert look is not None
-    assert (look.revoked, look.lost) == (0, 0)
-    assert first.running_calls
-    running = {one.offset for one in first.running_calls}
-    wait_until(lambda: not running & {one.offset for one in first.running_calls})
+    frozen = time.monotonic()
+    assert running
+    wait_until(lambda: not running & {(one.partition, one.offset) for one in first.running_calls})
     # Past the session's end.
     time.sleep(7)
-    look = first.look
-    assert look is not None
-    assert look.revoked == 0
+    thawed = time.monotonic()
+    # The fault: the handlers have ended, and the revocation's commit had no answer.
+    during = [look for look in first.looks if frozen < look.time < thawed]
+    assert during[0].revoking
+    assert during[-1].revoking or during[-1].failed_commits > 0, first.log_end()
     group.broker.resume()
     group.wait_shared([first, second], timeout=120)
     group.wait_settled(120)
-    look = first.look
-    assert look is not None
-    assert look.revoked + look.lost > 0
+    assert first.look is not None
+    assert first.look.revoked + first.look.lost > 0
     for one in (first, second):
         one.terminate()
 

@@ -74,7 +74,7 @@ class MemberOptions:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a member wrote down of itself at one moment: what it owned, and counts since it started."""
+    """What a member wrote down of itself at one moment: what it owned, whether it was revoking, and its counts."""
 
     time: float
     owned: tuple[int, ...]
@@ -84,6 +84,7 @@ class Look:
     received: int
     commits: int
     failed_commits: int
+    revoking: bool
 
 
 class Member:

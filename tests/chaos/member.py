@@ -14,7 +14,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 
 from penstock.app import App
 from penstock.message import Message
@@ -53,6 +55,15 @@ def take_a_while(message: Message) -> None:
 running = app.start()
 
 
+def poll_thread_stack() -> set[str]:
+    """Return the names of the functions that the poll thread is in: the one way to see it inside a callback."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock-poll-"):
+            frames = traceback.walk_stack(sys._current_frames().get(thread.ident or 0))
+            return {frame.f_code.co_name for frame, _ in frames}
+    return set()
+
+
 def look() -> None:
     """Write down what this member owns and what has happened to it."""
     now = running.statistics()
@@ -64,6 +75,7 @@ def look() -> None:
         "received": now.received,
         "commits": now.commits,
         "failed_commits": now.failed_commits,
+        "revoking": "on_revoke" in poll_thread_stack(),
     }
     write_down("look", time.monotonic(), counts)
 
