@@ -1,12 +1,18 @@
 """How fast penstock consumes, beside what the ground allows, measured in the same run.
 
-usage: python benchmarks/consume.py [--rounds N] [--only W0,W1,W2,W3]
+usage: python benchmarks/consume.py [--rounds N] [--only W0,W1,A1,W2,A2,P2,W3,poison,tracker,memory]
 
 W0  empty handler, 1,000,000 messages of 100 B, 10,000 keys, 8 partitions, 8 workers; beside two bare `consume` loops:
     one with the client's own defaults, one with the fetch settings that penstock chooses
 W1  10 ms handler, 60,000 messages, 64 workers; beside 64 bare threads that only sleep
+A1  10 ms `async def` handler, 300,000 messages, 1,000 at once; beside 1,000 bare asyncio tasks that only sleep
 W2  1 ms handler, 300,000 messages, 64 workers; beside 64 bare threads
+A2  the same with `async def` handlers, 64 at once; beside 64 bare asyncio tasks
+P2  the same in two processes of one group, 32 workers each: `penstock run --processes 2`; beside 64 bare threads
 W3  5 ms handler, 60,000 messages of which 2 % have one key, 64 workers; beside the ideal, 1,200 x 5 ms
+poison   W1 with 1 ms where one key of 10,000 fails for ever; beside the run without it
+tracker  1,000,000 offsets in runs of 500, registered, then completed at random by 20 threads
+memory   1,000,000 messages of 1 KB behind: resident memory while they are consumed
 
 The rounds alternate between penstock and the ground, so that a machine that slows down slows both.
 """
@@ -14,22 +20,30 @@ The rounds alternate between penstock and the ground, so that a machine that slo
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import os
+import random
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import tenacity
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
+from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.message import Message
+from penstock.offsets import Tracker
 
 KEYS = 10_000
 PARTITIONS = 8
@@ -45,13 +59,20 @@ class Work:
     workers: int
     handler_s: float
     hot_every: int = 0
+    mode: str = "threads"
+    size: int = SIZE
 
 
 WORKS = {
     "W0": Work("W0", 1_000_000, 8, 0.0),
     "W1": Work("W1", 60_000, 64, 0.010),
+    "A1": Work("A1", 300_000, 1000, 0.010, mode="tasks"),
     "W2": Work("W2", 300_000, 64, 0.001),
+    "A2": Work("A2", 300_000, 64, 0.001, mode="tasks"),
+    "P2": Work("P2", 300_000, 64, 0.001, mode="processes"),
     "W3": Work("W3", 60_000, 64, 0.005, hot_every=50),
+    "poison": Work("poison", 300_000, 64, 0.001),
+    "memory": Work("memory", 1_000_000, 8, 0.0, size=1024),
 }
 
 
@@ -63,7 +84,7 @@ def produce(bootstrap: str, work: Work) -> str:
     producer = Producer(
         {"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "enable.idempotence": True}
     )
-    value = os.urandom(SIZE)
+    value = os.urandom(work.size)
     for number in range(work.count):
         key = b"hot" if work.hot_every and number % work.hot_every == 0 else b"k%d" % (number % KEYS)
         while True:
@@ -118,6 +139,23 @@ def bare_threads(work: Work) -> float:
     return work.count / (time.perf_counter() - begun)
 
 
+def bare_tasks(work: Work) -> float:
+    """Return handler calls/s of bare asyncio tasks that share a counter and only sleep."""
+
+    async def main() -> float:
+        left = iter(range(work.count))
+
+        async def run() -> None:
+            while next(left, None) is not None:
+                await asyncio.sleep(work.handler_s)
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(run() for _ in range(work.workers)))
+        return work.count / (time.perf_counter() - begun)
+
+    return asyncio.run(main())
+
+
 class Clock:
     """Sees the first and the last call of a handler. Counting is atomic in C: `next` on an iterator."""
 
@@ -152,11 +190,18 @@ def penstock_rate(bootstrap: str, topic: str, work: Work) -> float:
         sleep(seconds)
         tick()
 
+    async def waiting(_message: Message) -> None:
+        if not begun:
+            begun.append(time.perf_counter())
+        await asyncio.sleep(seconds)
+        tick()
+
+    tasks = work.mode == "tasks"
     consumer = LitePushConsumer(
         f"bench-{uuid.uuid4().hex}",
-        {topic: handler(sleeping if seconds else empty)},
+        {topic: handler(waiting if tasks else sleeping if seconds else empty)},
         bootstrap_servers=bootstrap,
-        settings=ConsumerSettings(workers=work.workers),
+        settings=ConsumerSettings(max_concurrency=work.workers) if tasks else ConsumerSettings(workers=work.workers),
     )
     with consumer:
         if not clock.done.wait(600):
@@ -165,6 +210,125 @@ def penstock_rate(bootstrap: str, topic: str, work: Work) -> float:
     if handled != work.count:
         sys.exit(f"{work.name}: {handled} handled of {work.count}")
     return work.count / (clock.ended - (begun[0] if begun else clock.begun))
+
+
+def processes_rate(bootstrap: str, topic: str, work: Work) -> float:
+    """Return messages/s of two processes of one group, from the first handler call in either to the last."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = {
+            "BENCH_BROKERS": bootstrap,
+            "BENCH_TOPIC": topic,
+            "BENCH_GROUP": f"bench-{uuid.uuid4().hex}",
+            "BENCH_WORKERS": str(work.workers // 2),
+            "BENCH_SECONDS": str(work.handler_s),
+            "BENCH_FOLDER": folder,
+        }
+        command = [sys.executable, "-m", "penstock", "run", "process_app:app", "--processes", "2"]
+        with subprocess.Popen(  # noqa: S603 - this Python
+            command, cwd=Path(__file__).parent, env={**os.environ, **told}, stdout=subprocess.DEVNULL
+        ) as process:
+            deadline = time.monotonic() + 600
+            while sum((counts := reports(folder)).values()) < work.count:
+                if time.monotonic() > deadline or process.poll() is not None:
+                    sys.exit(f"{work.name} did not end: {counts}")
+                time.sleep(0.05)
+            process.terminate()
+        found = [json.loads(path.read_text()) for path in Path(folder).iterdir() if path.suffix == ".json"]
+    return work.count / (max(one["ended"] for one in found) - min(one["begun"] for one in found))
+
+
+def reports(folder: str) -> dict[str, int]:
+    """Return how many messages each process has handled, by what it wrote down last."""
+    return {path.name: json.loads(path.read_text())["count"] for path in Path(folder).glob("*.json")}
+
+
+def poison_rate(bootstrap: str, topic: str, work: Work, *, poisoned: bool) -> float:
+    """Return healthy messages/s where the messages of one key fail for ever, or where they do not."""
+    healthy = work.count - work.count // KEYS
+    clock = Clock(healthy)
+    sleep, seconds = time.sleep, work.handler_s
+    begun: list[float] = []
+
+    def sleeping(message: Message) -> None:
+        if not begun:
+            begun.append(time.perf_counter())
+        sleep(seconds)
+        if message.key == b"k7":
+            if poisoned:
+                raise ValueError
+        else:
+            clock.tick()
+
+    policy = retry(stop=tenacity.stop_never, wait=tenacity.wait_fixed(0.1))
+    consumer = LitePushConsumer(
+        f"bench-{uuid.uuid4().hex}",
+        {topic: handler(sleeping, retry_policy=policy)},
+        bootstrap_servers=bootstrap,
+        settings=ConsumerSettings(workers=work.workers, stop_timeout=0.0),
+    )
+    with consumer:
+        if not clock.done.wait(600):
+            sys.exit(f"{work.name} did not end: {consumer.statistics()}")
+        if poisoned and not consumer.statistics().failed:
+            sys.exit("the poison did no harm: nothing was measured")
+    return healthy / (clock.ended - begun[0])
+
+
+def tracker_rate(offsets: int = 1_000_000, run: int = 500, threads: int = 20) -> float:
+    """Return offsets/s of the tracker alone: registered in runs, completed at random by many threads."""
+    tracker = Tracker(0)
+    begun = time.perf_counter()
+    work = [(tracker.register(range(base, base + run)), range(run)) for base in range(0, offsets, run)]
+    random.Random(7).shuffle(work)  # noqa: S311 - a seed, not a secret
+
+    def complete(part: int) -> None:
+        for block, indexes in work[part::threads]:
+            tracker.complete(block, indexes)
+
+    workers = [threading.Thread(target=complete, args=(part,)) for part in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if tracker.watermark != offsets:
+        sys.exit(f"the tracker stands at {tracker.watermark}")
+    return offsets / (time.perf_counter() - begun)
+
+
+def resident_mib() -> float:
+    """Return this process's resident memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
+
+
+def memory(bootstrap: str, work: Work) -> None:
+    """Consume a long backlog and print the resident memory at each fifth of it."""
+    topic = produce(bootstrap, work)
+    before, seen = resident_mib(), []
+    lock, count = threading.Lock(), 0
+
+    def count_one(_message: Message) -> None:
+        nonlocal count
+        with lock:
+            count += 1
+            if count % (work.count // 10) == 0:
+                seen.append(resident_mib())
+
+    with LitePushConsumer(
+        f"bench-{uuid.uuid4().hex}",
+        {topic: handler(count_one)},
+        bootstrap_servers=bootstrap,
+        settings=ConsumerSettings(workers=work.workers),
+    ):
+        deadline = time.monotonic() + 600
+        while count < work.count:
+            if time.monotonic() > deadline:
+                sys.exit(f"memory: {count} of {work.count}")
+            time.sleep(0.05)
+    print(
+        f"memory  {work.count:,} messages of {work.size} B behind; resident MiB before {before:.0f}, then at each tenth:"
+    )
+    print("    " + " ".join(f"{one:.0f}" for one in seen))
 
 
 def spread(values: list[float], form: str = "{:,.0f}") -> str:
@@ -180,9 +344,22 @@ def grounds(bootstrap: str, topic: str, work: Work) -> dict[str, Callable[[], fl
             "bare loop, defaults": lambda: raw_consume(bootstrap, topic, work.count, tuned=False),
             "bare loop, same settings": lambda: raw_consume(bootstrap, topic, work.count, tuned=True),
         }
+    if work.mode == "tasks":
+        return {f"{work.workers} bare asyncio tasks": lambda: bare_tasks(work)}
+    if work.name == "poison":
+        return {"without poison": lambda: poison_rate(bootstrap, topic, work, poisoned=False)}
     if work.hot_every:
         return {"ideal": lambda: work.hot_every / work.handler_s}
     return {f"{work.workers} bare threads": lambda: bare_threads(work)}
+
+
+def measure_penstock(bootstrap: str, topic: str, work: Work) -> float:
+    """Return messages/s of penstock in the workload's way."""
+    if work.mode == "processes":
+        return processes_rate(bootstrap, topic, work)
+    if work.name == "poison":
+        return poison_rate(bootstrap, topic, work, poisoned=True)
+    return penstock_rate(bootstrap, topic, work)
 
 
 def compare(bootstrap: str, work: Work, rounds: int) -> None:
@@ -194,8 +371,8 @@ def compare(bootstrap: str, work: Work, rounds: int) -> None:
     for _ in range(rounds):
         for name, measure in held_against.items():
             found[name].append(measure())
-        mine.append(penstock_rate(bootstrap, topic, work))
-    print(f"{work.name}  {work.count:,} messages, {work.workers} workers, {work.handler_s * 1000:g} ms handler")
+        mine.append(measure_penstock(bootstrap, topic, work))
+    print(f"{work.name}  {work.count:,} messages, {work.workers} {work.mode}, {work.handler_s * 1000:g} ms handler")
     print(f"    {'penstock':26} {spread(mine)} msg/s")
     for name, rates in found.items():
         print(f"    {name:26} {spread(rates)} msg/s")
@@ -207,12 +384,21 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each workload (default 3)")
-    parser.add_argument("--only", default="W0,W1", help="workloads, with commas between (default W0,W1)")
+    parser.add_argument(
+        "--only", default="W0,W1,A1,W2,A2,P2,W3,poison,tracker,memory", help="workloads, with commas between"
+    )
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}; min / median / max of {options.rounds} rounds")
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
     with DevBroker() as broker:
-        for name in options.only.split(","):
-            compare(broker.bootstrap_servers, WORKS[name.strip()], options.rounds)
+        for name in map(str.strip, options.only.split(",")):
+            if name == "tracker":
+                print(f"tracker  {spread([tracker_rate() for _ in range(options.rounds)])} offsets/s")
+            elif name == "memory":
+                memory(broker.bootstrap_servers, WORKS[name])
+            else:
+                compare(broker.bootstrap_servers, WORKS[name], options.rounds)
+    print(f"load average after: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Engine:
             fail=self.fail,
         )
         self.routes = self._make_routes(middlewares)
-        self.router = Router(self.assignments, self.scheduler, self._ready, self.look_again)
+        self.router = Router(self.assignments, self.scheduler, self._ready, self.look_again, self.routes)
         self.intake = Intake(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
