@@ -146,7 +146,7 @@ def bare_tasks(work: Work) -> float:
         left = iter(range(work.count))
 
         async def run() -> None:
-            while next(left, None) is not None:
+            for _ in left:
                 await asyncio.sleep(work.handler_s)
 
         begun = time.perf_counter()
@@ -325,9 +325,7 @@ def memory(bootstrap: str, work: Work) -> None:
             if time.monotonic() > deadline:
                 sys.exit(f"memory: {count} of {work.count}")
             time.sleep(0.05)
-    print(
-        f"memory  {work.count:,} messages of {work.size} B behind; resident MiB before {before:.0f}, then at each tenth:"
-    )
+    print(f"memory  {work.count:,} messages of {work.size} B behind; resident MiB before {before:.0f}, at each tenth:")
     print("    " + " ".join(f"{one:.0f}" for one in seen))
 
 

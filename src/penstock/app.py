@@ -51,6 +51,9 @@ Lifespan = Callable[[], Generator[None, Any, Any]] | Callable[[], AsyncGenerator
 LifespanT = TypeVar("LifespanT", bound=Lifespan)
 SinkFunction = Callable[["DataFrame", int], None]
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Seconds within which two signals count as one.
+_SAME_SIGNAL_S = 0.5
 #: Seconds between two looks at a running app, so that the main thread hears signals.
 _LOOK_S = 0.2
 
@@ -378,17 +381,23 @@ class App:
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError("App.run() hears signals, so it needs the main thread; use App.start() elsewhere")
-        running = self.start()
-        former = {one: signal.signal(one, running.on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
+        # Before the start, which may take seconds: a signal meanwhile must not end the process without a word.
+        early: list[int] = []
+        former = {one: signal.signal(one, lambda number, _: early.append(number)) for one in _STOP_SIGNALS}
         try:
-            while not running.wait(_LOOK_S):
-                pass
-        finally:
+            running = self.start()
             try:
-                running.stop()
+                for one in _STOP_SIGNALS:
+                    signal.signal(one, running.on_signal)
+                if early:
+                    running.on_signal(early[0], None)
+                while not running.wait(_LOOK_S):
+                    pass
             finally:
-                for one, what in former.items():
-                    signal.signal(one, what)
+                running.stop()
+        finally:
+            for one, what in former.items():
+                signal.signal(one, what)
 
 
 class RunningApp:
@@ -402,6 +411,7 @@ class RunningApp:
         self._lifespans = list(lifespans)
         self._entered = ExitStack()
         self._signals = 0
+        self._signalled = float("-inf")
         self._stop_asked = threading.Event()
         #: Spark's queries of the app's sinks.
         self.queries: list[StreamingQuery] = []
@@ -497,6 +507,11 @@ class RunningApp:
 
     def on_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Stop with a drain at the first signal, at once at the second."""
+        # A terminal and a supervisor may both send one for the same wish.
+        now = time.monotonic()
+        if now - self._signalled < _SAME_SIGNAL_S:
+            return
+        self._signalled = now
         self._signals += 1
         self._stop_asked.set()
         if self._consumer is not None:

@@ -128,7 +128,7 @@ class LanesMachine(RuleBasedStateMachine):
     @invariant()
     def every_lane_with_work_is_claimed_once(self) -> None:
         for lane in self.scheduler.lanes:
-            assert lane.claim.locked() or not lane.has_work()
+            assert lane.claim.locked() or not (lane.runs or lane.due)
         claimed = sum(lane.claim.locked() for lane in self.scheduler.lanes)
         assert claimed == len(self.held) + sum(self.tokens.values())
         assert self.scheduler.idle == (claimed == 0)

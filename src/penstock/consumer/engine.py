@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.telemetry import ConsumerTelemetry
 
 #: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
-_LANES_PER_TASK = 8
+_LANES_PER_TASK = 4
 
 
 class Engine:
@@ -74,7 +74,7 @@ class Engine:
         self.scheduler: Scheduler[Fetch, Record] = Scheduler(
             self._lane_count(),
             slots=self.task_slot + 1 if self.has_tasks else thread_slots,
-            slot_of=self._slot_of if self.has_tasks or settings.pinned else None,
+            slot_of=self._slot_of if self.has_threads and (self.has_tasks or settings.pinned) else None,
         )
         self.telemetry = self._telemetry()
         self.assignments = Assignments()
@@ -142,7 +142,7 @@ class Engine:
         if self.has_tasks:
             head = lane.parked.get(lane.due[0]) if lane.due else None
             fetch = head.waiting[0][0] if head is not None else lane.runs[0].owner if lane.runs else None
-            if not self.has_threads or (fetch is not None and fetch.assignment.route.kind is Kind.TASK):
+            if fetch is not None and fetch.assignment.route.kind is Kind.TASK:
                 return self.task_slot
         return lane.number if self.settings.pinned else 0
 

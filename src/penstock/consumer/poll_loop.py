@@ -186,7 +186,8 @@ class PollLoop:
             polled(topic, counts, seconds)
 
     def _fetch_error(self, error: KafkaError) -> None:
-        if error.fatal():
+        # A fenced static member hears of it in a message whose error is not marked fatal.
+        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - as above
             raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; start the consumer again")
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - as above
             raise PenstockError(

@@ -74,6 +74,8 @@ class Rebalance:
         for one in committed:
             self._assignments.put(self._make(one))
         consumer.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
+        # In the client a pause outlives the assignment; a new one begins unpaused, here as there.
+        consumer.resume([TopicPartition(one.topic, one.partition) for one in committed])
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 

@@ -7,13 +7,11 @@ partition to the tracker, one a lane to the scheduler, and a handful of calls in
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
-from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, Assignments, ConsumerLane, Fetch
+from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
 from penstock.message import Record
-from penstock.offsets import Block
 from penstock.routing import Run, Scheduler
 
 _log = logging.getLogger(__name__)
@@ -90,9 +88,21 @@ class Router:
         numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
-        for number, indexes in _by_lane(numbers, block).items():
+        runs: dict[int, ConsumerRun] = {}
+        # Without those that a former owner had done.
+        todo = None if block.left == len(numbers) else block.done
+        for index, number in enumerate(numbers):
+            if todo is not None and todo[index]:
+                continue
+            run = runs.get(number)
+            if run is None:
+                runs[number] = Run(fetch, self._arrival, [records[index]], [index])
+            else:
+                run.records.append(records[index])
+                run.indexes.append(index)
+        for number, run in runs.items():
             lane = lanes[number]
-            lane.append(Run(fetch, self._arrival, [records[index] for index in indexes], indexes))
+            lane.append(run)
             touched[number] = lane
 
     def _begin_again(self, former: Assignment, offset: int) -> Assignment:
@@ -122,19 +132,6 @@ def _rising(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
             yield records[begin:place]
             begin = place
     yield records[begin:]
-
-
-def _by_lane(numbers: Sequence[int], block: Block) -> dict[int, list[int]]:
-    """Return the places of a fetch that each lane gets, without those a former owner had done."""
-    runs: defaultdict[int, list[int]] = defaultdict(list)
-    if block.left == len(numbers):
-        for index, number in enumerate(numbers):
-            runs[number].append(index)
-    else:
-        for index, number in enumerate(numbers):
-            if not block.done[index]:
-                runs[number].append(index)
-    return runs
 
 
 __all__ = ["Router"]

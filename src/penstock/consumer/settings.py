@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -116,10 +117,16 @@ class ConsumerSettings:
         protocol = {}
         if self.config.get("group.protocol", "classic") == "classic":
             protocol["partition.assignment.strategy"] = _COOPERATIVE
+        own = {}
+        process = os.environ.get("PENSTOCK_PROCESS")
+        if process and "group.instance.id" in self.config:
+            # Members of `penstock run --processes` share one configuration; with one id they would fence each other.
+            own["group.instance.id"] = f"{self.config['group.instance.id']}-{process}"
         return {
             **_DEFAULTS,
             **protocol,
             **self.config,
+            **own,
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,

@@ -67,14 +67,17 @@ class Station:
         "name",
         "record",
         "retried",
+        "slices",
         "started",
         "task",
         "thread_id",
     )
 
-    def __init__(self, kind: Kind, name: str) -> None:
+    def __init__(self, kind: Kind, name: str, slices: int = 1) -> None:
         self.kind = kind
         self.name = name
+        #: Time slices that a visit here has.
+        self.slices = slices
         #: What the message in the handler belongs to, or None between lanes.
         self.fetch: Fetch | None = None
         #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
@@ -186,7 +189,7 @@ class Desk:
 
     def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Serve a lane until it is empty, its work is of another kind, or the time slice is over."""
-        deadline = self._now() + self._run_seconds
+        deadline = self._now() + self._run_seconds * station.slices
         while lane.due:
             key = lane.due[0]
             parked = lane.parked.get(key)

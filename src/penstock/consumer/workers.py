@@ -31,6 +31,8 @@ from penstock.routing import Scheduler
 _QUICK_S = 50e-6
 #: Seconds in one message while lanes wait after which a thread counts as stuck.
 _STUCK_S = 0.001
+#: Seconds between two looks at a thread that ends.
+_LOOK_S = 0.05
 #: The weight of the last visit in the average.
 _LAST = 0.2
 
@@ -234,15 +236,19 @@ class WorkerPool:
             worker.tokens.put(_WAKE)
 
     def stop(self, timeout: float) -> list[Worker]:
-        """End the threads that are between messages; return those still in a handler after `timeout` seconds."""
+        """End the threads; return those still in a handler after `timeout` seconds."""
         workers = self.workers
         for worker in workers:
             worker.retired = True
             worker.tokens.put(_END)
         deadline = time.monotonic() + timeout
         for worker in workers:
-            if worker.thread.ident is not None:
-                worker.thread.join(max(0.0, deadline - time.monotonic()))
+            while worker.thread.is_alive():
+                left = deadline - time.monotonic()
+                # One that is not in a handler ends at once, when it is its turn.
+                if left <= 0 and worker.station.record is not None:
+                    break
+                worker.thread.join(max(_LOOK_S, left))
         return [worker for worker in workers if worker.thread.is_alive()]
 
 

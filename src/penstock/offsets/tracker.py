@@ -18,6 +18,8 @@ from sortedcontainers import SortedDict
 from penstock.offsets.metadata import OffsetMap, encode
 
 _DONE = b"\x01"
+#: Completions that may stand on the queue before one who completes works it off.
+_MAX_TOLD = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class CommitPoint:
 class Block:
     """The offsets of one fetch of one partition. Made by `Tracker.register`, changed only by its tracker."""
 
-    __slots__ = ("bytes_left", "done", "left", "offsets", "size_bytes")
+    __slots__ = ("done", "left", "offsets", "size_bytes")
 
     def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
@@ -46,18 +48,16 @@ class Block:
         self.done = bytearray(len(offsets))
         #: How many are not done.
         self.left = len(offsets)
-        #: Bytes of all messages, and of those not done: their share, for the messages are not weighed one by one.
+        #: Bytes of all messages; those not done count with their share, for the messages are not weighed one by one.
         self.size_bytes = size_bytes
-        self.bytes_left = size_bytes
 
 
 class Tracker:
     """The offsets in flight of one assignment.
 
     Thread-safe: one thread registers, any thread completes and reads. `complete` never waits: what it is told goes on a
-    queue, and whoever gets the lock works the queue off, for itself and for those who did not get it. So a thread that
-    is interrupted while it holds the lock stops nobody, and every reader works the queue off before it reads. Nothing
-    is called out to while the lock is held.
+    queue, which every reader works off, under the lock, before it reads. So a thread that is interrupted in here stops
+    no one who completes. Nothing is called out to while the lock is held.
 
     Args:
         start: the offset at which reading starts: the watermark while nothing was registered.
@@ -71,7 +71,6 @@ class Tracker:
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
         self._in_flight = 0
-        self._bytes = 0
         self._parked = 0
         self._parked_bytes = 0
 
@@ -96,13 +95,11 @@ class Tracker:
         restored = self._restored
         if restored is not None:
             self._apply(restored, block)
-        block.bytes_left = size_bytes * block.left // len(offsets)
         with self._lock:
             self._position = max(offsets[-1] + 1, position or 0)
             if block.left:
                 self._blocks[offsets[0]] = block
                 self._in_flight += block.left
-                self._bytes += block.bytes_left
         return block
 
     def _apply(self, restored: OffsetMap, block: Block) -> None:
@@ -122,9 +119,8 @@ class Tracker:
             block: the block as `register` returned it.
             indexes: places in the block, each completed once; a `range` is the fastest.
 
-        Raises:
-            ValueError: one of them was done already: a message was handled twice, and the counts would lie. When
-                several threads complete at once, any of them may be the one to hear of it.
+        A place that was done already is told by the next read, as `ValueError`: a message was handled twice, and the
+        counts would lie.
         """
         self._tell((block, indexes))
 
@@ -133,8 +129,10 @@ class Tracker:
         self._tell((None, (count, size_bytes)))
 
     def _tell(self, what: tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]) -> None:
-        self._told.append(what)
-        if self._lock.acquire(blocking=False):
+        told = self._told
+        told.append(what)
+        # Readers do it as a rule; this bounds the queue should nobody read.
+        if len(told) > _MAX_TOLD and self._lock.acquire(blocking=False):
             try:
                 self._work_off()
             finally:
@@ -153,19 +151,17 @@ class Tracker:
 
     def _mark(self, block: Block, indexes: Sequence[int]) -> None:
         done = block.done
-        before = block.left
         if isinstance(indexes, range) and indexes.step == 1:
-            block.left -= done.count(0, indexes.start, indexes.stop)
+            changed = done.count(0, indexes.start, indexes.stop)
             done[indexes.start : indexes.stop] = _DONE * len(indexes)
         else:
-            block.left -= len(indexes) - sum(map(done.__getitem__, indexes))
+            changed = 0
             for index in indexes:
-                done[index] = 1
-        changed = before - block.left
+                if not done[index]:
+                    done[index] = 1
+                    changed += 1
+        block.left -= changed
         self._in_flight -= changed
-        bytes_left = block.size_bytes * block.left // len(done)
-        self._bytes -= block.bytes_left - bytes_left
-        block.bytes_left = bytes_left
         if not block.left and changed:
             del self._blocks[block.offsets[0]]
         if changed != len(indexes):
@@ -202,7 +198,7 @@ class Tracker:
         """Bytes of the messages that are not done; each weighs as the mean of those it was fetched with."""
         with self._lock:
             self._work_off()
-            return self._bytes
+            return sum(block.size_bytes * block.left // len(block.done) for block in self._blocks.values())
 
     @property
     def watermark(self) -> int:

@@ -91,10 +91,6 @@ class Lane(Generic[OwnerT, RecordT]):
         #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
         self.claim = threading.Lock()
 
-    def has_work(self) -> bool:
-        """Whether a worker that took the lane now would find something to look at."""
-        return bool(self.due or self.runs)
-
     def append(self, run: Run[OwnerT, RecordT]) -> None:
         """Put a run at the end. By the router, which tells the scheduler afterwards."""
         self.runs.append(run)
