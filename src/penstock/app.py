@@ -52,8 +52,8 @@ LifespanT = TypeVar("LifespanT", bound=Lifespan)
 SinkFunction = Callable[["DataFrame", int], None]
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Seconds within which two signals count as one.
-_SAME_SIGNAL_S = 0.5
+#: Seconds within which a signal that comes twice counts once.
+_SAME_SIGNAL_S = 0.25
 #: Seconds between two looks at a running app, so that the main thread hears signals.
 _LOOK_S = 0.2
 
@@ -411,7 +411,7 @@ class RunningApp:
         self._lifespans = list(lifespans)
         self._entered = ExitStack()
         self._signals = 0
-        self._signalled = float("-inf")
+        self._signalled = (0, 0.0)
         self._stop_asked = threading.Event()
         #: Spark's queries of the app's sinks.
         self.queries: list[StreamingQuery] = []
@@ -505,13 +505,13 @@ class RunningApp:
             raise ConfigurationError(f"topic {topic} has no handler in this app; it has sinks only")
         self._consumer.change_handler(topic, rate=rate, key_rate=key_rate, retry=retry)
 
-    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Stop with a drain at the first signal, at once at the second."""
         # A terminal and a supervisor may both send one for the same wish.
-        now = time.monotonic()
-        if now - self._signalled < _SAME_SIGNAL_S:
+        now, (former, then) = time.monotonic(), self._signalled
+        if number == former and now - then < _SAME_SIGNAL_S:
             return
-        self._signalled = now
+        self._signalled = (number, now)
         self._signals += 1
         self._stop_asked.set()
         if self._consumer is not None:
