@@ -66,9 +66,9 @@ class Router:
                 self.stale += len(records)
                 continue
             self.received += len(records)
-            for rising in _rising(records):
+            for rising, offsets in _rising(records):
                 self._arrival += 1
-                self._put(self._assignments.get(topic, partition) or assignment, rising, touched)
+                self._put(self._assignments.get(topic, partition) or assignment, rising, offsets, touched)
         # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
 
@@ -78,8 +78,13 @@ class Router:
             return [record.partition() for record in batch]
         return [(record.topic(), record.partition()) for record in batch]
 
-    def _put(self, assignment: Assignment, records: Sequence[Record], touched: dict[int, ConsumerLane]) -> None:
-        offsets = [record.offset() for record in records]
+    def _put(
+        self,
+        assignment: Assignment,
+        records: Sequence[Record],
+        offsets: Sequence[int],
+        touched: dict[int, ConsumerLane],
+    ) -> None:
         if offsets[0] < assignment.tracker.position:
             assignment = self._begin_again(assignment, offsets[0])
         size_bytes = sum(map(len, records)) + OVERHEAD_BYTES * len(records)
@@ -120,18 +125,18 @@ class Router:
         return assignment
 
 
-def _rising(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Yield stretches whose offsets rise: one, save where the log went back between two fetches of the client."""
+def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:
+    """Yield stretches whose offsets rise, with these: one, save where the log went back between two fetches of the client."""
     offsets = [record.offset() for record in records]
     if offsets == sorted(offsets):  # in C; what follows is for one batch in the life of a log
-        yield records
+        yield records, offsets
         return
     begin = 0
     for place in range(1, len(offsets)):
         if offsets[place] <= offsets[place - 1]:
-            yield records[begin:place]
+            yield records[begin:place], offsets[begin:place]
             begin = place
-    yield records[begin:]
+    yield records[begin:], offsets[begin:]
 
 
 __all__ = ["Router"]
