@@ -502,9 +502,18 @@ class Desk:
         lane.parked[key].waiting.append(item)
         item[0].assignment.tracker.park(1, _weight(item[2]))
 
+    @staticmethod
+    def _settled(item: Item) -> None:
+        """Complete the head of a parked key; it is parked no more, though its lane is looked at only later."""
+        fetch, index, record = item
+        fetch.assignment.tracker.complete(fetch.block, (index,))
+        # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
+        fetch.assignment.tracker.park(-1, -_weight(record))
+
     def _next_head(self, parked: ConsumerParked, station: Station) -> None:
         fetch, _, record = parked.waiting[0]
-        fetch.assignment.tracker.park(-1, -_weight(record))
+        if parked.settled is None:
+            fetch.assignment.tracker.park(-1, -_weight(record))
         parked.next_head()
         station.record = None
 
@@ -527,7 +536,7 @@ class Desk:
         station: Station,
     ) -> None:
         """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
-        fetch, index, _ = parked.waiting[0]
+        item = fetch, _, _ = parked.waiting[0]
         if not completion._take():  # noqa: SLF001 - the engine's half of the class
             twice = PenstockError(
                 "the DeferredCompletion that the handler returned belongs to another message; make one for each"
@@ -539,7 +548,7 @@ class Desk:
 
         def settle(error: BaseException | None) -> None:
             if error is None:
-                fetch.assignment.tracker.complete(fetch.block, (index,))
+                self._settled(item)
             # Before the key is woken: the holder looks at it only then.
             parked.settled = _HANDLED if error is None else error
             self.wake_key(lane, key)
@@ -597,7 +606,7 @@ class Desk:
                 parked.attempts,
                 type(error).__name__,
             )
-            assignment.tracker.complete(fetch.block, (index,))
+            self._settled(parked.waiting[0])
             station.dropped += 1
             parked.settled = DONE
             lane.due.append(key)
@@ -613,7 +622,7 @@ class Desk:
         """Hand an exhausted message to the outbox; its key waits until the broker has it."""
 
         def durable() -> None:
-            outgoing.fetch.assignment.tracker.complete(outgoing.fetch.block, (outgoing.index,))
+            self._settled((outgoing.fetch, outgoing.index, outgoing.record))
             parked.settled = DONE
             self.wake_key(lane, key)
 
