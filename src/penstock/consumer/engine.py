@@ -113,6 +113,7 @@ class Engine:
             busy=self._busy,
             let_go=self.look_again,
             make=self._assignment,
+            welcome=self.intake.welcome,
             revoke_timeout=settings.revoke_timeout,
         )
         self.watchdog = Watchdog(settings.stall_after, self._all_stations, self._behind)

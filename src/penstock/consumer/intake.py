@@ -116,6 +116,12 @@ class Intake:
         self.room = min(self.room, room)
         return BYTES if self._bytes_full else None
 
+    def welcome(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
+        """Take new assignments in: paused where the bytes are full, or each would bring a fetch beyond them (I5)."""
+        if self._bytes_full:
+            for assignment in assignments:
+                self.pause(consumer, assignment, BYTES)
+
     def pause(self, consumer: ConsumerClient, assignment: Assignment, reason: str) -> None:
         """Pause one partition for a named reason."""
         try:

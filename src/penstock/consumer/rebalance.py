@@ -35,6 +35,7 @@ class Rebalance:
         busy: returns the names of what still handles messages of these assignments.
         let_go: called with nothing once assignments are inactive: what waited for them goes on.
         make: makes an assignment of topic, partition, start offset and commit metadata.
+        welcome: called with the client and new assignments once they are the client's.
         revoke_timeout: the budget of a revocation, in seconds.
     """
 
@@ -47,6 +48,7 @@ class Rebalance:
         busy: Callable[[Sequence[Assignment]], Sequence[str]],
         let_go: Callable[[], None],
         make: Callable[[TopicPartition], Assignment],
+        welcome: Callable[[ConsumerClient, Sequence[Assignment]], None],
         revoke_timeout: float,
     ) -> None:
         self._assignments = assignments
@@ -55,6 +57,7 @@ class Rebalance:
         self._busy = busy
         self._let_go = let_go
         self._make = make
+        self._welcome = welcome
         self._revoke_timeout = revoke_timeout
         #: How often partitions were assigned, revoked and lost.
         self.assigned = 0
@@ -71,11 +74,11 @@ class Rebalance:
             # Without the map only work is repeated; without the offset the client asks for it itself.
             _log.warning("the group's offsets are not known yet: %s; work above them may repeat", reason(error))
             committed = [TopicPartition(one.topic, one.partition) for one in partitions]
-        for one in committed:
-            self._assignments.put(self._make(one))
+        made = [self._make(one) for one in committed]
+        for assignment in made:
+            self._assignments.put(assignment)
         consumer.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
-        # In the client a pause outlives the assignment; a new one begins unpaused, here as there.
-        consumer.resume([TopicPartition(one.topic, one.partition) for one in committed])
+        self._welcome(consumer, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 
@@ -111,6 +114,13 @@ class Rebalance:
     ) -> None:
         self._assignments.remove(assignments)
         self._let_go()
+        # A pause outlives the assignment in the client: when the partition comes back it would stay paused for ever.
+        paused = [TopicPartition(one.topic, one.partition) for one in assignments if one.paused is not None]
+        try:
+            if paused:
+                consumer.resume(paused)
+        except KafkaException as error:
+            _log.debug("not assigned any more: %s", reason(error))
         try:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
