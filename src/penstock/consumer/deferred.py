@@ -36,9 +36,12 @@ class DeferredCompletion:
         Args:
             error: why. What is no exception, such as an error object of some client, counts as a failure all the same.
         """
-        if not isinstance(error, BaseException):
-            error = PenstockError(f"the completion was failed with a {type(error).__name__}, which is no exception")
-        return self._decide(error)
+        given: object = error
+        if isinstance(given, BaseException):
+            return self._decide(given)
+        return self._decide(
+            PenstockError(f"the completion was failed with a {type(given).__name__}, which is no exception")
+        )
 
     @property
     def decided(self) -> bool:

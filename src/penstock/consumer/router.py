@@ -126,7 +126,7 @@ class Router:
 
 
 def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:
-    """Yield stretches whose offsets rise, with these: one, save where the log went back between the client's fetches."""
+    """Yield stretches whose offsets rise, with these: one, save where the log went back between two fetches."""
     offsets = [record.offset() for record in records]
     if offsets == sorted(offsets):  # in C; what follows is for one batch in the life of a log
         yield records, offsets
