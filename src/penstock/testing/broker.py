@@ -64,6 +64,11 @@ class TestBroker:
             self._clock.advance(seconds)
             self._coordinator.tick(self._clock.monotonic())
 
+    def next_due(self) -> float:
+        """Return when the clock alone makes something happen, on `clock.monotonic`; infinity where it does not."""
+        with self._lock:
+            return self._coordinator.next_due()
+
     # The cluster an engine sees
 
     def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:
@@ -167,6 +172,17 @@ class TestBroker:
         with self._lock:
             logs = self._topics.logs_of(topic) if partition is None else [self._topics.log(topic, partition)]
             return [record for log in logs for record in log.records(committed_only=committed_only)]
+
+    def records_from(self, topic: str, partition: int, offset: int) -> list[Message]:
+        """Return the records of one partition as a reader of committed messages gets them from an offset on."""
+        with self._lock:
+            log = self._topics.log(topic, partition)
+            return log.read(max(log.start, offset), log.end - log.start, committed_only=True)[0]
+
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has."""
+        with self._lock:
+            return self._topics.counts()
 
     def ends(self, topic: str, partition: int = 0) -> tuple[int, int, int]:
         """Return the first offset of a log, its last stable offset, and its end."""

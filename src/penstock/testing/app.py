@@ -1,0 +1,391 @@
+"""`TestApp`: an app run unchanged on a Kafka in memory, in the caller's thread, for tests of handlers.
+
+Nothing runs between its calls, and time stands until it is moved: a test sends, settles, and looks. Sinks are Spark's
+and are not run, nor is a transaction coordinator.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import Message as ClientMessage
+
+from penstock.app import App
+from penstock.cluster import Clock
+from penstock.consumer import ConsumerStatistics, Explanation
+from penstock.consumer.handlers import Kind
+from penstock.consumer.visits import Outcome
+from penstock.consumer.workers import call
+from penstock.errors import ConfigurationError, PenstockError, StoppedError
+from penstock.kafka import TopicSpec
+from penstock.message import Message
+from penstock.testing.broker import TestBroker
+from penstock.testing.loop import TaskRunner
+from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+
+#: Seconds the clock goes on at a time at most, so that a member polls as often as its group wants.
+_STRIDE_S = 10.0
+#: Turns without rest after which something is taken to go round for ever.
+_MAX_TURNS = 100_000
+#: Turns in which nothing happened, after which nothing will.
+_QUIET_TURNS = 2
+#: What `session.timeout.ms` is by default.
+_SESSION_MS = 45_000
+
+
+class TestApp:
+    """An app on a `TestBroker`: a context manager. Not thread-safe, save that completions may come from any thread.
+
+    Plain handlers run one after the other in the caller's thread, as on one worker, each message of a key after the
+    one before it; `async def` handlers run at once on an event loop of its own, whose time is real: what such a handler
+    waits for is waited for. Retries, rates, delays and commits go by the broker's clock, which `advance` moves.
+
+    Args:
+        app: the app. It is not changed, and may be given to several.
+        broker: where it runs; one of its own when left out.
+        seed: decides what is left to chance in a broker of its own: where fetches break.
+        partitions: of the topics that the app consumes and that are absent.
+        patience: real seconds to wait for `async def` handlers.
+
+    Raises:
+        ConfigurationError: the app has no handler.
+    """
+
+    __test__ = False  # pytest would take the name for a test case
+
+    def __init__(
+        self,
+        app: App,
+        broker: TestBroker | None = None,
+        *,
+        seed: int = 0,
+        partitions: int = 1,
+        patience: float = 10.0,
+    ) -> None:
+        if not app.handlers:
+            raise ConfigurationError(
+                f"app {app.name} has no handler to test; sinks are run by Spark and not here: call a sink's function "
+                "with a DataFrame of yours, or register a handler with @app.handler(topic)"
+            )
+        self.app = app
+        self.broker = broker or TestBroker(seed)
+        self._partitions = partitions
+        self._patience = patience
+        self._consumer: SteppedConsumer | None = None
+        self._tasks: TaskRunner | None = None
+        self._entered = ExitStack()
+        # Until when the group keeps partitions for a process that was killed.
+        self._session_over = 0.0
+
+    @property
+    def clock(self) -> Clock:
+        """The broker's clock."""
+        return self.broker.clock
+
+    # Start and end
+
+    def start(self) -> Self:
+        """Start the app: its lifespans, then its consumer. Entering the context does the same.
+
+        Raises:
+            StoppedError: it runs already.
+            ConfigurationError: an `async def` lifespan has no event loop, or an event loop runs in this thread.
+            Exception: what a lifespan raised.
+        """
+        if self._consumer is not None:
+            raise StoppedError(f"app {self.app.name} runs already in this test; stop it first, or use restart()")
+        app, settings = self.app, self.app._settings  # noqa: SLF001 - it is run as `App.start` runs it
+        self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in app.handlers)
+        middlewares = app._middlewares  # noqa: SLF001 - as above
+        consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)
+        if consumer.engine.has_tasks:
+            self._tasks = TaskRunner(consumer, self._patience)
+        self._consumer = consumer
+        try:
+            self._enter_lifespans()
+            consumer.connect()
+            if consumer.engine.telemetry is not None:
+                consumer.engine.telemetry.observe(lambda: consumer.statistics().reading())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _enter_lifespans(self) -> None:
+        for lifespan in self.app._lifespans:  # noqa: SLF001 - as above
+            if not inspect.isasyncgenfunction(lifespan):
+                self._entered.enter_context(contextmanager(lifespan)())  # type: ignore[arg-type] # asked just above
+                continue
+            tasks = self._tasks
+            if tasks is None:
+                raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
+            manager = asynccontextmanager(lifespan)()
+            tasks.run(manager.__aenter__())
+            self._entered.callback(partial(self._leave_lifespan, tasks, manager))
+
+    @staticmethod
+    def _leave_lifespan(tasks: TaskRunner, manager: AbstractAsyncContextManager[None]) -> None:
+        tasks.run(manager.__aexit__(None, None, None))
+
+    def stop(self) -> bool:
+        """Drain, commit and leave the group. Returns whether everything taken in was done.
+
+        What waits (retries, rates) is waited for by the clock, at most the app's `stop_timeout`.
+
+        Raises:
+            PenstockError: what stopped the app, where it stopped by itself.
+        """
+        if self._consumer is None:
+            return True
+        consumer, loop = self._running(), self._running().loop
+        try:
+            if loop is None or loop.failure is not None:
+                return False
+            deadline = loop.begin_drain()
+            over = False
+            while not over:
+                before = self._traces()
+                over = loop.drain_step(deadline)
+                worked = self._work()
+                if not over and not worked and self._traces() == before:
+                    self._move(min(deadline, consumer.next_due()))
+            if loop.failure is not None:
+                raise loop.failure
+            return loop.drained
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Leave, and end what belongs to the process."""
+        consumer, tasks = self._consumer, self._tasks
+        try:
+            if consumer is not None and consumer.loop is not None:
+                consumer.loop.leave()
+        finally:
+            self._consumer = None
+            if tasks is not None:
+                tasks.cancel()
+            if consumer is not None and consumer.engine.telemetry is not None:
+                consumer.engine.telemetry.close()
+            for resource in self.app._resources:  # noqa: SLF001 - as above
+                resource.close()
+            try:
+                self._entered.close()
+            finally:
+                self._tasks = None
+                if tasks is not None:
+                    tasks.close()
+
+    def crash(self) -> None:
+        """End the app as if its process were killed: nothing more is handled, committed or closed.
+
+        Lifespans and worker resources do not end, as in a killed process. `restart` starts it again.
+        """
+        consumer = self._running()
+        self.broker.kill(consumer.client.inner)
+        session_ms = float(consumer.engine.settings.config.get("session.timeout.ms", _SESSION_MS))
+        self._session_over = self.clock.monotonic() + session_ms / 1000
+        self._consumer = None
+        self._entered.pop_all()
+        for resource in self.app._resources:  # noqa: SLF001 - as above
+            resource.close()
+        if self._tasks is not None:
+            self._tasks.cancel()
+            self._tasks.close()
+            self._tasks = None
+
+    def restart(self) -> None:
+        """Stop, unless it crashed, and start as a new process does: from the committed offsets.
+
+        After a crash the clock first goes on until the group has noticed: `session.timeout.ms`, 45 s by default.
+        """
+        self.stop()
+        self._move(self._session_over)
+        self.start()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop; without draining when an exception passes through."""
+        if kind is None:
+            self.stop()
+        elif self._consumer is not None:
+            self._end()
+
+    # What a test does
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Iterable[tuple[str, str | bytes | None]] = (),
+        partition: int | None = None,
+    ) -> Message:
+        """Write a message to a topic and return it; `settle` lets the app get it. Texts become UTF-8.
+
+        Raises:
+            TopicNotFoundError: there is no such topic or partition.
+        """
+        record = self.broker.produce(topic, _bytes(value), key=_bytes(key), headers=list(headers), partition=partition)
+        return _message(record)
+
+    def settle(self) -> None:
+        """Let the app run until nothing is left that it can do at this time of the clock.
+
+        Raises:
+            PenstockError: what stopped the app: a handler without dead letters that failed for good (its error is the
+                cause), or limits on dead letters. Or the app does not come to rest.
+            StoppedError: it does not run.
+        """
+        consumer = self._running()
+        loop = consumer.loop
+        if loop is None:
+            raise StoppedError(f"app {self.app.name} is still starting; settle once it has started")
+        quiet = 0
+        for _ in range(_MAX_TURNS):
+            before = self._traces()
+            consumer.step(loop.step)
+            worked = self._work()
+            if loop.failure is not None:
+                self._end()
+                raise loop.failure
+            quiet = 0 if worked or self._traces() != before else quiet + 1
+            if quiet == _QUIET_TURNS:
+                return
+        raise PenstockError(
+            f"app {self.app.name} did not come to rest in {_MAX_TURNS} turns; does a handler write to a topic that it "
+            "consumes?"
+        )
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, and let the app do what is due on the way, in the order of the times.
+
+        Raises:
+            ValueError: `seconds` is negative.
+            PenstockError: as `settle`.
+        """
+        end = self.clock.monotonic() + seconds
+        if not seconds >= 0:
+            raise ValueError(f"a clock does not go back: advance by {seconds!r} seconds; give zero or more")
+        self.settle()
+        while (now := self.clock.monotonic()) < end:
+            due = min(self._running().next_due(), self.broker.next_due())
+            # What is due now and was not done by settling waits for something else than the clock.
+            self._move(min(end, now + _STRIDE_S, due if due > now else now + _STRIDE_S))
+            self.settle()
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return the counts of this moment.
+
+        Raises:
+            StoppedError: it does not run.
+        """
+        return self._running().statistics()
+
+    def explain(self) -> list[Explanation]:
+        """Return, for every assigned partition, what holds its watermark, and since when."""
+        return self._running().explain()
+
+    def committed(self, topic: str) -> dict[int, int]:
+        """Return the group's committed offset of each partition: what a new process starts from.
+
+        Commits are made every `commit_interval` (1 s) of the clock, and by `stop`.
+        """
+        offsets = self.broker.committed(self.app.name)
+        return {place[1]: found.offset for place, found in sorted(offsets.items()) if place[0] == topic}
+
+    def records(self, topic: str) -> list[Message]:
+        """Return the committed messages of any topic, partition by partition.
+
+        Raises:
+            TopicNotFoundError: there is no such topic.
+        """
+        return [_message(record) for record in self.broker.records(topic)]
+
+    def dead_letters(self, topic: str) -> list[Message]:
+        """Return the dead letters of a topic that the app consumes.
+
+        Raises:
+            ConfigurationError: the app does not consume the topic.
+        """
+        one = self.app.handlers.get(topic)
+        if one is None:
+            raise ConfigurationError(
+                f"app {self.app.name} does not consume {topic}; name one of {', '.join(self.app.handlers)}"
+            )
+        letters = one.dead_letter_topic.replace("{topic}", topic)
+        # The topic is made by an app with dead_letter=True when it starts.
+        self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
+        return self.records(letters)
+
+    # How it goes on
+
+    def _running(self) -> SteppedConsumer:
+        if self._consumer is None:
+            raise StoppedError(f"app {self.app.name} does not run; use `with TestApp(app) as ...`, or restart() it")
+        return self._consumer
+
+    def _work(self) -> bool:
+        """Let handlers run as far as they get; tell whether one did."""
+        consumer = self._running()
+        worked = False
+        for worker in consumer.workers:
+            if worker.station.kind is Kind.THREAD:
+                while worker.take():
+                    worked = True
+                    while worker.work is not None:
+                        worker.go_on(_call(worker))
+        return (self._tasks is not None and self._tasks.work()) or worked
+
+    def _wait(self, seconds: float) -> None:
+        """Serve a rebalance callback that waits for handlers: they go on, or else the clock does."""
+        if self._tasks is None or not self._tasks.work():
+            self.broker.advance(seconds)
+
+    def _traces(self) -> tuple[object, ...]:
+        """Return what changes whenever the poll loop has done something."""
+        consumer = self._running()
+        engine = consumer.engine
+        return (
+            engine.router.received,
+            engine.router.stale,
+            (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
+            (engine.outbox.waiting, engine.outbox.unsettled, engine.outbox.dead_letters, engine.outbox.put_off),
+            (engine.commits.succeeded, engine.commits.failed),
+            [assignment.paused for assignment in engine.assignments.all()],
+            self.broker.generation(engine.group),
+        )
+
+    def _move(self, until: float) -> None:
+        self.broker.advance(max(0.0, until - self.clock.monotonic()))
+
+
+def _call(worker: SteppedWorker) -> Outcome:
+    outcome = call(worker.station, worker.work)
+    error = getattr(outcome, "error", None)
+    if isinstance(error, KeyboardInterrupt):
+        # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.
+        raise error
+    return outcome
+
+
+def _bytes(given: bytes | str | None) -> bytes | None:
+    return given.encode() if isinstance(given, str) else given
+
+
+def _message(record: ClientMessage) -> Message:
+    return Message(record)  # type: ignore[arg-type] # a logged message has a place
+
+
+__all__ = ["TestApp"]
