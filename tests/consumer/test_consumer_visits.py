@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import tenacity
+from visit_bench import Bench
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
 from penstock.consumer.visits import Station
 from penstock.errors import BatchError, PenstockError
 from penstock.message import Message
-from visit_bench import Bench
 
 ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
@@ -149,13 +149,13 @@ def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_o
     bench.feed("t", (b"k", b"1"))
     bench.serve()
 
-    bench.clock.now += 50
+    bench.clock.advance(50)
     puts.out[b"1"].fail(ValueError())
     # By a station that handled nothing before: what it began at says nothing of this message.
     bench.serve(Station(Kind.THREAD, "fresh"))
     bench.pass_time(1)
     retried = list(puts.calls)
-    bench.clock.now += 50
+    bench.clock.advance(50)
     puts.out[b"1"].fail(ValueError())
     bench.serve(Station(Kind.THREAD, "fresh"))
 
@@ -489,7 +489,7 @@ def test_an_async_batch_is_served_by_the_same_rules() -> None:
 
 def test_a_filter_that_raises_is_asked_again_before_the_message_is_handed_over() -> None:
     seen: list[bytes | None] = []
-    moods = [RuntimeError("the filter's database is away"), False]
+    moods: list[RuntimeError | bool] = [RuntimeError("the filter's database is away"), False]
 
     def screen(message: Message) -> bool:
         if message.value == b"other":

@@ -1,39 +1,21 @@
-"""A consumer's engine without threads and without a broker: lanes are served when a test says so, and the clock stands."""
+"""A consumer's engine without threads or a broker: lanes are served when a test says so, and the clock stands."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
-from penstock.consumer import ConsumerSettings, Handler, Kind
+from penstock.consumer import ConsumerSettings, Handler, Kind, Middleware
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.dead_letter_headers import HeaderList
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.engine import Engine
-from penstock.consumer.routes import Failed
+from penstock.consumer.routes import Failed, disregarded
 from penstock.consumer.visits import Outcome, Station
 from penstock.consumer.workers import call
 from penstock.message import FixedRecord
-
-
-class StandingClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        """Return the seconds it was moved to."""
-        return self.now
-
-    def time(self) -> float:
-        """Return the same."""
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Move on."""
-        self.now += seconds
+from penstock.testing import TestClock
 
 
 class Deliveries:
@@ -73,10 +55,10 @@ class Deliveries:
 class Bench:
     """An engine with one lane, so that all keys share it."""
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        self.clock = StandingClock()
+    def __init__(self, handlers: Mapping[str, Handler], middlewares: Sequence[Middleware] = ()) -> None:
+        self.clock = TestClock()
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=3600)
-        self.engine = Engine("group", handlers, settings, self.clock)
+        self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
         self.engine.outbox.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
         #: What would have stopped the consumer.
@@ -99,7 +81,7 @@ class Bench:
         """Drop a topic's partition, as a rebalance does, without waiting for anybody."""
         gone = self.engine.assignments.deactivate([(topic, 0)])
         self.engine.assignments.remove(gone)
-        self.engine.rebalance._let_go()  # noqa: SLF001 - what the rebalance does at the end of a revocation
+        self.engine.rebalance._let_go()
 
     def of(self, topic: str) -> Assignment:
         """Return the present incarnation of a topic's only partition."""
@@ -117,7 +99,7 @@ class Bench:
             for place, (key, value) in enumerate(messages)
         ]
         self._ends[topic] += len(messages)
-        self.engine.router.route(records, self.clock.now)
+        self.engine.router.route(records, self.clock.monotonic())
 
     def serve(self, station: Station | None = None) -> None:
         """Serve all lanes that are ready, each time at a station that never handled anything unless one is given."""
@@ -150,12 +132,12 @@ class Bench:
             returned = asyncio.run(handle())
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
             return Failed(error)
-        return returned if isinstance(returned, DeferredCompletion) else None
+        return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
 
     def pass_time(self, seconds: float) -> None:
         """Move the clock, do what is due then, and serve what became ready by it."""
-        self.clock.now += seconds
-        self.engine.timers.serve(self.clock.now)
+        self.clock.advance(seconds)
+        self.engine.timers.serve(self.clock.monotonic())
         self.serve()
 
     def send_out(self) -> None:

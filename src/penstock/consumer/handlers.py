@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class Handler:
         return _name(self.function)
 
 
-def handler(  # noqa: C901 - one check for each option
+def handler(  # noqa: C901, PLR0912 - one check for each option
     function: HandlerFunction,
     *,
     order: str | Order = Order.KEY,
@@ -135,6 +136,11 @@ def handler(  # noqa: C901 - one check for each option
         ConfigurationError: one of them is wrong.
     """
     check.a_callable("handler", function)
+    if inspect.isgeneratorfunction(_called(function)) or inspect.isasyncgenfunction(_called(function)):
+        raise ConfigurationError(f"handler {_name(function)} has a `yield`: called, it would do nothing; take it out")
+    for option, given in (("filter", filter), ("decoder", decoder), ("key", key)):
+        if callable(given) and _is_async(given):
+            raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
     if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
         raise ConfigurationError(
             f"retry must be made by penstock.retry(...), but is a {type(retry_policy).__name__}; "
@@ -187,11 +193,17 @@ def handler(  # noqa: C901 - one check for each option
     )
 
 
+def _called(function: HandlerFunction) -> HandlerFunction:
+    """Return the function or method that runs when this is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    plain = inspect.isroutine(function) or inspect.isclass(function)
+    return function if plain else getattr(function, "__call__", function)  # noqa: B004 - the bound method is what is inspected
+
+
 def _is_async(function: HandlerFunction) -> bool:
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - the bound method is what is inspected
-    while hasattr(called, "func"):  # functools.partial
-        called = called.func
-    return inspect.iscoroutinefunction(called)
+    # The first sees what was marked as one without being one.
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_called(function))
 
 
 def _name(function: HandlerFunction) -> str:

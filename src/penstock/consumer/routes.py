@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.rates import Meter, Pace
 from penstock.consumer.retries import RetryPolicy
-from penstock.errors import MessageFormatError
+from penstock.errors import MessageFormatError, PenstockError
 from penstock.message import DecodedMessage, Message, Record
 
 Invoke = Callable[..., object]
@@ -26,6 +27,23 @@ class Failed:
 
     error: BaseException
     permanent: bool = False
+
+
+def disregarded(returned: object) -> Failed | None:
+    """Return what came of a message whose handler returned something that means nothing here: it is done.
+
+    Save for a coroutine: nobody has begun its work, and nobody would.
+    """
+    if not inspect.iscoroutine(returned):
+        return None
+    returned.close()
+    return Failed(
+        PenstockError(
+            "the handler returned a coroutine, and nothing of it has run: make the handler itself an `async def`, or "
+            "let what is around it await"
+        ),
+        permanent=True,
+    )
 
 
 class Full:
@@ -158,4 +176,4 @@ class Route:
             return Failed(failure, permanent=True)
 
 
-__all__ = ["FULL", "Answer", "Failed", "Full", "Invoke", "Kind", "Route"]
+__all__ = ["FULL", "Answer", "Failed", "Full", "Invoke", "Kind", "Route", "disregarded"]

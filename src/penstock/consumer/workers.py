@@ -22,7 +22,7 @@ from penstock.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
-from penstock.consumer.routes import Failed
+from penstock.consumer.routes import Failed, disregarded
 from penstock.consumer.visits import Desk, Outcome, Station
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -46,7 +46,7 @@ def call(station: Station, work: object) -> Outcome:
         returned = station.invoke(work)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
         return Failed(error)
-    return returned if isinstance(returned, DeferredCompletion) else None
+    return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
 
 
 class Worker:
@@ -100,7 +100,7 @@ class Worker:
                     outcome = Failed(error)
                 else:
                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                        outcome = None
+                        outcome = disregarded(outcome)
         except StopIteration as end:
             rest = end.value
         finally:
