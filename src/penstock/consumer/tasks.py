@@ -16,7 +16,7 @@ from typing import TypeVar
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
-from penstock.consumer.routes import Failed
+from penstock.consumer.routes import Failed, disregarded
 from penstock.consumer.visits import Desk, Outcome, Station
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -30,6 +30,8 @@ ResultT = TypeVar("ResultT")
 _SLICES = 5
 #: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
 _JOIN_S = 5.0
+#: Seconds that handlers which never wait for anything may keep the loop from all that do.
+_ROUND_S = 0.01
 
 
 class TaskPool:
@@ -65,6 +67,7 @@ class TaskPool:
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_asked = False
+        self._round_at = 0.0
         self._ended = False
         self._made = 0
         self._name = name
@@ -148,10 +151,16 @@ class TaskPool:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._desk.fail(error)
+        if not self._ended:
+            # One that a handler cancelled took no next lane.
+            self._pump()
 
-    async def _serve_lanes(self, lane: ConsumerLane | None, station: Station) -> None:
-        """Serve lane after lane until none is ready. In one piece: a call for each lane costs as much as the lane."""
+    async def _serve_lanes(  # noqa: C901, PLR0912 - in one piece: a call for each lane costs as much as the lane
+        self, lane: ConsumerLane | None, station: Station
+    ) -> None:
+        """Serve lane after lane until none is ready."""
         take, start, slot = self._scheduler.take, self._desk.visit, self._slot
+        clock = self._loop.time
         try:
             while lane is not None:
                 send = start(lane, station).send
@@ -161,17 +170,17 @@ class TaskPool:
                     while True:
                         work = send(outcome)
                         try:
-                            outcome = await station.invoke(work)  # type: ignore[misc] # a task's handler is an `async def`
+                            outcome = await station.invoke(work)  # type: ignore[misc] # of a task: an `async def`
                         except asyncio.CancelledError as error:
                             if self._ended:
                                 raise
                             # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
                             outcome = Failed(error)
-                        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
+                        except BaseException as error:  # noqa: BLE001 - a handler may raise what it likes
                             outcome = Failed(error)
                         else:
                             if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                                outcome = None
+                                outcome = disregarded(outcome)
                 except StopIteration as end:
                     rest = end.value
                 finally:
@@ -181,6 +190,11 @@ class TaskPool:
                         self._scheduler.give_back(lane)
                     else:
                         self._desk.give_back(lane, rest)
+                now = clock()
+                if now >= self._round_at:
+                    # An `await` that waits for nothing does not go through the loop.
+                    self._round_at = now + _ROUND_S
+                    await asyncio.sleep(0)
                 lane = None if self._ended or self._running > self._limit else take(slot)
         finally:
             self._running -= 1
@@ -192,7 +206,8 @@ class TaskPool:
         Args:
             timeout: seconds to wait for handlers that were cancelled.
         """
-        if self.thread.ident is None:
+        if not self.thread.is_alive():
+            # Never begun, or ended: by `close`, or by what a handler's own task raised.
             return []
         under_way = [station.name for station in self.stations if station.record is not None]
         try:

@@ -1,0 +1,95 @@
+"""What may be a handler, and where it runs; what is no handler is refused before anything starts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+from visit_bench import Bench
+
+from penstock.consumer import Kind, handler
+from penstock.errors import ConfigurationError
+from penstock.message import Message
+
+
+async def coroutine(message: Message) -> None:
+    """Do nothing, on the loop."""
+
+
+class AsyncCalled:
+    """An object that is awaited."""
+
+    async def __call__(self, message: Message) -> None:
+        """Do nothing, on the loop."""
+
+    async def method(self, message: Message) -> None:
+        """Do nothing, on the loop."""
+
+
+class Called:
+    """An object that is called."""
+
+    def __call__(self, message: Message) -> None:
+        """Do nothing, on a thread."""
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (coroutine, Kind.TASK),
+        (AsyncCalled(), Kind.TASK),
+        (AsyncCalled().method, Kind.TASK),
+        (functools.partial(coroutine), Kind.TASK),
+        (functools.partial(AsyncCalled()), Kind.TASK),
+        (functools.partial(functools.partial(AsyncCalled().method)), Kind.TASK),
+        (print, Kind.THREAD),
+        (Called(), Kind.THREAD),
+        (functools.partial(Called()), Kind.THREAD),
+        ([].append, Kind.THREAD),
+        (Message, Kind.THREAD),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_whatever_is_awaited_runs_on_the_loop_and_all_else_on_threads(
+    function: Callable[..., object], kind: Kind
+) -> None:
+    assert handler(function).kind is kind
+
+
+def test_a_function_with_a_yield_is_no_handler() -> None:
+    def yields(message: Message) -> Iterator[None]:
+        yield
+
+    async def yields_later(message: Message) -> AsyncIterator[None]:
+        yield
+
+    for function in (yields, yields_later, functools.partial(yields)):
+        with pytest.raises(ConfigurationError, match="has a `yield`"):
+            handler(function)
+
+
+@pytest.mark.parametrize("option", ["filter", "decoder", "key"])
+def test_what_must_answer_at_once_is_no_async_function(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{option} is an `async def`"):
+        handler(print, **{option: coroutine})  # type: ignore[arg-type] # that is what is tested
+
+
+def test_a_coroutine_that_nobody_awaits_is_a_failure_and_not_done() -> None:
+    # As left by a decorator that is not async itself: nothing of the handler has run.
+    def decorated(message: Message) -> Awaitable[None]:
+        return coroutine(message)
+
+    async def forgets(message: Message) -> Awaitable[None]:
+        return coroutine(message)
+
+    bench = Bench(
+        {"sync": handler(decorated, dead_letter=True), "async": handler(forgets, dead_letter=True), "ok": handler(str)}
+    )
+    for topic in ("sync", "async", "ok"):
+        bench.feed(topic, (topic.encode(), topic.encode()))
+    bench.serve()
+    bench.send_out()
+
+    assert sorted(bench.deliveries.sent) == [("dlq.async", b"async"), ("dlq.sync", b"sync")]
+    assert bench.count("handled") == 1
