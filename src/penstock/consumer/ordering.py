@@ -118,7 +118,12 @@ class Ordering:
     def _own_key(self, function: KeyFunction, record: Record) -> bytes | None:
         try:
             key = function(Message(record))
-        except Exception as error:
+        except UnicodeDecodeError as error:
+            raise MessageFormatError(
+                "the key function failed with UnicodeDecodeError, as it does where a header's name is not UTF-8; mend "
+                "the producer, or the function"
+            ) from error
+        except BaseException as error:
             raise MessageFormatError(f"the key function failed with {type(error).__name__}; mend it") from error
         if key is None or isinstance(key, bytes):
             return key

@@ -139,7 +139,7 @@ class Route:
             return True
         try:
             return bool(accept(Message(record)))
-        except Exception as error:  # noqa: BLE001 - the user's code; it is this message's failure
+        except BaseException as error:  # noqa: BLE001 - the user's code; it is this message's failure
             return Failed(error)
 
     def admit(self, identity: Hashable, record: Record, now: float) -> Answer:
@@ -168,7 +168,7 @@ class Route:
         value = record.value()
         try:
             return DecodedMessage(record, None if value is None else decode(value))
-        except Exception as error:  # noqa: BLE001 - a decoder raises what it likes
+        except BaseException as error:  # noqa: BLE001 - a decoder raises what it likes: a panic in Rust is no Exception
             failure = MessageFormatError(
                 f"the value cannot be decoded: {type(error).__name__}; mend its producer or the decoder"
             )
