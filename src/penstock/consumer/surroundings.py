@@ -28,7 +28,10 @@ class Middleware:
         """Be told that a message is about to be handled."""
 
     def after(self, message: Message, error: BaseException | None) -> None:
-        """Be told how it ended: None, or what the handler raised. Called in reverse order of the middlewares."""
+        """Be told how it ended: None, or what the handler raised. Called in reverse order of the middlewares.
+
+        One is called for each `before` that was, also where that raised; what one raises, those further out are told.
+        """
 
 
 def surround(handler: Handler, middlewares: Sequence[Middleware]) -> Invoke:
@@ -37,38 +40,42 @@ def surround(handler: Handler, middlewares: Sequence[Middleware]) -> Invoke:
     if not middlewares:
         return function
 
-    @contextmanager
-    def hooks(work: Message | list[Message]) -> Iterator[None]:
-        messages = work if isinstance(work, list) else [work]
-        # What began is told of its end, also where a later hook fails.
-        begun: list[tuple[Middleware, Message]] = []
-        error: BaseException | None = None
-        try:
-            for middleware in middlewares:
-                for message in messages:
-                    begun.append((middleware, message))
-                    middleware.before(message)
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            for middleware, message in reversed(begun):
-                middleware.after(message, error)
-
     if handler.kind is Kind.TASK:
 
         async def call_async(work: Message | list[Message]) -> object:
-            with hooks(work):
+            with _hooks(middlewares, work):
                 return await cast("Awaitable[object]", function(work))
 
         return call_async
 
     def call(work: Message | list[Message]) -> object:
-        with hooks(work):
+        with _hooks(middlewares, work):
             return function(work)
 
     return call
+
+
+@contextmanager
+def _hooks(middlewares: Sequence[Middleware], work: Message | list[Message]) -> Iterator[None]:
+    messages = work if isinstance(work, list) else [work]
+    # What began is told of its end, also where a later hook fails.
+    begun: list[tuple[Middleware, Message]] = []
+    error: BaseException | None = None
+    try:
+        for middleware in middlewares:
+            for message in messages:
+                begun.append((middleware, message))
+                middleware.before(message)
+        yield
+    except BaseException as raised:  # noqa: BLE001 - it is raised again below
+        error = raised
+    for middleware, message in reversed(begun):
+        try:
+            middleware.after(message, error)
+        except BaseException as raised:  # noqa: BLE001 - the same; those further out are told of it
+            error = raised
+    if error is not None:
+        raise error
 
 
 class WorkerResource(Generic[ResourceT]):
@@ -88,13 +95,11 @@ class WorkerResource(Generic[ResourceT]):
         Raises:
             Exception: what making it raised; the message that needed it fails with it.
         """
-        try:
-            return cast("ResourceT", self._local.value)
-        except AttributeError:
+        if not hasattr(self._local, "manager"):
             manager: AbstractContextManager[ResourceT] = self._make()
-            value = manager.__enter__()
-            self._local.value, self._local.manager = value, manager
-            return value
+            self._local.value = manager.__enter__()
+            self._local.manager = manager
+        return cast("ResourceT", self._local.value)
 
     def close(self) -> None:
         """Close this thread's own, if it has one. What that raises is logged."""
