@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -44,6 +51,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 ResourceT = TypeVar("ResourceT")
@@ -427,12 +436,18 @@ class RunningApp:
                 self._consumer.start()
             self.queries = start_sinks()
         except BaseException:
-            self.stop()
+            try:
+                self.stop()
+            except Exception:  # noqa: BLE001 - why it did not start says more
+                _log.exception("stopping what had started of the app failed")
             raise
 
     def _enter(self, lifespan: Lifespan) -> None:
         if not inspect.isasyncgenfunction(lifespan):
-            self._entered.enter_context(contextmanager(lifespan)())  # type: ignore[arg-type] # asked just above
+            span: AbstractContextManager[None] = contextmanager(lifespan)()  # type: ignore[arg-type] # asked just above
+            span.__enter__()
+            # Not as a context: what one raises at its end is no reason for those before it not to come to theirs.
+            self._entered.callback(span.__exit__, None, None, None)
             return
         if self._consumer is None:
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
@@ -559,16 +574,16 @@ class RunningApp:
             PenstockError: what stopped the consumer before, where it stopped by itself.
         """
         self._stop_asked.set()
-        try:
-            return self._consumer is None or self._consumer.stop(timeout)
-        finally:
-            for query in self.queries:
-                query.stop()
-            if self._coordinator is not None:
-                self._coordinator.stop()
-            self._entered.close()
+        # The last is ended first, and each whatever the others raise.
+        with ExitStack() as parts:
             if self._consumer is not None:
-                self._consumer.close()
+                parts.callback(self._consumer.close)
+            parts.callback(self._entered.close)
+            if self._coordinator is not None:
+                parts.callback(self._coordinator.stop)
+            for query in reversed(self.queries):
+                parts.callback(query.stop)
+            return self._consumer is None or self._consumer.stop(timeout)
 
     def __enter__(self) -> Self:
         """Return itself, running."""

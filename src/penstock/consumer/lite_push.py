@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import time
@@ -160,6 +161,8 @@ class LitePushConsumer:
             ConfigurationError: it has no such handler, and so no loop.
         """
         if self._tasks is None:
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()
             raise ConfigurationError(
                 "there is no event loop, for no handler is an `async def`; make it a plain function"
             )
