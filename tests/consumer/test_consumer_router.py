@@ -26,7 +26,7 @@ class Routed:
         self.assignments.put(self.first)
         self.scheduler: Scheduler[Fetch, Record] = Scheduler(1)
         self.let_go = 0
-        self.router = Router(self.assignments, self.scheduler, lambda _: None, self._let_go)
+        self.router = Router(self.assignments, self.scheduler, lambda _: None, self._let_go, ["t"])
 
     def _let_go(self) -> None:
         self.let_go += 1
