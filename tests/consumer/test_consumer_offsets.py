@@ -1,0 +1,313 @@
+"""Where a group begins, what it is told by commit metadata, and what stops the intake, on a real broker."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tenacity
+from confluent_kafka import Consumer, TopicPartition
+
+from kafka_tools import Recorder, committed, ends, produce, transactional, wait_for_markers
+from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
+from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
+from penstock.message import Message
+from penstock.offsets import MAX_METADATA_CHARS, decode, encode
+from waiting import wait_until
+
+NewTopic = Callable[..., str]
+
+MEGABYTE = 1_000_000
+
+
+class PoisonError(Exception):
+    """What the poison message raises."""
+
+
+def consumer_of(
+    broker: DevBroker,
+    topic: str,
+    function: Callable[[Message], object],
+    settings: dict[str, object] | None = None,
+    **options: object,
+) -> LitePushConsumer:
+    return LitePushConsumer(
+        f"g-{topic}",
+        {topic: handler(function, **options)},  # type: ignore[arg-type] # options of several types
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(**{"workers": 4, "commit_interval": 0.1, **(settings or {})}),
+    )
+
+
+def commit(broker: DevBroker, topic: str, offset: int, metadata: str = "") -> None:
+    """Commit for the group as somebody else would."""
+    bare = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": f"g-{topic}"})
+    bare.commit(offsets=[TopicPartition(topic, 0, offset, metadata=metadata)], asynchronous=False)
+    bare.close()
+
+
+def at(broker: DevBroker, topic: str) -> TopicPartition:
+    return committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0]
+
+
+def test_a_restored_map_skips_what_was_done_and_outlives_an_owner_who_did_not_get_that_far(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(60)))
+    commit(broker, topic, 5, encode(5, [range(6, 20), range(40, 50)]))
+    gate, first, second = threading.Event(), Recorder(), Recorder()
+
+    def blocks_at_5(message: Message) -> None:
+        if message.offset == 5:
+            gate.wait(120)
+        first(message)
+
+    settings: dict[str, object] = {"max_in_flight": 2, "fetch_size": 5, "revoke_timeout": 0.1}
+    one = consumer_of(broker, topic, blocks_at_5, settings).start()
+    wait_until(lambda: len(first.calls) >= 1)
+    one.stop(timeout=0.2)
+    between = at(broker, topic)
+    with consumer_of(broker, topic, second) as two:
+        wait_until(lambda: at(broker, topic).offset == 60)
+        restored = two.statistics().restored
+    gate.set()
+
+    done = decode(between.offset, between.metadata)
+    assert between.offset == 5
+    assert done is not None
+    assert all(offset in done for offset in (*range(6, 20), *range(40, 50)))
+    handled = sorted(offset for _, offset in second.places())
+    assert handled == [offset for offset in range(5, 60) if offset not in done]
+    assert restored == 55 - len(handled)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "p2rsomething newer",
+        "p1",
+        "p1r",
+        "p1r!!!!",
+        encode(6, [range(7, 30)]),
+        encode(5, [range(6, 20)])[:-3],
+        "p1R" + "0" * 4000,
+        "\u00e9" * 500,
+    ],
+    ids=["newer", "empty", "no body", "no code", "other offset", "cut", "long", "not ascii"],
+)
+def test_metadata_that_cannot_be_trusted_makes_work_come_again_and_is_replaced(
+    broker: DevBroker, new_topic: NewTopic, metadata: str
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(30)))
+    commit(broker, topic, 5, metadata)
+    seen = Recorder()
+
+    with consumer_of(broker, topic, seen):
+        wait_until(lambda: at(broker, topic).offset == 30)
+
+    assert sorted(offset for _, offset in seen.places()) == list(range(5, 30))
+    assert not at(broker, topic).metadata
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_an_offset_past_the_end_follows_the_reset_policy(broker: DevBroker, new_topic: NewTopic, reset: str) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"old", b"x")] * 5)
+    commit(broker, topic, 4000, encode(4000, [range(4001, 4100)]))
+    seen = Recorder()
+
+    with consumer_of(broker, topic, seen, {"config": {"auto.offset.reset": reset}}) as consumer:
+        # New ones are written until one is seen: when the reset has taken place is not told.
+        def new_ones_arrive() -> bool:
+            produce(broker.bootstrap_servers, topic, [(b"new", b"x")])
+            return any(call.key == b"new" for call in list(seen.calls))
+
+        wait_until(new_ones_arrive, interval=0.2)
+        wait_until(lambda: at(broker, topic).offset == ends(broker.bootstrap_servers, topic, 1)[0])
+        lag = wait_until(lambda: (one := consumer.statistics().partitions) and one[0].lag == 0 and one)
+
+    assert lag[0].watermark < 4000
+    assert (b"old" in seen.by_key()) == (reset == "earliest")
+
+
+def test_an_offset_past_the_end_stops_the_consumer_where_no_policy_is_allowed(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 5)
+    commit(broker, topic, 4000)
+
+    consumer = consumer_of(broker, topic, Recorder(), {"config": {"auto.offset.reset": "error"}}).start()
+    with pytest.raises(PenstockError, match=r"auto\.offset\.reset forbids another"):
+        wait_until(consumer.wait)
+    with pytest.raises(PenstockError):
+        consumer.stop()
+
+    assert at(broker, topic).offset == 4000
+
+
+def test_aborted_messages_at_the_tail_leave_no_lag(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 3)
+    producer = transactional(broker.bootstrap_servers)
+    producer.begin_transaction()
+    for _ in range(20):
+        producer.produce(topic, b"never")
+    producer.flush()
+    producer.abort_transaction()
+    wait_for_markers(broker.bootstrap_servers, topic)
+    seen = Recorder()
+
+    with consumer_of(broker, topic, seen) as consumer:
+        wait_until(lambda: at(broker, topic).offset == 24)
+        wait_until(lambda: (one := consumer.explain()) and (one[0].lag, one[0].state) == (0, "idle"))
+
+    assert len(seen.calls) == 3
+
+
+def test_a_poison_fraction_stops_nothing_until_its_own_budget_is_full(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic = new_topic()
+
+    def records(count: int) -> Iterator[tuple[bytes, bytes]]:
+        return ((b"k%d" % i, b"poison" if i % 5 == 0 else b"fine") for i in range(count))
+
+    produce(broker.bootstrap_servers, topic, records(1000))
+    mended = threading.Event()
+
+    def function(message: Message) -> None:
+        if message.value == b"poison" and not mended.is_set():
+            raise PoisonError
+
+    policy = retry(attempts=10_000, wait=tenacity.wait_fixed(0.5))
+    # A fifth is poisoned: 200 parked are twice what may be in flight, and fit into their own budget.
+    settings: dict[str, object] = {"max_in_flight": 100, "max_parked": 300, "fetch_size": 20}
+    with consumer_of(broker, topic, function, settings, retry_policy=policy) as consumer:
+        wait_until(lambda: consumer.statistics().handled == 800)
+        first = consumer.statistics().partitions[0]
+        produce(broker.bootstrap_servers, topic, ((b"more%s" % key, value) for key, value in records(2000)))
+        second = wait_until(
+            lambda: (one := consumer.statistics().partitions[0]) and one.paused == "parked limit" and one
+        )
+        (said,) = consumer.explain()
+        mended.set()
+        wait_until(lambda: consumer.statistics().handled == 3000)
+
+    assert (first.parked, first.paused) == (200, None)
+    assert 300 <= second.parked <= 320
+    assert (said.paused, said.state) == ("parked limit", "parked")
+
+
+def test_many_scattered_undone_offsets_stop_the_intake_before_their_map_outgrows_the_commit(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic, count = new_topic(), 40_000
+    draw = [(i * 2_654_435_761) % 4_294_967_296 % 10 < 4 for i in range(count)]
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"p" if draw[i] else b"f") for i in range(count)))
+    mended = threading.Event()
+
+    def function(message: Message) -> None:
+        if message.value == b"p" and not mended.is_set():
+            raise PoisonError
+
+    policy = retry(attempts=10_000, wait=tenacity.wait_fixed(3))
+    settings: dict[str, object] = {"max_parked": 100_000, "max_in_flight": 10_000}
+    with consumer_of(broker, topic, function, settings, retry_policy=policy) as consumer:
+        tracker = wait_until(lambda: [one.tracker for one in consumer._engine.assignments.all()])[0]
+        longest = compared = 0
+
+        def is_stopped() -> bool:
+            nonlocal longest, compared
+            above = tracker.gaps()
+            point = tracker.commit_point()
+            longest = max(longest, len(point.metadata))
+            if above and above == tracker.gaps():
+                # Nothing moved in between: nothing may be cut off.
+                told = decode(point.offset, point.metadata)
+                assert told is not None
+                assert list(told.done) == above
+                compared += 1
+            return consumer.statistics().partitions[0].paused == "offset map limit"
+
+        wait_until(is_stopped, timeout=60)
+        stopped = consumer.statistics().partitions[0]
+        wait_until(lambda: is_stopped() and compared)
+        wait_until(lambda: at(broker, topic).metadata)
+        mended.set()
+        wait_until(lambda: consumer.statistics().handled == count, timeout=60)
+
+    assert stopped.position < count
+    assert longest < MAX_METADATA_CHARS
+    assert at(broker, topic).offset == count
+
+
+def test_a_partition_that_was_paused_when_it_left_runs_when_it_comes_back(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=2)
+    produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(400)))
+    gate = threading.Event()
+    seen = Recorder()
+
+    def function(message: Message) -> None:
+        gate.wait(120)
+        seen(message)
+
+    settings: dict[str, object] = {
+        "max_in_flight": 20,
+        "fetch_size": 10,
+        "revoke_timeout": 0.1,
+        "stop_timeout": 0.5,
+        "config": {"heartbeat.interval.ms": 200},
+    }
+    with consumer_of(broker, topic, function, settings) as first:
+        wait_until(lambda: (one := first.statistics().partitions) and len(one) == 2 and all(p.paused for p in one))
+        with consumer_of(broker, topic, function, settings) as second:
+            wait_until(lambda: len(first.statistics().partitions) == 1 and len(second.statistics().partitions) == 1)
+            wait_until(lambda: second.statistics().partitions[0].paused)
+            second.request_stop(now=True)
+            wait_until(lambda: len(first.statistics().partitions) == 2)
+        gate.set()
+        wait_until(lambda: len(set(seen.places())) == 400)
+        wait_until(lambda: first.statistics().in_flight == 0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_memory_stays_within_the_bytes_allowed_and_what_the_client_has_fetched(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic, count = new_topic(), 250
+    for _ in range(count // 25):
+        produce(broker.bootstrap_servers, topic, ((None, b"x" * 900_000) for _ in range(25)))
+    gate = threading.Event()
+    sizes: list[int] = []
+
+    def function(message: Message) -> None:
+        gate.wait(120)
+        sizes.append(len(message.value or b""))
+
+    settings: dict[str, object] = {
+        "max_in_flight_bytes": 20 * MEGABYTE,
+        "fetch_size": 5,
+        "config": {"queued.max.messages.kbytes": 20_000, "max.partition.fetch.bytes": 2 * MEGABYTE},
+    }
+    before = resident_bytes()
+    with consumer_of(broker, topic, function, settings) as consumer:
+        wait_until(lambda: (one := consumer.statistics().partitions) and one[0].paused == "byte limit")
+        held = resident_bytes() - before
+        in_flight = consumer.statistics().partitions[0].bytes_in_flight
+        gate.set()
+        wait_until(lambda: len(sizes) == count, timeout=60)
+
+    assert 20 * MEGABYTE <= in_flight <= 25 * MEGABYTE
+    # In flight, one fetch, the client's queue, and as much again for what the allocator keeps.
+    assert held <= 100 * MEGABYTE
+    assert set(sizes) == {900_000}
