@@ -7,6 +7,7 @@ import time
 
 from chaos.fleet import Fleet, messages
 from chaos.scenarios import fed_slowly
+from histories import Span
 from waiting import wait_until
 
 
@@ -74,8 +75,12 @@ def broker_killed_while_a_member_leaves(group: Fleet, **options: object) -> None
     second.terminate()
 
 
-def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> None:
-    """Freeze the broker while a member waits for its handlers to give partitions away; let it go on after that."""
+def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> dict[str, Span]:
+    """Freeze the broker while a member waits for its handlers to give partitions away; let it go on after that.
+
+    Returns:
+        When the members may run what they do not own any more: their long handlers outlive a lost membership.
+    """
     (first,) = group.start_all(1, **options)
     for partition in range(group.partitions):
         # Out of step, so that at any moment most have a while to go.
@@ -97,11 +102,13 @@ def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> None:
     assert during[-1].revoking or during[-1].failed_commits > 0, first.log_end()
     group.broker.resume()
     group.wait_shared([first, second], timeout=120)
+    shared = time.monotonic()
     group.wait_settled(120)
     assert first.look is not None
     assert first.look.revoked + first.look.lost > 0
     for one in (first, second):
         one.terminate()
+    return {one.name: (frozen, shared) for one in (first, second)}
 
 
 __all__ = [
