@@ -206,3 +206,19 @@ def test_what_does_not_exist_is_named(memory: TestBroker) -> None:
         memory.produce("t", b"v", partition=7)
     with pytest.raises(PenstockError, match="exists"):
         memory.create_topic("t")
+
+
+def test_a_group_whose_offset_was_deleted_gets_each_message_once() -> None:
+    broker = TestBroker()
+    broker.create_topic("t")
+    for number in range(6):
+        broker.produce("t", b"%d" % number)
+    assert Reader(broker).commit((0, 1)) is None
+    broker.delete_records("t", 0, 3)
+
+    reader = Reader(broker, "t")
+    # Without asking for the offset first, so that the client finds it by itself.
+    reader._assign = lambda client, partitions: client.incremental_assign(partitions)  # type: ignore[method-assign]
+    reader.client.subscribe(["t"], on_assign=reader._assign, on_revoke=reader._revoke, on_lost=reader._lost)
+
+    assert offsets(reader.take()) == [3, 4, 5]

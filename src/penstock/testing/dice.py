@@ -103,7 +103,7 @@ class Dice:
         try:
             for _ in range(self._chance.randint(1, 2)):
                 simulation.add()
-            while simulation.step < steps:
+            for _ in range(steps):
                 self._do[self._chance.choices(self.actions, cum_weights=self._weights)[0]]()
             simulation.settle()
         except Exception as error:
@@ -190,6 +190,7 @@ class Dice:
                 "late": lambda: broker.delay_request("commit", seconds),
                 "repeated": lambda: broker.repeat_request("commit", seconds),
             }[kind](),
+            repeats=kind == "repeated",
         )
 
     def _write_fault(self) -> None:

@@ -122,7 +122,7 @@ class Fetcher:
             return
         if part.next < 0:
             self._begin(part, log)
-        elif not log.start <= part.next <= log.end:
+        if not part.stopped and not log.start <= part.next <= log.end:
             why = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
             self._go_by_policy(part, log, why)
         if part.stopped or part.next >= log.end:
@@ -148,8 +148,6 @@ class Fetcher:
                 self._go_by_policy(part, log, "no previously committed offset available: Local: No offset stored")
             else:
                 part.next = stored
-                if not log.start <= stored <= log.end:
-                    self._fetch(part)
 
     def _go_by_policy(self, part: FetchedPartition, log: PartitionLog, why: str) -> None:
         if self._reset in ("earliest", "smallest", "beginning"):
