@@ -1,0 +1,60 @@
+"""Operations: an app tells why it does not move, is changed while it runs, counts, and reports spans.
+
+`python examples/feed.py parcels` writes messages (see there for the broker); then `python examples/operations.py`.
+"""
+
+import os
+import threading
+import time
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import penstock
+
+PARCELS = 100
+
+
+class Timing(penstock.Middleware):
+    """Notes how long handlers take. Both hooks run on the handler's thread."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._begun = threading.local()
+
+    def before(self, message: penstock.Message) -> None:  # noqa: ARG002 - the hook's signature
+        """Note the time."""
+        self._begun.at = time.perf_counter()
+
+    def after(self, message: penstock.Message, error: BaseException | None) -> None:  # noqa: ARG002 - as above
+        """Note how long it took."""
+        self.seconds.append(time.perf_counter() - self._begun.at)
+
+
+spans, timing, tracing = InMemorySpanExporter(), Timing(), TracerProvider()
+tracing.add_span_processor(SimpleSpanProcessor(spans))  # in earnest: a batch processor and an OTLP exporter
+telemetry = penstock.Telemetry(tracer_provider=tracing)
+servers = os.environ.get("PENSTOCK_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
+app = penstock.App("operations", bootstrap_servers=servers, workers=1, middlewares=[timing], telemetry=telemetry)
+
+
+@app.handler("parcels", rate=0)  # holds all, until somebody changes it
+def deliver(_parcel: penstock.Message) -> None:
+    """Deliver."""
+    time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    with app.start() as running:
+        while sum(one.lag or 0 for one in running.explain()) < PARCELS:
+            running.wait(0.1)
+        print(*running.explain(), sep="\n")  # each partition, what holds it, where that is, and since when
+        running.change(workers=4)
+        running.change_handler("parcels", rate=None)
+        while running.statistics().handled < PARCELS:
+            running.wait(0.1)
+        now = running.statistics()
+        print(f"{now.handled} handled by {now.workers} workers, {now.failed} failures, {now.commits} commits")
+    print(f"{len(timing.seconds)} calls, the slowest took {max(timing.seconds):.3f} s; spans:")
+    print(*sorted({span.name for span in spans.get_finished_spans()}), sep="\n")
