@@ -47,15 +47,25 @@ class Dice:
         simulation: what is driven; its own chance is used.
         keys: how many keys there are.
         avoid: rare actions that never come up.
+        fail: the part of the handlers that fail; drawn when left out.
+        put_off: the part of the handlers that put their completion off; drawn when left out.
     """
 
-    def __init__(self, simulation: Simulation, *, keys: int = 5, avoid: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        *,
+        keys: int = 5,
+        avoid: Sequence[str] = (),
+        fail: float | None = None,
+        put_off: float | None = None,
+    ) -> None:
         self._simulation = simulation
         self._chance = chance = simulation.chance
         self._keys = [None, *(b"k%d" % number for number in range(keys))]
         self._topics = list(simulation.app.handlers)
-        self._fail = chance.choice((0.0, 0.05, 0.3))
-        self._put_off = chance.choice((0.0, 0.0, 0.1))
+        self._fail = chance.choice((0.0, 0.05, 0.3)) if fail is None else fail
+        self._put_off = chance.choice((0.0, 0.0, 0.1)) if put_off is None else put_off
         chosen = {name: often for name, often in RARE.items() if name not in avoid and chance.random() < _RARE_PART}
         #: What may happen in this run.
         self.actions = list(COMMON | chosen)

@@ -1,0 +1,110 @@
+"""Apps and settings of many kinds, chosen by a seed, for simulations of the consumer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tenacity
+
+import penstock
+from penstock.consumer import ConsumerSettings
+from penstock.testing import Dice, Simulation
+
+#: The environment's number of runs, and the one seed to run instead.
+RUNS = int(os.environ.get("PENSTOCK_SIMULATIONS", "300"))
+ONE_SEED = os.environ.get("PENSTOCK_SIMULATION_SEED")
+MOVES = 150
+
+
+def handle(message: penstock.Message) -> None:
+    """Take a message."""
+
+
+async def handle_async(message: penstock.Message) -> None:
+    """Take a message on the event loop."""
+
+
+def two_of_three(message: penstock.Message) -> bool:
+    """Let two of three messages pass."""
+    return int(message.value or b"0") % 3 != 0
+
+
+def app_of(chance: random.Random) -> penstock.App:
+    """Return an app with handlers of many kinds."""
+    app = penstock.App("sim", bootstrap_servers="memory:0")
+    for number in range(chance.choice((1, 1, 2))):
+        options: dict[str, Any] = {
+            "order": chance.choice(("key", "key", "key", "partition", "none")),
+            "keyless": chance.choice(("partition", "together", "spread")),
+            "dead_letter": chance.choice((True, True, True, "drop", False)),
+            "retry": penstock.retry(
+                attempts=chance.choice((1, 2, 3)), wait=tenacity.wait_fixed(chance.choice((0, 0.2, 1, 5)))
+            ),
+        }
+        seldom: tuple[dict[str, Any], ...] = (
+            {"batch": chance.choice((2, 5)), "linger": chance.choice((0, 0.5))},
+            {"filter": two_of_three},
+            {"decoder": "json"},
+            {"retry_delays": chance.choice(((1.0,), (0.5, 3.0)))},
+            {"rate": 5.0},
+            {"key_rate": 2.0},
+            {"deferred_timeout": 3.0},
+        )
+        for more in seldom:
+            if chance.random() < 0.2:
+                options |= more
+        app.handler(f"t{number}", **options)(chance.choice((handle, handle, handle_async)))
+    return app
+
+
+def settings_of(chance: random.Random) -> ConsumerSettings:
+    """Return settings small enough that limits are met."""
+    return ConsumerSettings(
+        workers=chance.choice((1, 2, 3)),
+        max_concurrency=chance.choice((1, 3)),
+        pinned=chance.random() < 0.15,
+        lanes_per_worker=chance.choice((1, 2, 8)),
+        max_in_flight=chance.choice((3, 20, 1_000)),
+        max_in_flight_bytes=chance.choice((1_000, 100_000)),
+        max_parked=chance.choice((2, 1_000)),
+        fetch_size=chance.choice((1, 3, 10, 50)),
+        commit_interval=chance.choice((0.2, 1.0)),
+        revoke_timeout=chance.choice((0.05, 0.5)),
+        stop_timeout=chance.choice((0.5, 10.0)),
+        config={"session.timeout.ms": 10_000},
+    )
+
+
+def simulation_of(seed: int) -> tuple[Simulation, Dice]:
+    """Return the simulation of a seed, not begun."""
+    chance = random.Random(f"what {seed}")  # noqa: S311 - a seed must give the same app again
+    app, settings, partitions = app_of(chance), settings_of(chance), chance.choice((1, 2, 3))
+    simulation = Simulation(app, seed, settings=settings, partitions=partitions)
+    return simulation, Dice(simulation, keys=chance.choice((1, 3, 8)))
+
+
+def run(seed: int) -> tuple[Simulation, Dice]:
+    """Run a seed to its end."""
+    simulation, dice = simulation_of(seed)
+    try:
+        dice.run(MOVES)
+    except Exception as error:
+        error.add_note(f"run it again: PENSTOCK_SIMULATION_SEED={seed} python -m pytest tests/simulation -k seed")
+        raise
+    return simulation, dice
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep the logs of thousands of faults out of a test's report; they cost more than the runs."""
+    former = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(former)
