@@ -180,6 +180,7 @@ def test_what_ends_the_event_loop_stops_the_consumer_with_it(broker: DevBroker, 
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
     kept: list[asyncio.Task[None]] = []
+    ended: list[str] = []
 
     async def exits() -> None:
         raise SystemExit(3)
@@ -187,7 +188,10 @@ def test_what_ends_the_event_loop_stops_the_consumer_with_it(broker: DevBroker, 
     async def spawns(_message: Message) -> None:
         # What a task of its own raises is no failure of the handler: asyncio ends the loop with it.
         kept.append(asyncio.create_task(exits()))
-        await asyncio.sleep(3600)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(threading.current_thread().name)
 
     consumer = consumer_of(broker, {topic: handler(spawns)}, revoke_timeout=0.2).start()
     with pytest.raises(SystemExit):
@@ -196,6 +200,8 @@ def test_what_ends_the_event_loop_stops_the_consumer_with_it(broker: DevBroker, 
         consumer.stop()
     consumer.close()
 
+    # Its handler was cancelled, where it ran.
+    assert ended == [f"penstock-loop-group-{topic}"]
     assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset <= 0
 
 

@@ -30,6 +30,8 @@ ResultT = TypeVar("ResultT")
 _SLICES = 5
 #: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
 _JOIN_S = 5.0
+#: Seconds that handlers may take to end when the loop does.
+_END_S = 1.0
 #: Seconds that handlers which never wait for anything may keep the loop from all that do.
 _ROUND_S = 0.01
 
@@ -119,9 +121,20 @@ class TaskPool:
         except BaseException as error:  # noqa: BLE001 - a defect must stop the consumer, not one thread in silence
             self._desk.fail(error)
         finally:
-            self._closing()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+            try:
+                self._loop.run_until_complete(self._end())
+            finally:
+                self._closing()
+                self._loop.close()
+
+    async def _end(self) -> None:
+        """End what is left: handlers that outlived their cancelling, or all where the loop was ended by an error."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=_END_S)
+        await self._loop.shutdown_asyncgens()
 
     def _beat(self) -> None:
         self.alive_at = self._loop.time()
