@@ -1,0 +1,111 @@
+"""The options table names every option, and none that is not there, with the defaults of the code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.consumer import UNCHANGED, ConsumerSettings
+from penstock.consumer.settings import _DEFAULTS, _OWNED
+from penstock.errors import ConfigurationError
+
+TEXT = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+CHANGES = {"RunningApp.change", "RunningApp.change_handler"}
+SIGNATURES: dict[str, Callable[..., object]] = {
+    "App": penstock.App,
+    "App.handler": penstock.App.handler,
+    "RunningApp.change": penstock.RunningApp.change,
+    "RunningApp.change_handler": penstock.RunningApp.change_handler,
+    "retry": penstock.retry,
+    "DeadLetterLimit": penstock.DeadLetterLimit,
+    "Telemetry": penstock.Telemetry,
+}
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """Return the cells of the table below a heading, by the name in the first."""
+    section = re.split(r"\n#+ ", TEXT.split(f"# {heading}\n", 1)[1], maxsplit=1)[0]
+    table = [line.strip("| ").split("|") for line in section.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in row] for row in table]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def shown(heading: str, parameter: inspect.Parameter) -> object:
+    """Return a parameter's default as the table must have it: a word, or the value."""
+    default = parameter.default
+    if default is inspect.Parameter.empty:
+        return "required"
+    if default is UNCHANGED or (heading in CHANGES and default is None):
+        return "unchanged"
+    return (default.value if isinstance(default, Enum) else default,)
+
+
+def written(cell: str) -> object:
+    """Return what the table says: a word, or the value between backticks."""
+    return (ast.literal_eval(cell.strip("`")),) if cell.startswith("`") else cell
+
+
+@pytest.mark.parametrize("heading", SIGNATURES)
+def test_the_options_table_has_every_option_with_its_default(heading: str) -> None:
+    parameters = [one for one in inspect.signature(SIGNATURES[heading]).parameters.values() if one.name != "self"]
+
+    table = rows(f"`{heading}`")
+
+    assert {name: written(cells[0]) for name, cells in table.items()} == {
+        one.name: shown(heading, one) for one in parameters
+    }
+
+
+@pytest.mark.parametrize("heading", [name for name in SIGNATURES if name not in CHANGES])
+def test_a_default_has_the_type_that_it_has_in_the_code(heading: str) -> None:
+    parameters = inspect.signature(SIGNATURES[heading]).parameters
+
+    for name, cells in rows(f"`{heading}`").items():
+        said = written(cells[0])
+        if isinstance(said, tuple) and not isinstance(parameters[name].default, Enum):
+            assert type(said[0]) is type(parameters[name].default), name
+
+
+@pytest.mark.parametrize(
+    ("heading", "change"), [("App", penstock.RunningApp.change), ("App.handler", penstock.RunningApp.change_handler)]
+)
+def test_the_options_table_says_what_may_change_while_an_app_runs(heading: str, change: Callable[..., object]) -> None:
+    may_change = set(inspect.signature(change).parameters) - {"self", "topic"}
+
+    table = rows(f"`{heading}`")
+
+    assert {cells[-1] for cells in table.values()} <= {"yes", "no"}
+    assert {name for name, cells in table.items() if cells[-1] == "yes"} == may_change
+
+
+def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
+    table = rows("Set unless you do")
+
+    assert {name: ast.literal_eval(cells[0].strip("`")) for name, cells in table.items()} == _DEFAULTS
+    given = ConsumerSettings().client_config("group")
+    own = ConsumerSettings(config=dict.fromkeys(table, "mine")).client_config("group")
+    assert {name: given[name] for name in table} == _DEFAULTS
+    assert {own[name] for name in table} == {"mine"}
+    assert given["partition.assignment.strategy"] == "cooperative-sticky"
+    assert "message.max.bytes=1000000000" in TEXT
+    assert ConsumerSettings().producer_config() == {
+        "message.max.bytes": 1_000_000_000,
+        "enable.idempotence": True,
+        "linger.ms": 5,
+    }
+
+
+def test_the_options_table_has_the_client_settings_that_are_refused() -> None:
+    table = rows("Held by penstock")
+
+    assert set(table) == set(_OWNED)
+    for name in table:
+        with pytest.raises(ConfigurationError, match=re.escape(name)):
+            ConsumerSettings(config={name: "mine"})
