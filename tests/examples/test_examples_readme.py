@@ -1,0 +1,74 @@
+"""What the README and the docs say of files, names and tests is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli.frame import frame
+from penstock.telemetry.readings import METRICS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+
+
+def test_the_test_that_the_readme_shows_passes_for_a_handler_that_fails_and_not_for_one_that_does_not() -> None:
+    [shown] = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "TestApp" in block]
+    app = penstock.App("sms", bootstrap_servers="127.0.0.1:9092")
+    calls: list[object] = []
+
+    @app.handler("balance-changes", retry=penstock.retry(attempts=5), dead_letter=True)
+    def send_sms(message: penstock.Message) -> None:
+        calls.append(message.key)
+        int(message.value or b"")
+
+    names: dict[str, object] = {"app": app}
+    exec(shown, names)  # noqa: S102 - our own README
+    test = names["test_a_failure_is_tried_again_and_given_up"]
+    assert callable(test)
+
+    test()
+    assert calls == [b"alice"] * 5
+
+    forgiving = penstock.App("sms", bootstrap_servers="127.0.0.1:9092")
+    forgiving.handler("balance-changes", dead_letter=True)(calls.append)
+    names["app"] = forgiving
+    with pytest.raises(AssertionError):
+        test()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
+def test_files_that_the_docs_name_exist(page: Path) -> None:
+    text = page.read_text()
+
+    links = [one for one in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not one.startswith("http")]
+    programs = re.findall(r"`(?:examples/)?([a-z_]+\.py)`", text)
+
+    assert links or page.name != "README.md"
+    assert [one for one in links if not (page.parent / one).exists()] == []
+    places = [ROOT / "examples", ROOT / "src" / "penstock"]
+    assert [one for one in programs if not any((place / one).exists() for place in places)] == []
+
+
+def test_the_metrics_that_the_readme_names_are_those_that_are_reported() -> None:
+    [row] = [line for line in README.splitlines() if line.startswith("| ours |")]
+
+    named = {name if name.startswith("penstock") else f"penstock{name}" for name in re.findall(r"`([^`]+)`", row)}
+
+    assert named == {metric.name for metric in METRICS}
+
+
+def test_the_commands_that_the_readme_tells_of_exist_and_the_others_do_not() -> None:
+    known = {command.name or getattr(command.callback, "__name__", "") for command in frame().registered_commands}
+    known |= {group.typer_instance.info.name for group in frame().registered_groups if group.typer_instance is not None}
+
+    [absent] = [line for line in README.splitlines() if line.startswith("| dashboard")]
+    missing = set(re.findall(r"`penstock ([a-z]+)`", absent))
+    named = set(re.findall(r"(?:`|^\$ )penstock ([a-z]+)", README, re.MULTILINE))
+
+    assert missing.isdisjoint(known)
+    assert named - missing <= known
