@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -69,10 +68,6 @@ def test_commits_that_fail_in_a_revocation_lose_nothing(fragile_fleet: NewFleet,
     assert group.report(doubtful).faults == []
 
 
-@pytest.mark.xfail(
-    reason="each commit that is waited for waits for a dead coordinator as long as a session: twice 45 s",
-    raises=subprocess.TimeoutExpired,
-)
 def test_a_stop_keeps_its_time_when_the_broker_is_gone(fragile_fleet: NewFleet) -> None:
     group = fragile_fleet(1)
     group.feed([("slow", 2.0)])

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds to wait for the answer to a commit before the next is sent all the same.
 _ANSWER_S = 10.0
+#: Seconds after which an answer that stays out casts doubt on the coordinator.
+_LATE_S = 0.5
 
 
 class Commits:
@@ -50,6 +52,9 @@ class Commits:
         self._under_way = 0
         self._sent_at = 0.0
         self._overtaken = False
+        # Whether the last answer was a failure, and whether the end of a drain has begun to commit.
+        self._failing = False
+        self._settling = False
         #: Commits the broker took, and commits that failed.
         self.succeeded = 0
         self.failed = 0
@@ -70,15 +75,30 @@ class Commits:
         self._advance_idle(consumer, assignments)
         self._commit(consumer, assignments, now, wait=False)
 
-    def commit_last(self, consumer: ConsumerClient) -> None:
-        """Commit what has changed after a drain, and wait for the answer."""
-        assignments = self._assignments.all()
-        self._advance_idle(consumer, assignments)
-        self._commit(consumer, assignments, self._clock.monotonic(), wait=True)
+    def settle(self, consumer: ConsumerClient, now: float) -> bool:
+        """Commit what has changed at the end of a drain; return whether the group has all of it.
+
+        To be asked again between polls, which bring the answers: waiting for one in the client would know no bound
+        while the group's coordinator is away.
+        """
+        if not self._under_way and (not self._settling or now >= self._next):
+            self._settling = True
+            self._next = now + self.interval_s
+            assignments = self._assignments.all()
+            self._advance_idle(consumer, assignments)
+            self._commit(consumer, assignments, now, wait=False)
+        return not self._under_way and all(one.acknowledged for one in self._assignments.all())
 
     def commit_revoked(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
-        """Commit what has changed of revoked partitions and wait for the answer; safe in a rebalance callback."""
-        self._commit(consumer, assignments, self._clock.monotonic(), wait=True)
+        """Commit what has changed of revoked partitions, from within a rebalance callback.
+
+        The answer is waited for, unless the last commit failed or stays out: then the coordinator may be away, the
+        client would wait for it as long as a session, and the budget of the revocation would be a wish. The commit goes
+        out before the group is told of the revocation all the same, for the client sends in order.
+        """
+        now = self._clock.monotonic()
+        late = self._under_way > 0 and now - self._sent_at > _LATE_S
+        self._commit(consumer, assignments, now, wait=not (late or self._failing))
 
     def _commit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
         points: list[TopicPartition] = []
@@ -137,6 +157,7 @@ class Commits:
             self._note_failure(reason(why) if why is not None else "no reason given", refused)
         else:
             self.succeeded += 1
+            self._failing = False
             if self.told is not None:
                 self.told(partitions or (), None)
         for one in partitions or ():
@@ -147,6 +168,7 @@ class Commits:
 
     def _note_failure(self, why: str, partitions: Sequence[TopicPartition]) -> None:
         self.failed += 1
+        self._failing = True
         if self.told is not None:
             self.told(partitions, why)
         for one in partitions:

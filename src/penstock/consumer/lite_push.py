@@ -29,6 +29,11 @@ _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
+#: Seconds between two looks at a poll thread that should end.
+_LOOK_S = 0.5
+#: Seconds that leaving the group may take beyond the budget of a revocation.
+_LEAVE_S = 5.0
+
 
 class Unchanged:
     """Stands for a setting that is left as it is, where None is a value."""
@@ -84,6 +89,8 @@ class LitePushConsumer:
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
         self._loop: PollLoop | None = None
+        self._leaving_since: float | None = None
+        self._said_left_alone = False
         self._pool = WorkerPool(
             group,
             workers=self._settings.workers if engine.has_threads else 0,
@@ -276,11 +283,32 @@ class LitePushConsumer:
         """
         if self._thread is None or self._loop is None:
             return True
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            return False
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._thread.is_alive() and not self._left_alone(self._loop):
+            step = _LOOK_S if deadline is None else min(_LOOK_S, deadline - time.monotonic())
+            if step <= 0:
+                return False
+            self._thread.join(step)
         if self._loop.failure is not None:
             raise self._loop.failure
+        return True
+
+    def _left_alone(self, loop: PollLoop) -> bool:
+        """Tell whether leaving the group takes so long that nobody should wait for it."""
+        if not loop.leaving.is_set():
+            return False
+        now = time.monotonic()
+        if self._leaving_since is None:
+            self._leaving_since = now
+        if now - self._leaving_since < self._settings.revoke_timeout + _LEAVE_S:
+            return False
+        if not self._said_left_alone:
+            self._said_left_alone = True
+            _log.warning(
+                "%s cannot leave its group: the coordinator does not answer; the client goes on trying while the "
+                "process lives, and what was not committed is handled again",
+                self._group,
+            )
         return True
 
     def stop(self, timeout: float | None = None) -> bool:

@@ -96,8 +96,10 @@ class PollLoop:
         self.failure: BaseException | None = None
         #: Seconds a drain may take. Written before `stopping` is set.
         self.drain_timeout = settings.stop_timeout
-        #: Whether the drain ended with nothing left. Written by the poll thread before it ends.
+        #: Whether the drain ended with nothing left. Written by the poll thread before it leaves.
         self.drained = False
+        #: Set when nothing is left to do but to leave the group.
+        self.leaving = threading.Event()
         self._fail_lock = threading.Lock()
 
     def fail(self, error: BaseException) -> None:
@@ -215,8 +217,6 @@ class PollLoop:
 
     def drain_step(self, deadline: float) -> bool:
         """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""
-        if self.leave_now.is_set():
-            return self._drain_ended()
         for assignment in self._assignments.all():
             if assignment.paused != STOPPING:
                 self._intake.pause(self._consumer, assignment, STOPPING)
@@ -231,8 +231,12 @@ class PollLoop:
             or any(route.meter.next_release(now) is not None for route in self._routes)
             or self._retries_before(deadline)
         )
-        if now >= deadline or (idle and not waits and self._scheduler.idle):
-            return self._drain_ended()
+        over = now >= deadline or self.leave_now.is_set()
+        if over or (idle and not waits and self._scheduler.idle):
+            self.drained = not any(assignment.tracker.in_flight for assignment in self._assignments.all())
+            # What is still out at the end is committed once more while the group is left.
+            if self._commits.settle(self._consumer, now) or over:
+                return True
         message = self._consumer.poll(_SATURATED_S)
         if message is not None:
             # Fetched before the pause took hold. It is out of the client, so it must be tracked.
@@ -244,13 +248,12 @@ class PollLoop:
         parked = (key for lane in self._scheduler.lanes if lane.parked for key in list(lane.parked.values()))
         return any(key.due_at < deadline for key in parked)
 
-    def _drain_ended(self) -> bool:
-        self.drained = not any(assignment.tracker.in_flight for assignment in self._assignments.all())
-        self._commits.commit_last(self._consumer)
-        return True
-
     def leave(self) -> None:
-        """Commit, leave the group, close. The last thing this thread does."""
+        """Commit, leave the group, close. The last thing this thread does.
+
+        The client waits here for a coordinator that is away, and knows no bound but its own.
+        """
+        self.leaving.set()
         try:
             self._outbox.flush(1.0)
             # Closing revokes: running handlers are waited for and all that is done is committed there.

@@ -26,11 +26,13 @@ _OWNED = {
 _COOPERATIVE = "cooperative-sticky"
 
 #: What penstock sets unless the user does. By the client's own defaults a full local queue stops fetching for a whole
-#: second, and a fetch brings a megabyte of a partition: together they leave a fast consumer idle half of the time.
+#: second, and a fetch brings a megabyte of a partition: together they leave a fast consumer idle half of the time. And
+#: it waits a minute for an answer, a commit within a revocation included.
 _DEFAULTS = {
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
     "fetch.queue.backoff.ms": 10,
+    "socket.timeout.ms": 15_000,
     "max.partition.fetch.bytes": 4 * 1024 * 1024,
 }
 
