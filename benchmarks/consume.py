@@ -78,9 +78,21 @@ WORKS = {
 
 def produce(bootstrap: str, work: Work) -> str:
     """Make the workload's topic and fill it."""
+    topic = make_topic(bootstrap, work)
+    fill(bootstrap, topic, work)
+    return topic
+
+
+def make_topic(bootstrap: str, work: Work) -> str:
+    """Make an empty topic for a workload."""
     topic = f"{work.name.lower()}-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+    return topic
+
+
+def fill(bootstrap: str, topic: str, work: Work) -> None:
+    """Write a workload's messages."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "enable.idempotence": True}
     )
@@ -96,7 +108,6 @@ def produce(bootstrap: str, work: Work) -> str:
         if number % 1000 == 0:
             producer.poll(0)
     producer.flush()
-    return topic
 
 
 def raw_consume(bootstrap: str, topic: str, count: int, *, tuned: bool) -> float:
@@ -212,8 +223,12 @@ def penstock_rate(bootstrap: str, topic: str, work: Work) -> float:
     return work.count / (clock.ended - (begun[0] if begun else clock.begun))
 
 
-def processes_rate(bootstrap: str, topic: str, work: Work) -> float:
-    """Return messages/s of two processes of one group, from the first handler call in either to the last."""
+def processes_rate(bootstrap: str, work: Work) -> float:
+    """Return messages/s of two processes of one group, from the first handler call in either to the last.
+
+    The topic is filled once both have their partitions, so the writing of the messages falls into the time.
+    """
+    topic = make_topic(bootstrap, work)
     with tempfile.TemporaryDirectory() as folder:
         told = {
             "BENCH_BROKERS": bootstrap,
@@ -228,6 +243,11 @@ def processes_rate(bootstrap: str, topic: str, work: Work) -> float:
             command, cwd=Path(__file__).parent, env={**os.environ, **told}, stdout=subprocess.DEVNULL
         ) as process:
             deadline = time.monotonic() + 600
+            while (shares := assigned(bootstrap, told["BENCH_GROUP"])) != [PARTITIONS // 2] * 2:
+                if time.monotonic() > deadline or process.poll() is not None:
+                    sys.exit(f"{work.name} did not begin: {shares}")
+                time.sleep(0.2)
+            fill(bootstrap, topic, work)
             while sum((counts := reports(folder)).values()) < work.count:
                 if time.monotonic() > deadline or process.poll() is not None:
                     sys.exit(f"{work.name} did not end: {counts}")
@@ -235,6 +255,12 @@ def processes_rate(bootstrap: str, topic: str, work: Work) -> float:
             process.terminate()
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir() if path.suffix == ".json"]
     return work.count / (max(one["ended"] for one in found) - min(one["begun"] for one in found))
+
+
+def assigned(bootstrap: str, group: str) -> list[int]:
+    """Return how many partitions each member of a group has."""
+    found = AdminClient({"bootstrap.servers": bootstrap}).describe_consumer_groups([group])[group].result()
+    return [len(member.assignment.topic_partitions) for member in found.members]
 
 
 def reports(folder: str) -> dict[str, int]:
@@ -354,7 +380,7 @@ def grounds(bootstrap: str, topic: str, work: Work) -> dict[str, Callable[[], fl
 def measure_penstock(bootstrap: str, topic: str, work: Work) -> float:
     """Return messages/s of penstock in the workload's way."""
     if work.mode == "processes":
-        return processes_rate(bootstrap, topic, work)
+        return processes_rate(bootstrap, work)
     if work.name == "poison":
         return poison_rate(bootstrap, topic, work, poisoned=True)
     return penstock_rate(bootstrap, topic, work)
@@ -362,7 +388,7 @@ def measure_penstock(bootstrap: str, topic: str, work: Work) -> float:
 
 def compare(bootstrap: str, work: Work, rounds: int) -> None:
     """Run one workload and its grounds in turn and print all with the ratios, round by round."""
-    topic = produce(bootstrap, work)
+    topic = "" if work.mode == "processes" else produce(bootstrap, work)
     held_against = grounds(bootstrap, topic, work)
     found: dict[str, list[float]] = {name: [] for name in held_against}
     mine: list[float] = []
