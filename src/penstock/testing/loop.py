@@ -75,8 +75,11 @@ class TaskRunner:
             task.result()
         if time.monotonic() - self._ended_at > self._patience:
             names = {worker.assignment for worker in self._consumer.workers if worker.work is not None}
+            count = len(self._tasks)
+            # So that the test can end.
+            self.cancel()
             raise PenstockError(
-                f"{len(self._tasks)} `async def` handlers have not ended within {self._patience:g} s, for messages of "
+                f"{count} `async def` handlers have not ended within {self._patience:g} s, for messages of "
                 f"{', '.join(sorted(map(str, names)))}; their time is real, give the TestApp more patience=, or let "
                 "them return a DeferredCompletion"
             )

@@ -1,0 +1,359 @@
+"""TestApp: an app in the caller's thread, on a clock that stands until it is moved."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigurationError, PenstockError, StoppedError
+from penstock.testing import TestApp, TestBroker
+
+Values = list[bytes | None]
+
+
+def app_of(**options: object) -> penstock.App:
+    """An app that nobody's broker sees."""
+    return penstock.App("app", bootstrap_servers="memory:0", **options)  # type: ignore[arg-type] # the test's own
+
+
+def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
+    """Tries so many seconds apart."""
+    return penstock.retry(attempts=attempts, wait=lambda _: seconds)
+
+
+def test_messages_are_handled_in_the_order_of_their_keys_in_this_thread() -> None:
+    app, seen, threads = app_of(), [], set()
+
+    @app.handler("t")
+    def handle(message: penstock.Message) -> None:
+        seen.append((message.key, message.value))
+        threads.add(threading.get_ident())
+
+    with TestApp(app, partitions=3) as test:
+        for number in range(20):
+            test.send("t", str(number), key=f"k{number % 4}")
+        before = list(seen)
+        test.settle()
+
+    assert before == []
+    assert sorted(seen) == sorted((b"k%d" % (number % 4), b"%d" % number) for number in range(20))
+    for key in range(4):
+        mine = [int(value) for name, value in seen if name == b"k%d" % key]
+        assert mine == sorted(mine)
+    assert threads == {threading.get_ident()}
+
+
+def test_time_stands_while_an_app_settles_and_moves_as_far_as_it_is_told() -> None:
+    app, times = app_of(), []
+
+    @app.handler("t", retry=every(10), dead_letter=True)
+    def fail(message: penstock.Message) -> None:
+        times.append(test.clock.monotonic() - begun)
+        raise ValueError
+
+    with TestApp(app) as test:
+        begun = test.clock.monotonic()
+        test.send("t", "x")
+        test.settle()
+        settled = test.clock.monotonic()
+        test.advance(3600)
+        after = test.clock.monotonic()
+
+    assert settled == begun
+    assert after == begun + 3600
+    assert times == pytest.approx([0, 10, 20])
+
+
+def test_commits_go_by_the_clock_and_a_stop_makes_the_last() -> None:
+    app = app_of(commit_interval=5.0)
+    app.handler("t")(lambda _: None)
+
+    with TestApp(app) as test:
+        test.settle()
+        test.send("t", "x")
+        test.settle()
+        at_once = test.committed("t")
+        test.advance(6)
+        in_time = test.committed("t")
+        test.send("t", "x")
+        test.settle()
+        assert test.stop()
+
+    assert (at_once, in_time, test.committed("t")) == ({}, {0: 1}, {0: 2})
+
+
+def test_async_handlers_run_at_once_on_a_loop_of_their_own() -> None:
+    app, seen = app_of(), []
+    together = asyncio.Event()
+
+    @app.handler("t")
+    async def handle(message: penstock.Message) -> None:
+        seen.append(message.value)
+        if len(seen) == 2:
+            together.set()
+        await together.wait()
+        await asyncio.sleep(0.01)
+
+    with TestApp(app) as test:
+        test.send("t", "1", key="a")
+        test.send("t", "2", key="b")
+        test.settle()
+
+        assert seen == [b"1", b"2"]
+        assert test.statistics().handled == 2
+
+
+def test_an_async_handler_that_does_not_end_is_named() -> None:
+    app = app_of()
+
+    @app.handler("t")
+    async def hang(message: penstock.Message) -> None:
+        await asyncio.Event().wait()
+
+    with TestApp(app, patience=0.05) as test:
+        test.send("t", "x")
+
+        with pytest.raises(PenstockError, match=r"have not ended within 0.05 s, for messages of t\[0\]"):
+            test.settle()
+
+
+def test_an_async_app_inside_a_running_loop_is_refused() -> None:
+    app = app_of()
+
+    @app.handler("t")
+    async def handle(message: penstock.Message) -> None: ...
+
+    async def inside() -> None:
+        with pytest.raises(ConfigurationError, match="in a plain test function"), TestApp(app):
+            pass
+
+    asyncio.run(inside())
+
+
+def test_batches_wait_for_their_linger_and_deferred_completions_for_the_test() -> None:
+    app, batches, out = app_of(), [], []
+
+    @app.handler("batches", batch=3, linger=2.0)
+    def take(messages: list[penstock.Message]) -> None:
+        batches.append([message.value for message in messages])
+
+    @app.handler("later", keyless="together")
+    def defer(message: penstock.Message) -> penstock.DeferredCompletion:
+        out.append(penstock.DeferredCompletion())
+        return out[-1]
+
+    with TestApp(app) as test:
+        for number in range(4):
+            test.send("batches", str(number))
+        test.send("later", "x")
+        test.send("later", "y")
+        test.settle()
+        at_once = list(batches)
+        test.advance(2)
+        waiting = len(out)
+        out[0].complete()
+        test.settle()
+        out[1].complete()
+
+    assert at_once == [[b"0", b"1", b"2"]]
+    assert batches == [[b"0", b"1", b"2"], [b"3"]]
+    assert (waiting, len(out)) == (1, 2)
+    assert test.committed("later") == {0: 2}
+
+
+def test_rates_and_retry_topics_go_by_the_clock() -> None:
+    app, paced, tried = app_of(), [], []
+
+    @app.handler("paced", rate=1.0)
+    def pace(message: penstock.Message) -> None:
+        paced.append(message.value)
+
+    @app.handler("tried", retry=every(0, 1), retry_delays=[30.0], dead_letter=True)
+    def fail(message: penstock.Message) -> None:
+        tried.append(test.clock.monotonic())
+        raise ValueError
+
+    with TestApp(app) as test:
+        for number in range(5):
+            test.send("paced", str(number), key=str(number))
+        test.send("tried", "x")
+        test.settle()
+        at_once = len(paced)
+        test.advance(2.5)
+        later = len(paced)
+        in_between = len(test.records("retry.app.tried"))
+        test.advance(60)
+
+        assert (at_once, later, len(paced)) == (1, 3, 5)
+        assert in_between == 1
+        assert tried[1] - tried[0] == pytest.approx(30, abs=0.1)
+        assert [one.value for one in test.dead_letters("tried")] == [b"x"]
+
+
+def test_a_failure_that_stops_the_app_is_raised_with_its_cause() -> None:
+    app = app_of()
+
+    @app.handler("t", retry=every(1, 2))
+    def fail(message: penstock.Message) -> None:
+        raise KeyError("why")
+
+    with TestApp(app) as test:
+        test.send("t", "x")
+        test.settle()
+        with pytest.raises(PenstockError, match="failed t\\[0\\]@0 2 times") as stopped:
+            test.advance(1)
+        with pytest.raises(StoppedError, match="does not run"):
+            test.settle()
+
+    assert isinstance(stopped.value.__cause__, KeyError)
+
+
+def test_a_crash_repeats_what_was_not_committed_and_a_restart_does_not() -> None:
+    app, seen = app_of(), []
+    app.handler("t")(lambda message: seen.append(message.value))
+
+    with TestApp(app) as test:
+        test.settle()
+        test.send("t", "1")
+        test.settle()
+        test.restart()
+        test.settle()
+        after_restart = list(seen)
+        test.send("t", "2")
+        test.settle()
+        test.crash()
+        with pytest.raises(StoppedError):
+            test.settle()
+        test.restart()
+        test.settle()
+
+    assert after_restart == [b"1"]
+    assert seen == [b"1", b"2", b"2"]
+
+
+def test_lifespans_middlewares_and_worker_resources_are_those_of_the_app() -> None:
+    events: list[str] = []
+
+    class Told(penstock.Middleware):
+        def before(self, message: penstock.Message) -> None:  # noqa: ARG002 - the hook's arguments
+            events.append("before")
+
+        def after(self, message: penstock.Message, error: BaseException | None) -> None:  # noqa: ARG002 - as above
+            events.append("after")
+
+    app = app_of(middlewares=[Told()])
+
+    @app.lifespan
+    def outer() -> Iterator[None]:
+        events.append("up")
+        yield
+        events.append("down")
+
+    @app.lifespan
+    async def inner() -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        events.append("async up")
+        yield
+        events.append("async down")
+
+    @app.worker_resource
+    def session() -> Iterator[str]:
+        events.append("open")
+        yield "session"
+        events.append("close")
+
+    @app.handler("t")
+    def handle(message: penstock.Message) -> None:
+        events.append(session.get())
+
+    @app.handler("a")
+    async def handle_async(message: penstock.Message) -> None: ...
+
+    with TestApp(app) as test:
+        test.send("t", "x")
+        test.settle()
+
+    assert events == ["up", "async up", "before", "open", "session", "after", "close", "async down", "down"]
+
+
+def test_a_stop_drains_what_waits_by_the_clock() -> None:
+    app, seen = app_of(stop_timeout=30.0), []
+
+    @app.handler("t", retry=every(5), dead_letter=True)
+    def handle(message: penstock.Message) -> None:
+        seen.append(message.value)
+        if len(seen) == 1:
+            raise ValueError
+
+    with TestApp(app) as test:
+        test.send("t", "x")
+        test.settle()
+        drained = test.stop()
+
+    assert drained
+    assert seen == [b"x", b"x"]
+    assert test.committed("t") == {0: 1}
+
+
+def test_two_apps_share_a_group_on_one_broker() -> None:
+    broker, seen = TestBroker(), []
+    app = app_of()
+    app.handler("t")(lambda message: seen.append(message.value))
+
+    with TestApp(app, broker, partitions=2) as one, TestApp(app, broker, partitions=2) as other:
+        for _ in range(3):
+            one.settle()
+            other.settle()
+        for number in range(10):
+            one.send("t", str(number), key=str(number))
+        one.settle()
+        other.settle()
+
+        assert {one.statistics().handled, other.statistics().handled} != {0, 10}
+
+    assert sorted(seen) == [b"%d" % number for number in range(10)]
+
+
+def test_an_app_that_feeds_itself_does_not_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.testing.app._MAX_TURNS", 50)
+    app = app_of()
+    app.handler("t")(lambda _: test.send("t", "again"))
+
+    with TestApp(app) as test:
+        test.send("t", "x")
+        with pytest.raises(PenstockError, match="did not come to rest"):
+            test.settle()
+        test.crash()
+
+
+def test_what_cannot_be_tested_is_told() -> None:
+    app = app_of()
+    with pytest.raises(ConfigurationError, match="sinks are run by Spark and not here"):
+        TestApp(app)
+    app.handler("t")(lambda _: None)
+
+    with TestApp(app) as test:
+        with pytest.raises(ConfigurationError, match="does not consume other; name one of t"):
+            test.dead_letters("other")
+        with pytest.raises(ValueError, match="does not go back"):
+            test.advance(-1)
+        with pytest.raises(StoppedError, match="runs already"):
+            test.start()
+
+
+def test_an_interrupt_in_a_handler_ends_the_test() -> None:
+    app = app_of()
+
+    @app.handler("t", dead_letter=True)
+    def interrupted(message: penstock.Message) -> None:
+        raise KeyboardInterrupt
+
+    with TestApp(app) as test:
+        test.send("t", "x")
+        with pytest.raises(KeyboardInterrupt):
+            test.settle()
+        test.crash()
