@@ -58,6 +58,9 @@ def app_of(chance: random.Random) -> penstock.App:
         for more in seldom:
             if chance.random() < 0.2:
                 options |= more
+        if "batch" in options:
+            # A batch cannot be put off.
+            options.pop("deferred_timeout", None)
         app.handler(f"t{number}", **options)(chance.choice((handle, handle, handle_async)))
     return app
 

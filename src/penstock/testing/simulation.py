@@ -29,6 +29,8 @@ _BROKERS_S = 60.0 + 10.0 + 10.0
 #: Turns, and seconds of the clock at a time, in which everything must be done once the faults are over.
 _LAST_TURNS = 3_000
 _LAST_STRIDE_S = 5.0
+#: How often a group is helped that a commit has left behind which arrived twice.
+_CATCH_UPS = 100
 #: The longest value that is written.
 _VALUE_BYTES = 16
 
@@ -93,6 +95,7 @@ class Simulation:
         self._names = 0
         self._values = 0
         self._troubled = self._repeated = False
+        self._caught_up = 0
         self._most_bytes = self.settings.max_in_flight_bytes
 
     # What comes from outside
@@ -389,10 +392,12 @@ class Simulation:
 
     def _catch_up(self) -> None:
         """Let a group commit once more that was left behind by a commit which arrived twice."""
-        if self._repeated and not self.judge.unfinished():
-            self._repeated = False
+        if self._repeated and not self.judge.unfinished() and self._caught_up < _CATCH_UPS:
+            self._caught_up += 1
+            behind = self._committed()
             for topic, partition in list(self.judge.ledgers):
-                self.produce(topic, None, partition=partition)
+                if f"{topic}[{partition}]" in behind:
+                    self.produce(topic, None, partition=partition)
 
     def _turn(self) -> bool:
         """Let everybody do what can be done; tell whether somebody did."""
