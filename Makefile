@@ -1,6 +1,8 @@
 # Everything runs inside .venv, which the first target that needs it makes. No system Java is needed.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two processes: most tests wait for a broker. Those of one file stay together, in order.
+TWO := --numprocesses 2 --dist loadfile
 UV_VERSION := 0.13.8
 
 .PHONY: help demo test chaos simulate lint format lock bench clean
@@ -19,13 +21,13 @@ demo: .venv/.installed ## the main job, end to end, on real Kafka and real Spark
 	$(BIN)/penstock demo $(ARGS)
 
 test: .venv/.installed ## all tests, on an embedded Kafka, PostgreSQL and Spark
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(TWO) $(ARGS)
 
 chaos: .venv/.installed ## a group that is restarted, killed, frozen and cut off, at length (about ten minutes)
 	$(BIN)/python -m pytest tests/chaos -m chaos $(ARGS)
 
 simulate: .venv/.installed ## ten thousand simulated runs of the consumer, on a clock that is moved by hand
-	PENSTOCK_SIMULATIONS=10000 $(BIN)/python -m pytest tests/simulation $(ARGS)
+	PENSTOCK_SIMULATIONS=10000 $(BIN)/python -m pytest --numprocesses 2 tests/simulation $(ARGS)
 
 lint: .venv/.installed ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

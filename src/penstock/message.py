@@ -7,10 +7,11 @@ asked for, so an empty handler pays for none of them. `Message.of` makes one by 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -44,6 +45,35 @@ class Record(Protocol):
 
     def timestamp(self) -> tuple[int, int]:
         """Timestamp type (0 none, 1 create time, 2 log-append time) and milliseconds since the epoch."""
+
+
+#: Calls `headers` of a record: see `headers_of`.
+_read_headers: Callable[[Record], list[tuple[str, bytes | None]] | None] = methodcaller("headers")
+#: Stands for the headers of a record whose own cannot be read; known by its identity.
+_UNREADABLE: list[tuple[str, bytes | None]] = [("penstock-headers-lost", b"a header name is not UTF-8")]
+
+
+def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
+    """Return a record's headers. Read them by this only.
+
+    A header's name may be any bytes on the wire. confluent-kafka 2.16 cannot show one that is not UTF-8: its first
+    answer is an error, and the second a list with holes that ends the process when it is looked at. So after the first
+    the record is given another list, by which later readers get the same error. That answer is a result with an error
+    set, which Python notices where C calls C, as here, and not in a call of its own that it has made quick.
+
+    Raises:
+        UnicodeDecodeError: a header's name is not UTF-8; none of the headers can be had.
+    """
+    try:
+        found = _read_headers(record)
+    except (SystemError, UnicodeDecodeError) as error:
+        replace = getattr(record, "set_headers", None)
+        if replace is not None:
+            replace(_UNREADABLE)
+        raise UnicodeDecodeError("utf-8", b"?", 0, 1, "the name of a header is not text") from error
+    if found is _UNREADABLE:
+        raise UnicodeDecodeError("utf-8", b"?", 0, 1, "the name of a header is not text")
+    return found
 
 
 class Message:
@@ -115,7 +145,7 @@ class Message:
     @property
     def headers(self) -> Headers:
         """Headers in wire order; a name may stand more than once."""
-        return tuple(self._record.headers() or ())
+        return tuple(headers_of(self._record) or ())
 
     @property
     def timestamp(self) -> int | None:
@@ -126,7 +156,7 @@ class Message:
     def header(self, name: str) -> bytes | None:
         """Return the last header of that name, or None. The last one wins, as in Kafka's `lastHeader`."""
         found = None
-        for header, content in self._record.headers() or ():
+        for header, content in headers_of(self._record) or ():
             if header == name:
                 found = content
         return found
@@ -196,4 +226,4 @@ class FixedRecord:
         return (_NO_TIMESTAMP, -1) if self.timestamp_ms is None else (1, self.timestamp_ms)
 
 
-__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record"]
+__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record", "headers_of"]

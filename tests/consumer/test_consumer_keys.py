@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import pytest
+import tenacity
 from confluent_kafka import Producer
 from consuming import consumer_of
 from raw_produce import produce_raw
 from visit_bench import Bench
 
 from kafka_tools import produce, read_all
-from penstock.consumer import handler
+from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import Message
@@ -104,6 +105,53 @@ def test_a_function_that_stands_for_the_key_may_fail_for_some_messages(broker: D
     }
     assert watch.overlaps == []
     assert all(offsets == sorted(offsets) for offsets in watch.offsets.values())
+
+
+def test_a_header_whose_name_is_not_text_costs_its_message_and_not_the_consumer(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce_raw(
+        broker.bootstrap_servers,
+        topic,
+        [(b"1", [(b"user", b"u")]), (b"2", [(b"user", b"u"), (b"\xff\xfe", b"v")]), (b"3", [(b"user", b"u")])],
+    )
+    seen: list[bytes | None] = []
+
+    one = handler(lambda message: seen.append(message.key), key="header:user", dead_letter=True)
+    with consumer_of(broker, {topic: one}) as consumer:
+        wait_until(lambda: consumer.statistics().dead_letters == 1 and consumer.statistics().handled == 2)
+
+    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
+    headers = dict(letter.headers() or [])
+    assert seen == [b"1", b"3"]
+    assert letter.key() == b"2"
+    assert b"a header's name is not UTF-8" in headers["__dlq.errors.message"]
+    assert headers["penstock-headers-lost"] == b"a header name is not UTF-8"
+
+
+def test_a_handler_may_read_headers_whose_names_are_not_text_again_and_again(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce_raw(broker.bootstrap_servers, topic, [(b"1", [(b"\xff", b"v")])])
+    tries = 0
+
+    def reads(message: Message) -> None:
+        nonlocal tries
+        tries += 1
+        with pytest.raises(UnicodeDecodeError):
+            message.header("user")
+        assert message.headers == ()
+
+    policy = retry(attempts=3, wait=tenacity.wait_fixed(0.02))
+    one = handler(reads, retry_policy=policy, dead_letter=True)
+    with consumer_of(broker, {topic: one}) as consumer:
+        wait_until(lambda: consumer.statistics().dead_letters == 1)
+
+    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
+    assert tries == 3
+    assert dict(letter.headers() or [])["penstock-exception-class"] == b"builtins.UnicodeDecodeError"
 
 
 def test_a_handler_that_asks_for_no_headers_gets_a_message_whose_header_names_are_not_text(

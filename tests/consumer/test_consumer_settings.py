@@ -30,7 +30,7 @@ def nothing(_message: Message) -> None:
         (lambda: handler(nothing, dead_letter_format="xml"), "dead_letter_format must be one of 'kafka', 'spring'"),
         (lambda: handler(nothing, order="keys"), "order must be one of 'key', 'partition', 'none'"),
         (lambda: handler(nothing, keyless="lost"), "keyless must be one of"),
-        (lambda: handler(nothing, dead_letter="away"), "dead_letter must be one of"),
+        (lambda: handler(nothing, dead_letter="away"), "dead_letter must be True, False"),
         (lambda: handler(nothing, retry_policy=3), "penstock.retry"),  # type: ignore[arg-type]
         (lambda: retry(attempts=0), "attempts must be a whole number of at least 1"),
         (lambda: retry(wait=3), "tenacity's wait_"),  # type: ignore[arg-type]

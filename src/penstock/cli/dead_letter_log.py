@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.consumer.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.kafka import CONNECT_TIMEOUT_S, base_config, reason
+from penstock.message import Record, headers_of
 from penstock.offsets import CommitPoint, OffsetMap, decode
 
 #: The group whose offsets say what was replayed, of every dead-letter topic.
@@ -232,8 +233,7 @@ def _not_remembered(topic: str, partition: int, why: str) -> PenstockError:
 def _letter(message: Message) -> DeadLetter:
     headers: HeaderList
     try:
-        found = message.headers() or ()
-        headers = list(found.items() if isinstance(found, dict) else found)
+        headers = list(headers_of(cast("Record", message)) or ())
         origin = read(headers)
     except UnicodeDecodeError:
         headers, origin = [(HEADERS_LOST, "a header name is not UTF-8")], None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Self
 
-from penstock.message import Record
+from penstock.message import Record, headers_of
 
 HeaderValue = str | bytes | None
 HeaderList = list[tuple[str, HeaderValue]]
@@ -130,7 +130,7 @@ def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOri
 def own_headers(record: Record) -> HeaderList:
     """Return a record's headers without those that penstock gave it (`strip`). Never raises."""
     try:
-        return strip(record.headers() or ())
+        return strip(headers_of(record) or ())
     except UnicodeDecodeError:
         # A header's name may be any bytes on the wire; the client cannot carry such a name over.
         return [(HEADERS_LOST, "a header name is not UTF-8")]

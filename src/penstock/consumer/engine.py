@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
 _LANES_PER_TASK = 4
+#: Lanes for each worker or task where all handlers take batches. A batch comes from one lane: the fewer, the fuller.
+_LANES_PER_BATCH = 2
 
 
 class Engine:
@@ -135,8 +137,13 @@ class Engine:
         settings = self.settings
         if settings.pinned:
             return settings.workers
-        tasks = settings.max_concurrency * _LANES_PER_TASK if self.has_tasks else 0
-        return max(settings.workers * settings.lanes_per_worker, tasks)
+        batches = all(one.batch > 1 for one in self.handlers.values())
+        per_worker = min(settings.lanes_per_worker, _LANES_PER_BATCH) if batches else settings.lanes_per_worker
+        per_task = _LANES_PER_BATCH if batches else _LANES_PER_TASK
+        return max(
+            settings.workers * per_worker if self.has_threads else 1,
+            settings.max_concurrency * per_task if self.has_tasks else 1,
+        )
 
     def _slot_of(self, lane: ConsumerLane) -> int:
         """Return which workers serve a lane, by its head. By who has just claimed it."""
@@ -159,12 +166,12 @@ class Engine:
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
             invoke = self._traced(one, surround(one, middlewares))
-            routes[topic] = Route(one, Ordering(one.order, one.keyless, lanes, one.key), invoke)
+            routes[topic] = Route(one, Ordering(one.order, one.keyless, lanes, one.key, together=one.batch), invoke)
             if one.retry_delays:
                 headers = RetryHeaders(one.retry_delays)
                 routes[retry_topic(self.group, topic)] = Route(
                     one,
-                    Ordering(one.order, one.keyless, lanes, one.key),
+                    Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
                     invoke,
                     source=topic,
                     shares=routes[topic],

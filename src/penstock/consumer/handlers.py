@@ -159,6 +159,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         raise ConfigurationError("key_rate must be above 0; rate=0 holds a handler, None sets no limit")
     if deferred_timeout is not None:
         check.positive("deferred_timeout", deferred_timeout)
+        if batch > 1:
+            raise ConfigurationError("deferred_timeout has no use with batch: a batch's completion cannot be put off")
     for delay in retry_delays:
         check.positive("retry_delays", delay)
         if delay > MAX_RETRY_DELAY_S:
@@ -170,8 +172,10 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         check.not_empty("dead_letter_topic", topic)
     elif dead_letter is False:
         on_failure = OnFailure.STOP
+    elif dead_letter in (OnFailure.DROP.value, OnFailure.STOP.value):
+        on_failure = OnFailure(dead_letter)
     else:
-        on_failure = check.choice("dead_letter", dead_letter, OnFailure)
+        raise ConfigurationError(f"dead_letter must be True, False, 'drop' or 'stop', but is {dead_letter!r}")
     return Handler(
         function=function,
         kind=Kind.TASK if _is_async(function) else Kind.THREAD,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
-from itertools import count
 
 from xxhash import xxh3_64_intdigest
 
@@ -18,6 +17,8 @@ KeyFunction = Callable[[Message], bytes | str | None]
 
 #: The lane of all keyless messages under `Keyless.TOGETHER`.
 _NO_KEY = b"__nokey"
+#: 2**64 divided by the golden ratio.
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Order(Enum):
@@ -65,21 +66,24 @@ def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
 class Ordering:
     """The order of one handler over a number of lanes.
 
-    Used by the poll thread and by workers; its only state is a counter that the poll thread alone moves.
+    Used by the poll thread and by workers; it has no state that changes.
 
     Args:
         order: the order mode.
         keyless: what to do without a key.
         lanes: number of lanes.
         key: what stands for the record's key, or None for the key itself.
+        together: messages in a row that share a lane though nothing orders them, for handlers that take batches.
     """
 
-    def __init__(self, order: Order, keyless: Keyless, lanes: int, key: KeyFunction | None = None) -> None:
+    def __init__(
+        self, order: Order, keyless: Keyless, lanes: int, key: KeyFunction | None = None, *, together: int = 1
+    ) -> None:
         self._order = order
         self._keyless = keyless
         self._lanes = lanes
         self._key = key
-        self._turn = count()
+        self._together = together
 
     def lane_numbers(self, topic: str, partition: int, records: Sequence[Record]) -> list[int]:
         """Return the lane of each message of one partition. On the poll thread only; never raises."""
@@ -92,10 +96,13 @@ class Ordering:
             if None not in keys:
                 # `lane_of`, written out: a call for each message would cost as much as the hash.
                 return [xxh3_64_intdigest(key) % lanes for key in keys]  # type: ignore[arg-type] # no None in it
-            return [self._keyless_lane(topic, partition) if key is None else lane_of(key, lanes) for key in keys]
+            return [
+                self._keyless_lane(record) if key is None else lane_of(key, lanes)
+                for key, record in zip(keys, records, strict=True)
+            ]
         if self._order is Order.PARTITION:
             return [self._partition_lane(topic, partition)] * len(records)
-        return [next(self._turn) % lanes for _ in records]
+        return [self._place_lane(record) for record in records]
 
     def identity(self, record: Record) -> Hashable:
         """Return what the messages that wait for this one have in common with it.
@@ -140,12 +147,17 @@ class Ordering:
         except MessageFormatError:
             return None
 
-    def _keyless_lane(self, topic: str, partition: int) -> int:
+    def _keyless_lane(self, record: Record) -> int:
         if self._keyless is Keyless.PARTITION:
-            return self._partition_lane(topic, partition)
+            return self._partition_lane(record.topic(), record.partition())
         if self._keyless is Keyless.TOGETHER:
             return lane_of(_NO_KEY, self._lanes)
-        return next(self._turn) % self._lanes
+        return self._place_lane(record)
+
+    def _place_lane(self, record: Record) -> int:
+        """Return a lane by a message's place: the same each time it comes, so that it never runs beside itself."""
+        # Fibonacci hashing (Knuth, TAOCP 3, 6.4): neighbours lie far apart.
+        return (record.offset() // self._together * _GOLDEN >> 32) % self._lanes
 
     def _partition_lane(self, topic: str, partition: int) -> int:
         return lane_of(f"{topic}\0{partition}".encode(), self._lanes)

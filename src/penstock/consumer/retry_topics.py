@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from penstock.consumer.dead_letter_headers import RETRY_PREFIX, HeaderList, own_headers
-from penstock.message import Record
+from penstock.message import Record, headers_of
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _last(record: Record, name: str) -> bytes | None:
     """Return the last header of a name, or None; also where the client cannot carry the headers over."""
     found: bytes | None = None
     try:
-        for header, value in record.headers() or ():
+        for header, value in headers_of(record) or ():
             if header == name:
                 found = value
     except UnicodeDecodeError:

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock import kafka
 from penstock.errors import SourceError
+from penstock.message import Record, headers_of
 from penstock.spark_sink.log_view import consumer_config
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
@@ -222,8 +223,7 @@ class _Rows:
 
 
 def _headers(record: Message) -> list[dict[str, object]] | None:
-    # A fetched record has a list of pairs; a dict is only what a sender may pass.
-    given = cast("list[tuple[str, bytes | None]] | None", record.headers())
+    given = headers_of(cast("Record", record))
     return [{"key": name, "value": content} for name, content in given] if given else None
 
 

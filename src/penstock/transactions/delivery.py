@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from penstock.config import ClientConfig, reserved
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.kafka import base_config, client_refused, reason
+from penstock.message import Record, headers_of
 from penstock.transactions.records import WireHeaders
 
 #: Seconds the delivery thread waits for reports before it looks whether it shall stop.
@@ -35,7 +36,7 @@ def wire_headers(message: Message) -> WireHeaders:
     """
     try:
         # The client library returns a list of pairs of text and bytes; its type covers what may be produced, too.
-        return cast("WireHeaders", message.headers() or ())
+        return cast("WireHeaders", headers_of(cast("Record", message)) or ())
     except UnicodeDecodeError as error:
         raise MessageFormatError("a record with a header whose name is not UTF-8; it is refused") from error
 
