@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import BrokerConnectionError, ConfigurationError
-from penstock.kafka import CONNECT_TIMEOUT_S, TopicSpec, ensure_topics
+from penstock.kafka import CONNECT_TIMEOUT_S, TopicSpec, ensure_topics, reason
 from penstock.transactions.records import is_topic_name
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
@@ -128,19 +129,27 @@ def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
-        known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
-        missing = [
-            name
-            for name in topics
-            if name not in known or any(p.leader < 0 or p.error is not None for p in known[name].partitions.values())
-        ]
+        cause: KafkaException | None = None
+        missing = list(topics)
+        try:
+            known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
+        except KafkaException as error:
+            cause = error
+        else:
+            missing = [
+                name
+                for name in missing
+                if name not in known
+                or any(p.leader < 0 or p.error is not None for p in known[name].partitions.values())
+            ]
         if not missing:
             return
         if time.monotonic() > deadline:
+            why = "" if cause is None else f" ({reason(cause)})"
             raise BrokerConnectionError(
-                f"{', '.join(missing)} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s; "
+                f"{', '.join(missing)} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s{why}; "
                 "check that all brokers run"
-            )
+            ) from cause
         time.sleep(_POLL_S)
 
 
