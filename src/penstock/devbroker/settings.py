@@ -36,8 +36,9 @@ _DEFAULTS = {
     "default.replication.factor": "1",
     "min.insync.replicas": "1",
     "group.initial.rebalance.delay.ms": "0",  # the first member of a group need not wait for others
-    # A killed broker can register anew only when its former session is over: 9 s by default.
-    "broker.session.timeout.ms": "3000",
+    # A killed broker can register anew only when its former session is over: 9 s by default. One that stands still for
+    # longer than a session, on a machine that is busy with other things, shuts itself out for a moment.
+    "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": "16777216",
 }
