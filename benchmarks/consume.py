@@ -259,7 +259,8 @@ def processes_rate(bootstrap: str, work: Work) -> float:
 
 def assigned(bootstrap: str, group: str) -> list[int]:
     """Return how many partitions each member of a group has."""
-    found = AdminClient({"bootstrap.servers": bootstrap}).describe_consumer_groups([group])[group].result()
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: without it the answer never comes
+    found = admin.describe_consumer_groups([group])[group].result(30)
     return [len(member.assignment.topic_partitions) for member in found.members]
 
 

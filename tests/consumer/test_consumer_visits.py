@@ -10,7 +10,7 @@ import tenacity
 from visit_bench import Bench
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
-from penstock.consumer.visits import Station
+from penstock.consumer.stations import Station
 from penstock.errors import BatchError, PenstockError
 from penstock.message import Message
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import cast
 
 from penstock.consumer import ConsumerSettings, Handler, Kind, Middleware
@@ -12,7 +13,7 @@ from penstock.consumer.dead_letter_headers import HeaderList
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.engine import Engine
 from penstock.consumer.routes import Failed, disregarded
-from penstock.consumer.visits import Outcome, Station
+from penstock.consumer.stations import Outcome, Station
 from penstock.consumer.workers import call
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
@@ -63,7 +64,7 @@ class Bench:
         self.engine.outbox.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
         #: What would have stopped the consumer.
         self.failures: list[BaseException] = []
-        self.engine.desk.fail = self.failures.append
+        self.engine.loop = SimpleNamespace(fail=self.failures.append)  # type: ignore[assignment] # what failing needs of it
         self.stations: list[Station] = []
         self.engine.stations = lambda: self.stations
         self._ends: dict[str, int] = {}

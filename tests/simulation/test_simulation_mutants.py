@@ -15,6 +15,7 @@ from penstock.consumer.commits import Commits
 from penstock.consumer.intake import Intake
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.outbox import Outbox
+from penstock.consumer.parking import Parking
 from penstock.consumer.rebalance import Rebalance
 from penstock.consumer.retries import Timers
 from penstock.consumer.visits import Desk
@@ -69,8 +70,8 @@ def does_not_wait_for_handlers(patch: pytest.MonkeyPatch) -> None:
 
 def lets_later_messages_pass(patch: pytest.MonkeyPatch) -> None:
     """What comes for a parked key is not kept behind it."""
-    park = Desk._park
-    patch.setattr(Desk, "_park", lambda self, lane, key, item: park(self, lane, ("another", key), item))
+    park = Parking.park
+    patch.setattr(Parking, "park", lambda self, lane, key, item: park(self, lane, ("another", key), item))
 
 
 def shares_lanes(patch: pytest.MonkeyPatch) -> None:

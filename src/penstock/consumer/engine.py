@@ -26,8 +26,9 @@ from penstock.consumer.retry_topics import RetryHeaders, retry_topic
 from penstock.consumer.router import Router
 from penstock.consumer.routes import Invoke, Route
 from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.stations import Station
 from penstock.consumer.surroundings import Middleware, surround
-from penstock.consumer.visits import Desk, Station
+from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.kafka import TopicSpec
 from penstock.message import Record

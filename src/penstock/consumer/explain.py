@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
-from penstock.consumer.visits import Station
+from penstock.consumer.stations import Station
 from penstock.message import Record
 from penstock.routing import Scheduler
 

@@ -18,10 +18,10 @@ from penstock.consumer.handlers import Handler
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.retries import RetryPolicy
 from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.stations import Station
 from penstock.consumer.statistics import ConsumerStatistics, statistics_of
 from penstock.consumer.surroundings import Middleware, WorkerResource
 from penstock.consumer.tasks import TaskPool
-from penstock.consumer.visits import Station
 from penstock.consumer.workers import WorkerPool
 from penstock.errors import ConfigurationError, StoppedError
 

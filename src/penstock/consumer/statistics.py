@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.consumer.visits import Station
+from penstock.consumer.stations import Station
 
 if TYPE_CHECKING:
     from penstock.consumer.engine import Engine

@@ -12,125 +12,25 @@ waited for or does not start. Offsets are completed before `fetch` is let go of,
 
 from __future__ import annotations
 
-import logging
-from asyncio import Task
 from collections.abc import Callable, Container, Generator, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
 from penstock.cluster import Clock
-from penstock.consumer.assignments import (
-    OVERHEAD_BYTES,
-    Assignment,
-    ConsumerLane,
-    ConsumerParked,
-    ConsumerRun,
-    Fetch,
-    Item,
-)
+from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Fetch, Item
+from penstock.consumer.batches import available, failures, not_for_batches
 from penstock.consumer.deferred import DeferredCompletion
-from penstock.consumer.handlers import Kind, OnFailure
-from penstock.consumer.outbox import Outbox, Outgoing
+from penstock.consumer.outbox import Outbox
+from penstock.consumer.parking import HANDLED, NEVER, NotDue, Parking
 from penstock.consumer.retries import Timers
-from penstock.consumer.routes import Answer, Failed, Full, Invoke, Route
-from penstock.errors import BatchError, PenstockError, RetryLater
+from penstock.consumer.routes import Answer, Failed, Full, Route
+from penstock.consumer.stations import Outcome, Rest, Station, Visit, Work
+from penstock.errors import PenstockError
 from penstock.message import Message, Record
 from penstock.routing import DONE, Scheduler
 
-_log = logging.getLogger(__name__)
-
-#: When a head that somebody else has may be tried: not by its time.
-_NEVER = float("inf")
-#: What `ParkedKey.settled` holds when a completion came.
-_HANDLED = "handled"
 #: A message must wait for those of its key that are in the batch being gathered.
 _LATER = Full()
-
-#: What a handler is given, and what came of it: None when it is done.
-Work = Message | list[Message]
-Outcome = Failed | DeferredCompletion | None
-
-
-class Station:
-    """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
-
-    __slots__ = (
-        "batch_count",
-        "dropped",
-        "failed",
-        "fetch",
-        "filtered",
-        "handled",
-        "invoke",
-        "kind",
-        "name",
-        "record",
-        "retried",
-        "slices",
-        "started",
-        "task",
-        "thread_id",
-    )
-
-    def __init__(self, kind: Kind, name: str, slices: int = 1) -> None:
-        self.kind = kind
-        self.name = name
-        #: Time slices that a visit here has.
-        self.slices = slices
-        #: What the message in the handler belongs to, or None between lanes.
-        self.fetch: Fetch | None = None
-        #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
-        self.record: Record | None = None
-        self.started = 0.0
-        self.batch_count = 1
-        #: What is called with what a visit yields.
-        self.invoke: Invoke = _nothing
-        #: The thread, and for a task the task, that runs it: for a look at its stack.
-        self.thread_id: int | None = None
-        self.task: Task[None] | None = None
-        self.handled = 0
-        self.failed = 0
-        self.retried = 0
-        self.dropped = 0
-        self.filtered = 0
-
-    def leave(self) -> None:
-        """Note that the station is between lanes."""
-        self.record = self.fetch = None
-
-
-def _nothing(_: object) -> None:
-    raise AssertionError("a visit yields only after it has set what is to be called")
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """The lane has runs, but is not to be served until something happens.
-
-    Attributes:
-        appended: `lane.appended` when that was decided.
-        after: called once the lane is given back: what will bring it back.
-    """
-
-    appended: int
-    after: Callable[[], None]
-
-
-Visit = Generator[Work, Outcome, Rest | None]
-
-
-@dataclass(frozen=True, slots=True)
-class NotDue:
-    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
-
-    Attributes:
-        key: the line it joins then.
-        place: topic, partition and offset.
-    """
-
-    key: Hashable
-    place: tuple[str, int, int]
 
 
 class Desk:
@@ -157,18 +57,17 @@ class Desk:
         wake: Callable[[Sequence[int]], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._clock = clock
         self._now = clock.monotonic
         self._run_seconds = run_seconds
         self._scheduler = scheduler
         self._timers = timers
-        self._outbox = outbox
         self._wake = wake
         self.fail = fail
         #: Whether batches that are not full are served at once: set when the consumer drains. Any thread.
         self.hurry = False
-        #: Completions that are out, with what they belong to. `dict` operations are atomic; any thread.
-        self.deferred: dict[DeferredCompletion, Fetch] = {}
+        self._parking = Parking(clock, timers=timers, outbox=outbox, wake_key=self.wake_key, fail=fail)
+        #: Completions that are out, with what they belong to. Any thread may look.
+        self.deferred = self._parking.deferred
 
     def give_back(self, lane: ConsumerLane, rest: Rest | None) -> int | None:
         """Give a lane back as its visit said; returns its slot when it is ready again."""
@@ -228,7 +127,7 @@ class Desk:
                 record = records[place]
                 if parked_keys and (key := identity(record)) in parked_keys:
                     self._complete(run, first, place, station)
-                    self._behind(lane, key, (fetch, run.indexes[place], record))
+                    self._parking.behind(lane, key, (fetch, run.indexes[place], record))
                     place = first = place + 1
                     continue
                 station.started = time
@@ -238,7 +137,7 @@ class Desk:
                 if outcome is not None:
                     self._complete(run, first, place - 1, station)
                     item = (fetch, run.indexes[place - 1], record)
-                    self._set_aside(lane, identity(record), item, outcome, station)
+                    self._parking.set_aside(lane, identity(record), item, outcome, station)
                     first = place
                 time = now()
                 if time >= deadline or not assignment.active:
@@ -280,7 +179,7 @@ class Desk:
             if outcome is None:
                 self._done((item,), station)
             else:
-                self._set_aside(lane, key, item, outcome, station)
+                self._parking.set_aside(lane, key, item, outcome, station)
         if lane.runs and lane.runs[0] is run:
             lane.runs.popleft()
         return None
@@ -311,18 +210,18 @@ class Desk:
             return (record.topic(), record.partition(), record.offset()), Failed(error, permanent=True)
         if route.not_before is not None and (at := route.not_before(record)) > now:
             alone = NotDue(key, (record.topic(), record.partition(), record.offset()))
-            self._park(lane, alone, item).due_at = at
-            self._timers.add(at, partial(self.wake_key, lane, alone))
+            self._parking.park(lane, alone, item).due_at = at
+            self._parking.wake_at(at, lane, alone)
             return alone, None
         if key in lane.parked:
-            self._behind(lane, key, item)
+            self._parking.behind(lane, key, item)
             return key, None
         answer = passes if isinstance(passes, Failed) else route.admit(key, record, now)
         if isinstance(answer, (Failed, float)) and key in gathered:
             return key, _LATER
         if isinstance(answer, float):
-            self._park(lane, key, item).due_at = answer
-            self._timers.add(answer, partial(self.wake_key, lane, key))
+            self._parking.park(lane, key, item).due_at = answer
+            self._parking.wake_at(answer, lane, key)
             return key, None
         return key, answer
 
@@ -334,7 +233,7 @@ class Desk:
         appended = lane.appended
         now = self._now()
         until = run.owner.arrived + route.linger
-        if now < until and not self.hurry and _available(lane, assignment, route.batch) < route.batch:
+        if now < until and not self.hurry and available(lane, assignment, route.batch) < route.batch:
             return Rest(appended, partial(self._linger, lane, until))
         station.started = now
         batch: list[tuple[Hashable, Item, Message]] = []
@@ -352,7 +251,7 @@ class Desk:
                     break
                 run.next += 1
                 if isinstance(message, Failed):
-                    self._set_aside(lane, key, item, message, station)
+                    self._parking.set_aside(lane, key, item, message, station)
                 elif message is not None:
                     batch.append((key, item, message))
                     gathered.add(key)
@@ -378,17 +277,17 @@ class Desk:
     ) -> None:
         """Complete what is done of a batch; of each key, set aside the first that failed with all behind it."""
         if isinstance(outcome, DeferredCompletion):
-            outcome = _not_for_batches()
+            outcome = not_for_batches()
         if outcome is None:
             self._done([item for _, item in batch], station)
             return
-        failures = _failures(outcome, len(batch))
+        failed = failures(outcome, len(batch))
         done = []
         for place, (key, item) in enumerate(batch):
             if key in lane.parked:
-                self._behind(lane, key, item)
-            elif place in failures:
-                self._set_aside(lane, key, item, failures[place], station)
+                self._parking.behind(lane, key, item)
+            elif place in failed:
+                self._parking.set_aside(lane, key, item, failed[place], station)
             else:
                 done.append(item)
         self._done(done, station)
@@ -404,22 +303,22 @@ class Desk:
             route = assignment.route
             # Read once: who has the head may write it meanwhile.
             settled = parked.settled
-            if settled is None and parked.due_at == _NEVER:
+            if settled is None and parked.due_at == NEVER:
                 # Somebody else has it, also where its assignment is gone: what he says later must find this head, and
                 # the key is not handled twice at once.
                 return True
-            if settled is DONE or settled is _HANDLED or not assignment.active:
-                station.handled += settled is _HANDLED
-                self._next_head(parked, station)
+            if settled is DONE or settled is HANDLED or not assignment.active:
+                station.handled += settled is HANDLED
+                self._parking.next_head(parked, station)
                 continue
             if isinstance(settled, BaseException):
                 parked.settled = None
-                self._failed(lane, key, parked, Failed(settled), station)
+                self._parking.failed(lane, key, parked, Failed(settled), station)
                 continue
             now = self._now()
             # A head that waits for its first try waits for a limit, which may have changed; one that somebody else has
             # is not due by any time.
-            if now < parked.due_at and (parked.attempts or parked.due_at == _NEVER or isinstance(key, NotDue)):
+            if now < parked.due_at and (parked.attempts or parked.due_at == NEVER or isinstance(key, NotDue)):
                 return True
             if isinstance(key, NotDue):
                 del lane.parked[key]
@@ -435,7 +334,7 @@ class Desk:
             if isinstance(answer, float):
                 if answer != parked.due_at:
                     parked.due_at = answer
-                    self._timers.add(answer, partial(self.wake_key, lane, key))
+                    self._parking.wake_at(answer, lane, key)
                 return True
             if isinstance(answer, Full):
                 # Before all lanes: it has waited longer, and it must not hold the rest of its own.
@@ -444,7 +343,7 @@ class Desk:
                 return True
             if answer is None:
                 self._filtered(item, station)
-                self._next_head(parked, station)
+                self._parking.next_head(parked, station)
                 continue
             station.retried += parked.attempts > 0
             station.started, station.record, station.batch_count = now, record, 1
@@ -457,14 +356,16 @@ class Desk:
             else:
                 outcome = yield ([answer] if route.batch > 1 else answer)
             if route.batch > 1 and isinstance(outcome, DeferredCompletion):
-                outcome = _not_for_batches()
+                outcome = not_for_batches()
             if isinstance(outcome, Failed):
-                self._failed(lane, key, parked, _failures(outcome, 1)[0] if route.batch > 1 else outcome, station)
+                self._parking.failed(
+                    lane, key, parked, failures(outcome, 1)[0] if route.batch > 1 else outcome, station
+                )
             elif outcome is not None:
-                self._put_off(lane, key, parked, outcome, station)
+                self._parking.put_off(lane, key, parked, outcome, station)
             else:
                 self._done((item,), station)
-                self._next_head(parked, station)
+                self._parking.next_head(parked, station)
         del lane.parked[key]
         return True
 
@@ -480,43 +381,6 @@ class Desk:
             return passes
         return route.admit(key, record, now)
 
-    def _set_aside(
-        self, lane: ConsumerLane, key: Hashable, item: Item, outcome: Failed | DeferredCompletion, station: Station
-    ) -> None:
-        """Park the key of a message that did not get done at its first try."""
-        parked = self._park(lane, key, item)
-        # Here, not where it fails: that may be later, with a station that began something else meanwhile.
-        parked.since = station.started
-        if isinstance(outcome, DeferredCompletion):
-            self._put_off(lane, key, parked, outcome, station)
-        else:
-            self._failed(lane, key, parked, outcome, station)
-
-    def _park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
-        parked = lane.park(key)
-        self._behind(lane, key, item)
-        return parked
-
-    def _behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
-        """Let a message of a parked key wait behind its head."""
-        lane.parked[key].waiting.append(item)
-        item[0].assignment.tracker.park(1, _weight(item[2]))
-
-    @staticmethod
-    def _settled(item: Item) -> None:
-        """Complete the head of a parked key; it is parked no more, though its lane is looked at only later."""
-        fetch, index, record = item
-        fetch.assignment.tracker.complete(fetch.block, (index,))
-        # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
-        fetch.assignment.tracker.park(-1, -_weight(record))
-
-    def _next_head(self, parked: ConsumerParked, station: Station) -> None:
-        fetch, _, record = parked.waiting[0]
-        if parked.settled is None:
-            fetch.assignment.tracker.park(-1, -_weight(record))
-        parked.next_head()
-        station.record = None
-
     def _done(self, items: Sequence[Item], station: Station) -> None:
         for fetch, same in groupby(items, key=_fetch_of):
             indexes = [index for _, index, _ in same]
@@ -526,107 +390,6 @@ class Desk:
     def _filtered(self, item: Item, station: Station) -> None:
         item[0].assignment.tracker.complete(item[0].block, (item[1],))
         station.filtered += 1
-
-    def _put_off(
-        self,
-        lane: ConsumerLane,
-        key: Hashable,
-        parked: ConsumerParked,
-        completion: DeferredCompletion,
-        station: Station,
-    ) -> None:
-        """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
-        item = fetch, _, _ = parked.waiting[0]
-        if not completion._take():  # noqa: SLF001 - the engine's half of the class
-            twice = PenstockError(
-                "the DeferredCompletion that the handler returned belongs to another message; make one for each"
-            )
-            self._failed(lane, key, parked, Failed(twice), station)
-            return
-        parked.due_at = _NEVER
-        timeout = fetch.assignment.route.handler.deferred_timeout
-
-        def settle(error: BaseException | None) -> None:
-            if error is None:
-                self._settled(item)
-            # Before the key is woken: the holder looks at it only then.
-            parked.settled = _HANDLED if error is None else error
-            self.wake_key(lane, key)
-            # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
-            self.deferred.pop(completion, None)
-
-        self.deferred[completion] = fetch
-        if timeout is not None:
-            late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
-            self._timers.add(self._now() + timeout, partial(completion.fail, late))
-        completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
-
-    def _failed(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
-    ) -> None:
-        """Decide what becomes of the failed head of a parked key."""
-        fetch, index, record = parked.waiting[0]
-        assignment, error = fetch.assignment, failure.error
-        route = assignment.route
-        handler = route.handler
-        station.failed += 1
-        parked.attempts += 1
-        now = self._now()
-        place = f"{assignment}@{record.offset()}"
-        delay = None
-        if not failure.permanent:
-            try:
-                delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
-            except Exception as defect:  # noqa: BLE001 - the user's code decides there
-                parked.due_at = _NEVER
-                stop = PenstockError(
-                    f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
-                    f"{place}; the consumer stops and keeps the offset: mend the policy"
-                )
-                stop.__cause__ = defect
-                self.fail(stop)
-                return
-        if delay is not None:
-            if isinstance(error, RetryLater):
-                delay = error.seconds
-            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
-            parked.due_at = now + delay
-            self._timers.add(parked.due_at, partial(self.wake_key, lane, key))
-            return
-        parked.due_at = _NEVER
-        retried = route.retried(record) if route.retried is not None else 0
-        again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
-        if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
-            self._send(Outgoing(fetch, index, record, error, parked.attempts, again), lane, key, parked)
-        elif handler.on_failure is OnFailure.DROP:
-            _log.error(
-                "%s was dropped: %s failed it %d times, last with %s",
-                place,
-                handler.name,
-                parked.attempts,
-                type(error).__name__,
-            )
-            self._settled(parked.waiting[0])
-            station.dropped += 1
-            parked.settled = DONE
-            lane.due.append(key)
-        else:
-            stop = PenstockError(
-                f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
-                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
-            )
-            stop.__cause__ = error
-            self.fail(stop)
-
-    def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Hand an exhausted message to the outbox; its key waits until the broker has it."""
-
-        def durable() -> None:
-            self._settled((outgoing.fetch, outgoing.index, outgoing.record))
-            parked.settled = DONE
-            self.wake_key(lane, key)
-
-        self._outbox.put(outgoing, durable)
 
     def busy_with(self, stations: Iterable[Station], assignments: Sequence[Assignment]) -> list[str]:
         """Return the names of the stations and completions that hold a message of one of these assignments."""
@@ -639,47 +402,8 @@ class Desk:
         return busy
 
 
-def _available(lane: ConsumerLane, assignment: Assignment, enough: int) -> int:
-    """Return how many messages of an assignment stand in a row at the front of a lane, `enough` at most.
-
-    It is `enough` too where another's messages stand behind them: those in front will not become more.
-    """
-    count = 0
-    # By place: the router may append meanwhile, which an iterator would not bear.
-    for place in range(len(lane.runs)):
-        run = lane.runs[place]
-        if run.owner.assignment is not assignment:
-            return enough
-        count += len(run.records) - run.next
-        if count >= enough:
-            return enough
-    return count
-
-
-def _failures(failed: Failed, count: int) -> dict[int, Failed]:
-    """Return which of a batch failed, and with what."""
-    if not isinstance(failed.error, BatchError):
-        return dict.fromkeys(range(count), failed)
-    named = {
-        place: Failed(error) if isinstance(error, BaseException) else failed
-        for place, error in failed.error.failed.items()
-        if isinstance(place, int) and 0 <= place < count
-    }
-    # Names one that is not there: it is not known what it meant, nor what is done, so nothing is.
-    return named if len(named) == len(failed.error.failed) > 0 else dict.fromkeys(range(count), failed)
-
-
-def _not_for_batches() -> Failed:
-    return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
-
-
 def _fetch_of(item: Item) -> Fetch:
     return item[0]
 
 
-def _weight(record: Record) -> int:
-    """Return the bytes that a waiting message takes, about."""
-    return len(record) + OVERHEAD_BYTES
-
-
-__all__ = ["Desk", "Outcome", "Rest", "Station", "Visit", "Work"]
+__all__ = ["Desk"]

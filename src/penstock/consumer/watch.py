@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
 from penstock.consumer.handlers import Kind
-from penstock.consumer.visits import Station
+from penstock.consumer.stations import Station
 from penstock.message import Record
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
 from penstock.consumer.routes import Failed, disregarded
-from penstock.consumer.visits import Desk, Outcome, Station
+from penstock.consumer.stations import Outcome, Station
+from penstock.consumer.visits import Desk
 from penstock.message import Record
 from penstock.routing import Scheduler
 

@@ -19,7 +19,7 @@ from penstock.app import App
 from penstock.cluster import Clock
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.handlers import Kind
-from penstock.consumer.visits import Outcome
+from penstock.consumer.stations import Outcome
 from penstock.consumer.workers import call
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.kafka import TopicSpec

@@ -15,7 +15,7 @@ from penstock.consumer.handlers import Kind
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.routes import Failed
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.visits import Outcome
+from penstock.consumer.stations import Outcome
 from penstock.consumer.workers import call
 from penstock.errors import ConfigurationError
 from penstock.message import Message

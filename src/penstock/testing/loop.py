@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
 from penstock.consumer.routes import Failed
-from penstock.consumer.visits import Outcome
+from penstock.consumer.stations import Outcome
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.testing.stepping import SteppedConsumer, SteppedWorker
 

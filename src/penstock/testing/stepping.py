@@ -20,9 +20,9 @@ from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.intake import GRACE_S
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.stations import Outcome, Station, Visit, Work
 from penstock.consumer.statistics import ConsumerStatistics, statistics_of
 from penstock.consumer.surroundings import Middleware
-from penstock.consumer.visits import Outcome, Station, Visit, Work
 from penstock.errors import PenstockError
 from penstock.kafka import TopicSpec
 from penstock.testing.assignor import Place

@@ -1,0 +1,225 @@
+"""Parking: what becomes of messages that did not get done at once.
+
+A failed message waits for its retry, a deferred one for its completion, an exhausted one for the broker to take it
+elsewhere; whatever comes of its key meanwhile waits behind it. Called by visits, each for the lane it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.cluster import Clock
+from penstock.consumer.assignments import OVERHEAD_BYTES, ConsumerLane, ConsumerParked, Fetch, Item
+from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.handlers import OnFailure
+from penstock.consumer.outbox import Outbox, Outgoing
+from penstock.consumer.retries import Timers
+from penstock.consumer.routes import Failed
+from penstock.consumer.stations import Station
+from penstock.errors import PenstockError, RetryLater
+from penstock.message import Record
+from penstock.routing import DONE
+
+_log = logging.getLogger(__name__)
+
+#: When a head that somebody else has may be tried: not by its time.
+NEVER = float("inf")
+#: What `ParkedKey.settled` holds when a completion came.
+HANDLED = "handled"
+
+
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
+
+    Attributes:
+        key: the line it joins then.
+        place: topic, partition and offset.
+    """
+
+    key: Hashable
+    place: tuple[str, int, int]
+
+
+class Parking:
+    """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that the caller holds.
+
+    Args:
+        clock: the engine's clock.
+        timers: where retries wait.
+        outbox: where exhausted messages go.
+        wake_key: has a parked key looked at; any thread may call it.
+        fail: called with an error that must stop the consumer.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        timers: Timers,
+        outbox: Outbox,
+        wake_key: Callable[[ConsumerLane, Hashable], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._now = clock.monotonic
+        self._timers = timers
+        self._outbox = outbox
+        self._wake_key = wake_key
+        self._fail = fail
+        #: Completions that are out, with what they belong to. `dict` operations are atomic; any thread.
+        self.deferred: dict[DeferredCompletion, Fetch] = {}
+
+    def wake_at(self, due: float, lane: ConsumerLane, key: Hashable) -> None:
+        """Have a parked key looked at when its time has come."""
+        self._timers.add(due, partial(self._wake_key, lane, key))
+
+    def set_aside(
+        self, lane: ConsumerLane, key: Hashable, item: Item, outcome: Failed | DeferredCompletion, station: Station
+    ) -> None:
+        """Park the key of a message that did not get done at its first try."""
+        parked = self.park(lane, key, item)
+        # Here, not where it fails: that may be later, with a station that began something else meanwhile.
+        parked.since = station.started
+        if isinstance(outcome, DeferredCompletion):
+            self.put_off(lane, key, parked, outcome, station)
+        else:
+            self.failed(lane, key, parked, outcome, station)
+
+    def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
+        """Park a key that is not parked on a message."""
+        parked = lane.park(key)
+        self.behind(lane, key, item)
+        return parked
+
+    def behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
+        """Let a message of a parked key wait behind its head."""
+        lane.parked[key].waiting.append(item)
+        item[0].assignment.tracker.park(1, _weight(item[2]))
+
+    def next_head(self, parked: ConsumerParked, station: Station) -> None:
+        """Go on to the message behind a head that is done with."""
+        fetch, _, record = parked.waiting[0]
+        if parked.settled is None:
+            fetch.assignment.tracker.park(-1, -_weight(record))
+        parked.next_head()
+        station.record = None
+
+    def put_off(
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        completion: DeferredCompletion,
+        station: Station,
+    ) -> None:
+        """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
+        item = fetch, _, _ = parked.waiting[0]
+        if not completion._take():  # noqa: SLF001 - the engine's half of the class
+            twice = PenstockError(
+                "the DeferredCompletion that the handler returned belongs to another message; make one for each"
+            )
+            self.failed(lane, key, parked, Failed(twice), station)
+            return
+        parked.due_at = NEVER
+        timeout = fetch.assignment.route.handler.deferred_timeout
+
+        def settle(error: BaseException | None) -> None:
+            if error is None:
+                self._settled(item)
+            # Before the key is woken: the holder looks at it only then.
+            parked.settled = HANDLED if error is None else error
+            self._wake_key(lane, key)
+            # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
+            self.deferred.pop(completion, None)
+
+        self.deferred[completion] = fetch
+        if timeout is not None:
+            late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
+            self._timers.add(self._now() + timeout, partial(completion.fail, late))
+        completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
+
+    def failed(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+    ) -> None:
+        """Decide what becomes of the failed head of a parked key."""
+        fetch, index, record = parked.waiting[0]
+        assignment, error = fetch.assignment, failure.error
+        route = assignment.route
+        handler = route.handler
+        station.failed += 1
+        parked.attempts += 1
+        now = self._now()
+        place = f"{assignment}@{record.offset()}"
+        delay = None
+        if not failure.permanent:
+            try:
+                delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+            except Exception as defect:  # noqa: BLE001 - the user's code decides there
+                parked.due_at = NEVER
+                stop = PenstockError(
+                    f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
+                    f"{place}; the consumer stops and keeps the offset: mend the policy"
+                )
+                stop.__cause__ = defect
+                self._fail(stop)
+                return
+        if delay is not None:
+            if isinstance(error, RetryLater):
+                delay = error.seconds
+            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
+            parked.due_at = now + delay
+            self._timers.add(parked.due_at, partial(self._wake_key, lane, key))
+            return
+        parked.due_at = NEVER
+        retried = route.retried(record) if route.retried is not None else 0
+        again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
+        if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
+            self._send(Outgoing(fetch, index, record, error, parked.attempts, again), lane, key, parked)
+        elif handler.on_failure is OnFailure.DROP:
+            _log.error(
+                "%s was dropped: %s failed it %d times, last with %s",
+                place,
+                handler.name,
+                parked.attempts,
+                type(error).__name__,
+            )
+            self._settled(parked.waiting[0])
+            station.dropped += 1
+            parked.settled = DONE
+            lane.due.append(key)
+        else:
+            stop = PenstockError(
+                f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
+                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
+            )
+            stop.__cause__ = error
+            self._fail(stop)
+
+    def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
+        """Hand an exhausted message to the outbox; its key waits until the broker has it."""
+
+        def durable() -> None:
+            self._settled((outgoing.fetch, outgoing.index, outgoing.record))
+            parked.settled = DONE
+            self._wake_key(lane, key)
+
+        self._outbox.put(outgoing, durable)
+
+    @staticmethod
+    def _settled(item: Item) -> None:
+        """Complete the head of a parked key; it is parked no more, though its lane is looked at only later."""
+        fetch, index, record = item
+        fetch.assignment.tracker.complete(fetch.block, (index,))
+        # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
+        fetch.assignment.tracker.park(-1, -_weight(record))
+
+
+def _weight(record: Record) -> int:
+    """Return the bytes that a waiting message takes, about."""
+    return len(record) + OVERHEAD_BYTES
+
+
+__all__ = ["HANDLED", "NEVER", "NotDue", "Parking"]

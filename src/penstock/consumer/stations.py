@@ -1,0 +1,88 @@
+"""Stations: where handlers are called, and what passes between them and a visit."""
+
+from __future__ import annotations
+
+from asyncio import Task
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from penstock.consumer.assignments import Fetch
+from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.handlers import Kind
+from penstock.consumer.routes import Failed, Invoke
+from penstock.message import Message, Record
+
+#: What a handler is given, and what came of it: None when it is done.
+Work = Message | list[Message]
+Outcome = Failed | DeferredCompletion | None
+
+
+class Station:
+    """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
+
+    __slots__ = (
+        "batch_count",
+        "dropped",
+        "failed",
+        "fetch",
+        "filtered",
+        "handled",
+        "invoke",
+        "kind",
+        "name",
+        "record",
+        "retried",
+        "slices",
+        "started",
+        "task",
+        "thread_id",
+    )
+
+    def __init__(self, kind: Kind, name: str, slices: int = 1) -> None:
+        self.kind = kind
+        self.name = name
+        #: Time slices that a visit here has.
+        self.slices = slices
+        #: What the message in the handler belongs to, or None between lanes.
+        self.fetch: Fetch | None = None
+        #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
+        self.record: Record | None = None
+        self.started = 0.0
+        self.batch_count = 1
+        #: What is called with what a visit yields.
+        self.invoke: Invoke = _nothing
+        #: The thread, and for a task the task, that runs it: for a look at its stack.
+        self.thread_id: int | None = None
+        self.task: Task[None] | None = None
+        self.handled = 0
+        self.failed = 0
+        self.retried = 0
+        self.dropped = 0
+        self.filtered = 0
+
+    def leave(self) -> None:
+        """Note that the station is between lanes."""
+        self.record = self.fetch = None
+
+
+def _nothing(_: object) -> None:
+    raise AssertionError("a visit yields only after it has set what is to be called")
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The lane has runs, but is not to be served until something happens.
+
+    Attributes:
+        appended: `lane.appended` when that was decided.
+        after: called once the lane is given back: what will bring it back.
+    """
+
+    appended: int
+    after: Callable[[], None]
+
+
+Visit = Generator[Work, Outcome, Rest | None]
+
+
+__all__ = ["Outcome", "Rest", "Station", "Visit", "Work"]
