@@ -142,7 +142,7 @@ class Engine:
         per_worker = min(settings.lanes_per_worker, _LANES_PER_BATCH) if batches else settings.lanes_per_worker
         per_task = _LANES_PER_BATCH if batches else _LANES_PER_TASK
         return max(
-            settings.workers * per_worker if self.has_threads else 1,
+            settings.workers * per_worker,
             settings.max_concurrency * per_task if self.has_tasks else 1,
         )
 

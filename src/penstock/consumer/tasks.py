@@ -169,11 +169,11 @@ class TaskPool:
             # One that a handler cancelled took no next lane.
             self._pump()
 
-    async def _serve_lanes(  # noqa: C901, PLR0912 - in one piece: a call for each lane costs as much as the lane
+    async def _serve_lanes(  # noqa: C901 - in one piece: a call for each lane costs as much as the lane
         self, lane: ConsumerLane | None, station: Station
     ) -> None:
         """Serve lane after lane until none is ready."""
-        take, start, slot = self._scheduler.take, self._desk.visit, self._slot
+        take, give_back, start, slot = self._scheduler.take, self._scheduler.give_back, self._desk.visit, self._slot
         clock = self._loop.time
         try:
             while lane is not None:
@@ -200,10 +200,10 @@ class TaskPool:
                 finally:
                     station.leave()
                     # The lane may be ready again: this task looks for work next, and finds it or one that is older.
-                    if rest is None:
-                        self._scheduler.give_back(lane)
-                    else:
-                        self._desk.give_back(lane, rest)
+                    ready = give_back(lane) if rest is None else self._desk.give_back(lane, rest)
+                    if ready is not None and ready != slot:
+                        # Its next work is for a thread, and none looks by itself.
+                        self._desk.wake((ready,))
                 now = clock()
                 if now >= self._round_at:
                     # An `await` that waits for nothing does not go through the loop.

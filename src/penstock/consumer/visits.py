@@ -61,7 +61,8 @@ class Desk:
         self._run_seconds = run_seconds
         self._scheduler = scheduler
         self._timers = timers
-        self._wake = wake
+        #: Has the ready lanes of these slots served. Any thread.
+        self.wake = wake
         self.fail = fail
         #: Whether batches that are not full are served at once: set when the consumer drains. Any thread.
         self.hurry = False
@@ -80,11 +81,11 @@ class Desk:
 
     def wake_key(self, lane: ConsumerLane, key: Hashable) -> None:
         """Have a parked key looked at. Any thread."""
-        self._wake(self._scheduler.wake(lane, key))
+        self.wake(self._scheduler.wake(lane, key))
 
     def wake_lane(self, lane: ConsumerLane) -> None:
         """Have a lane at rest looked at. Any thread."""
-        self._wake(self._scheduler.ready((lane,)))
+        self.wake(self._scheduler.ready((lane,)))
 
     def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Serve a lane until it is empty, its work is of another kind, or the time slice is over."""

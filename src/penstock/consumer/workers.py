@@ -106,7 +106,10 @@ class Worker:
             rest = end.value
         finally:
             station.leave()
-            desk.give_back(lane, rest)
+            ready = desk.give_back(lane, rest)
+            if ready is not None and ready != self.slot:
+                # Its next work is for the event loop, which does not look by itself. In this slot this thread looks.
+                desk.wake((ready,))
         self._pool.note((time.perf_counter() - begun) / max(1, station.handled - before))
 
 
