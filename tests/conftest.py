@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
+from kafka_tools import STEADY
 from penstock.devbroker import DevBroker
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from waiting import wait_until
@@ -30,7 +31,7 @@ hypothesis.settings.load_profile("penstock")
 @pytest.fixture(scope="session")
 def broker() -> Iterator[DevBroker]:
     """The Kafka broker of this run. Tests that kill or suspend a broker start their own."""
-    with DevBroker(start_timeout=150) as running:
+    with DevBroker(config=STEADY, start_timeout=150) as running:
         yield running
 
 

@@ -19,6 +19,11 @@ from waiting import wait_until
 #: Seconds a broker on a busy machine may take for an answer.
 ANSWER_S = 30.0
 
+#: For brokers that stand still and are not killed. One that stands still for longer than its session shuts itself out
+#: and names no broker for a moment; a client that hears this may never find a broker again (librdkafka, issue 5301).
+#: One that was killed comes back only when its session is over.
+STEADY = {"broker.session.timeout.ms": "60000"}
+
 
 def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], **extra: object) -> None:
     """Write key and value pairs, durably."""

@@ -6,16 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_tools import Recorder, committed, ends, produce
+from kafka_tools import STEADY, Recorder, committed, ends, produce
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fragile() -> Iterator[DevBroker]:
-    """A broker of this file's own."""
+    """A broker that may be killed."""
     with DevBroker(start_timeout=150) as broker:
+        yield broker
+
+
+@pytest.fixture
+def patient() -> Iterator[DevBroker]:
+    """A broker that may be suspended."""
+    with DevBroker(config=STEADY, start_timeout=150) as broker:
         yield broker
 
 
@@ -60,24 +67,24 @@ def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevB
         assert firsts == sorted(firsts), f"{key!r} was handled out of order"
 
 
-def test_a_frozen_broker_is_waited_for(fragile: DevBroker) -> None:
-    fragile.create_topic("frozen", 2)
-    produce(fragile.bootstrap_servers, "frozen", ((b"k%d" % i, b"x" * 10_000) for i in range(1000)))
+def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
+    patient.create_topic("frozen", 2)
+    produce(patient.bootstrap_servers, "frozen", ((b"k%d" % i, b"x" * 10_000) for i in range(1000)))
     seen = Recorder(hold_after=200)
     # The client itself may hold a small part of the topic only: the rest can come from nowhere but the broker.
     small = {"max.partition.fetch.bytes": 100_000, "queued.max.messages.kbytes": 100}
 
-    with consumer_of(fragile, "frozen", seen, **small) as consumer:
+    with consumer_of(patient, "frozen", seen, **small) as consumer:
         wait_until(lambda: len(seen.calls) == 200, timeout=60)
-        fragile.suspend()
+        patient.suspend()
         try:
             seen.go.set()
             # What was fetched is handled while nothing answers; then there is no more.
             wait_until(lambda: consumer.statistics().in_flight == 0)
             stood_still = len(seen.calls) < 1000
         finally:
-            fragile.resume()
+            patient.resume()
         wait_until(lambda: len(set(seen.places())) == 1000, timeout=60)
-        wait_until(lambda: all_committed(fragile, "frozen"), timeout=60)
+        wait_until(lambda: all_committed(patient, "frozen"), timeout=60)
 
     assert stood_still

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transaction_tools import Bench
 
+from kafka_tools import STEADY
 from penstock.devbroker import DevBroker
 from penstock.errors import (
     BrokerConnectionError,
@@ -173,7 +174,7 @@ def test_a_half_too_large_for_kafka_is_told_and_the_local_transaction_does_not_r
 
 def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction() -> None:
     ran: list[object] = []
-    with DevBroker() as broker:
+    with DevBroker(config=STEADY) as broker:
         bench = Bench(broker.bootstrap_servers, "orders", 1)
         ensure_topics(bench.admin, bench.servers, [TopicSpec("orders", 1)])
         # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
