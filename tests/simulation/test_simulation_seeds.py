@@ -46,7 +46,10 @@ def test_everything_that_can_happen_does_happen() -> None:
     seen: Counter[str] = Counter()
     faults: Counter[object] = Counter()
     with silence():
-        for seed in range(150):
+        # The rarest, a message that waits in a retry topic, comes in one of a hundred runs.
+        for seed in range(600):
+            if seed > 150 and all(seen.values()):
+                break
             simulation, dice = run(seed)
             seen.update(dice.actions)
             faults.update(simulation.broker.faults.happened)

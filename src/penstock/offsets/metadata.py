@@ -7,14 +7,15 @@ Format, version 1, all characters ASCII::
 
 Run lengths are LEB128 numbers that alternate *not done*, *done* from the committed offset on; the last run is done.
 The bitmap holds a bit for each offset from the committed one on, lowest bit first. The checksum ties a map to the
-offset it was committed with. The smallest form wins. Kafka 4.3 takes 4,095 characters and refuses 4,096; a longer
-map is cut at its end, which costs a replay and never a loss.
+offset it was committed with. The smallest form wins; run lengths are tried only where runs are few. Kafka 4.3 takes
+4,095 characters and refuses 4,096; a longer map is cut at its end, which costs a replay and never a loss.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ _MAX_INFLATED_BYTES = 1 << 20
 #: Runs worth looking at: each takes a byte at least, and deflate seldom wins more than eightfold.
 _MAX_RUNS = 8 * _MAX_BODY_BYTES
 _MAX_OFFSET = (1 << 63) - 1
+
+_RUN_OF_DONE = re.compile(rb"\x01+")
+#: Bytes 0 and 1 as binary digits.
+_DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,23 @@ def encode(base: int, done: Sequence[range]) -> str:
     return ""
 
 
+def encode_flags(base: int, flags: bytes | bytearray) -> str:
+    """Write a map down as `encode` does, given a byte for each offset from `base` on: 1 where it is done.
+
+    Where runs are many this costs a few passes in C, whatever their number; a busy partition does it every second.
+    """
+    flags = flags.rstrip(b"\x00")
+    runs = flags.count(b"\x00\x01")
+    if runs and 2 * runs >= len(flags) // 8 and len(flags) // 8 < _MAX_INFLATED_BYTES:
+        # Two bytes a run at least: the bitmap is smaller.
+        digits = flags[::-1].translate(_DIGITS)
+        bitmap = int(digits, 2).to_bytes((len(flags) + 7) // 8, "little")
+        text = _written(base, [("b", bitmap)])
+        if len(text) <= MAX_METADATA_CHARS:
+            return text
+    return encode(base, [range(base + run.start(), base + run.end()) for run in _RUN_OF_DONE.finditer(flags)])
+
+
 def _joined(done: Sequence[range]) -> list[range]:
     joined: list[range] = []
     for run in done:
@@ -98,6 +120,11 @@ def _smallest(base: int, done: Sequence[range]) -> str:
     forms = [("r", _run_lengths(base, done))]
     if (done[-1].stop - base) // 8 < _MAX_INFLATED_BYTES:
         forms.append(("b", _bitmap(base, done)))
+    return _written(base, forms)
+
+
+def _written(base: int, forms: list[tuple[str, bytes]]) -> str:
+    """Return the smallest form, deflated or not, as text."""
     forms += [(kind.upper(), zlib.compress(content, 9)) for kind, content in forms]
     kind, content = min(forms, key=lambda form: len(form[1]))
     body = _checksum(base, kind, content) + content
@@ -194,4 +221,4 @@ def _read_bitmap(base: int, content: bytes) -> Iterator[range]:
         at = flags.find("1", stop)
 
 
-__all__ = ["MAX_METADATA_CHARS", "OffsetMap", "decode", "encode"]
+__all__ = ["MAX_METADATA_CHARS", "OffsetMap", "decode", "encode", "encode_flags"]

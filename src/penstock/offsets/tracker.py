@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from penstock.offsets.metadata import OffsetMap, encode
+from penstock.offsets.metadata import OffsetMap, encode, encode_flags
 
 _DONE = b"\x01"
 #: Completions that may stand on the queue before one who completes works it off.
@@ -235,16 +235,36 @@ class Tracker:
         if gap_start is not None and gap_start < self._position:
             yield range(gap_start, self._position)
 
+    def _flags(self, watermark: int) -> bytes | None:
+        """Return a byte for each offset from the watermark to the position, 1 where it is done.
+
+        None where a fetch has holes: its messages are far apart, and a bit for each offset would be many for each
+        message. Called with the lock held.
+        """
+        parts: list[bytes | bytearray] = []
+        at = watermark
+        for block in self._blocks.values():
+            if not isinstance(block.offsets, range) or block.offsets.step != 1:
+                return None
+            start = max(at, block.offsets.start)
+            parts += (_DONE * (start - at), block.done[start - block.offsets.start :])
+            at = block.offsets.stop
+        parts.append(_DONE * (self._position - at))
+        return b"".join(parts)
+
     def commit_point(self) -> CommitPoint:
         """Return what may be committed now, with the map of what is done above it (I3)."""
         with self._lock:
             self._work_off()
             watermark = self._watermark()
             restored = self._restored
-            gaps = list(self._gaps())
+            flags = self._flags(watermark) if restored is None else None
+            gaps = list(self._gaps()) if flags is None else []
             position = self._position
-        # Done by a former owner and not fetched again yet: it must outlive this owner too.
+        if flags is not None:
+            return CommitPoint(watermark, encode_flags(watermark, flags))
         if restored is not None:
+            # Done by a former owner and not fetched again yet: it must outlive this owner too.
             gaps += [range(max(done.start, position), done.stop) for done in restored.done if done.stop > position]
         return CommitPoint(watermark, encode(watermark, gaps))
 
