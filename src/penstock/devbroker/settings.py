@@ -37,7 +37,8 @@ _DEFAULTS = {
     "min.insync.replicas": "1",
     "group.initial.rebalance.delay.ms": "0",  # the first member of a group need not wait for others
     # A killed broker can register anew only when its former session is over: 9 s by default. One that stands still for
-    # longer than a session, on a machine that is busy with other things, shuts itself out for a moment.
+    # longer than that, on a machine that sleeps or is busy, shuts itself out and names no broker to clients, some of
+    # which then never find it again (librdkafka, issue 5301).
     "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": "16777216",
