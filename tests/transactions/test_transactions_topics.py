@@ -1,15 +1,20 @@
-"""The store's topics before they are used: leaders that are not known yet, brokers that do not answer."""
+"""The store's topics before they are used: leaders not known yet, brokers that do not answer, others who create."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
+from penstock.kafka import admin_client, partition_counts
 from penstock.transactions import topics as topics_module
-from penstock.transactions.topics import _await_leaders
+from penstock.transactions.topics import StoreTopics, _await_leaders, open_topics
 
 
 class ScriptedAdmin:
@@ -34,9 +39,28 @@ def test_leaders_are_waited_for_past_answers_that_do_not_come() -> None:
     silence = KafkaException(KafkaError(KafkaError._TRANSPORT))
     admin = ScriptedAdmin(SimpleNamespace(topics={}), silence, leaders(1, -1), leaders(1, 1))
 
-    _await_leaders(admin, "127.0.0.1:1", ["store.half"])  # type: ignore[arg-type] # what is used of it
+    counts = _await_leaders(admin, "127.0.0.1:1", ["store.half"])  # type: ignore[arg-type] # what is used of it
 
+    assert counts == {"store.half": 2}
     assert len(admin.answers) == 1
+
+
+def test_those_who_open_a_new_store_at_the_same_time_agree_on_its_partitions(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    prefix, servers, together = new_topic(), broker.bootstrap_servers, Barrier(4)
+
+    def opened(partitions: int) -> StoreTopics:
+        admin = admin_client(servers, {})
+        partition_counts(admin, servers)  # connected before the others are met
+        together.wait(60)
+        return open_topics(admin, servers, prefix, partitions)
+
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(opened, (1, 2, 3, 4)))
+
+    assert len(set(stores)) == 1
+    assert stores[0].partitions == stores[0].check_partitions
 
 
 @pytest.mark.parametrize("last", [KafkaException(KafkaError(KafkaError._TRANSPORT)), leaders(1, -1)])

@@ -101,7 +101,7 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
     topics = StoreTopics(prefix, partitions)
     if not is_topic_name(topics.discarded):
         raise ConfigurationError(f"prefix must be made of letters, digits, '.', '_' and '-', but is {prefix!r}")
-    counts = ensure_topics(
+    wanted = ensure_topics(
         admin,
         bootstrap_servers,
         [
@@ -112,7 +112,8 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
             TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
         ],
     )
-    _await_leaders(admin, bootstrap_servers, counts)
+    # Who creates at the same time as another, and is the later, has been told the partitions of its own wish.
+    counts = _await_leaders(admin, bootstrap_servers, wanted)
     found = {counts[topics.half], counts[topics.op], counts[topics.done]}
     if len(found) != 1:
         raise ConfigurationError(
@@ -122,15 +123,17 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
     return StoreTopics(prefix, found.pop(), counts[topics.check])
 
 
-def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> None:
-    """Wait until the brokers know of the topics: creation is acknowledged by the controller alone.
+def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> dict[str, int]:
+    """Wait until the brokers know of the topics, and return their partitions.
 
-    A consumer that subscribes earlier gets no partitions, and asks again only minutes later.
+    Creation is acknowledged by the controller alone. A consumer that subscribes earlier gets no partitions, and asks
+    again only minutes later.
     """
+    wanted = list(topics)
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         cause: KafkaException | None = None
-        missing = list(topics)
+        missing = wanted
         try:
             known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
         except KafkaException as error:
@@ -138,12 +141,13 @@ def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
         else:
             missing = [
                 name
-                for name in missing
+                for name in wanted
                 if name not in known
+                or not known[name].partitions
                 or any(p.leader < 0 or p.error is not None for p in known[name].partitions.values())
             ]
-        if not missing:
-            return
+            if not missing:
+                return {name: len(known[name].partitions) for name in wanted}
         if time.monotonic() > deadline:
             why = "" if cause is None else f" ({reason(cause)})"
             raise BrokerConnectionError(
