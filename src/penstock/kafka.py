@@ -6,6 +6,7 @@ Consumers and producers are made by the engines themselves; nothing here keeps a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockE
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
+#: Seconds that one look at the metadata may take, and between two looks.
+_METADATA_LOOK_S = 5.0
+_LOOK_S = 0.02
 
 #: Keys of a client configuration that an admin client understands too, by prefix.
 _CONNECTION_PREFIXES = (
@@ -152,8 +156,26 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"
                     ) from error
+        _await_metadata(admin, {spec.name for spec in missing})
         counts = {**counts, **{spec.name: spec.partitions for spec in missing}}
     return {name: counts[name] for name in wanted}
+
+
+def _await_metadata(admin: AdminClient, names: set[str]) -> None:
+    """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
+
+    Whoever asked for a topic uses it next, and would be told that there is none. Not longer than a broker may take to
+    answer: then the next call says what is the matter.
+    """
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            known = admin.list_topics(timeout=_METADATA_LOOK_S).topics
+        except KafkaException:
+            continue
+        if all(name in known and known[name].error is None for name in names):
+            return
+        time.sleep(_LOOK_S)
 
 
 __all__ = [
