@@ -100,7 +100,9 @@ class Settling:
         for partition in self._owned.values():
             self._ask(partition, now)
         self._publish()
-        if now - self._tended >= _TEND_S:
+        # Not while an end is in doubt: tending takes the end of the done log for known, and what the doubtful
+        # transaction wrote there would never be looked for.
+        if self._publisher.is_open and now - self._tended >= _TEND_S:
             self._tended = now
             self._tend()
 
