@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from confluent_kafka import KafkaException
 
@@ -13,6 +14,7 @@ from penstock.errors import DecisionNotStoredError
 from penstock.kafka import reason
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.records import Author, CheckRequest, Verdict
+from penstock.transactions.slots import Slots
 from penstock.transactions.store import CheckSource, Store
 
 Check = Callable[[HalfMessage], TransactionState]
@@ -23,6 +25,8 @@ _log = logging.getLogger("penstock.transactions")
 _WAIT_S = 0.2
 #: Questions that may wait for each worker. More are left alone: they are asked again.
 _QUEUE_PER_WORKER = 250
+#: Seconds that one check may take.
+CHECK_TIMEOUT_S = 30.0
 
 VERDICTS = {
     TransactionState.COMMIT: Verdict.COMMIT,
@@ -34,22 +38,27 @@ VERDICTS = {
 class Checker:
     """Answers the checks of one producer group in this process.
 
-    One thread takes questions and a small pool runs the user's function, so that a check that hangs costs one worker.
-    A transaction that is being checked here is not checked a second time meanwhile.
+    One thread takes questions and a few slots run the user's function. A check that hangs costs its slot until the
+    time limit, and nobody else anything; answered late, its answer still counts. A transaction that is being checked
+    here is not checked a second time meanwhile.
 
     Args:
         store: where answers go and questions come from.
         group: the producer group.
         check: the user's function. If it raises, the answer is UNKNOWN.
         workers: threads that run it.
+        timeout_s: seconds after which a check that has not returned is given up.
     """
 
-    def __init__(self, store: Store, group: str, check: Check, workers: int) -> None:
+    def __init__(
+        self, store: Store, group: str, check: Check, workers: int, timeout_s: float = CHECK_TIMEOUT_S
+    ) -> None:
         self._store = store
         self._group = group
         self._check = check
         self._workers = workers
         self._stopping = threading.Event()
+        self._slots = Slots(workers, timeout_s, f"penstock-check-{group}")
         # Written by start() alone.
         self._thread: threading.Thread | None = None
         # Guards all fields below: the listening thread adds, the workers remove and count.
@@ -71,30 +80,42 @@ class Checker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop listening; wait for running checks at most `timeout_s` seconds."""
+        """Stop listening; wait for running checks at most `timeout_s` seconds. One that hangs is left behind."""
         self._stopping.set()
         if self._thread is not None:
+            deadline = time.monotonic() + timeout_s
             self._thread.join(timeout_s)
+            self._slots.close(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def hung(self) -> int:
+        """Checks that were given up because they did not return in time."""
+        return self._slots.hung
 
     def _listen(self, source: CheckSource) -> None:
-        pool = ThreadPoolExecutor(self._workers, thread_name_prefix=f"penstock-check-{self._group}")
         try:
             while not self._stopping.is_set():
-                self._take(source, pool)
+                self._take(source)
+                self._slots.tend()
         finally:
             source.close()
-            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _take(self, source: CheckSource, pool: ThreadPoolExecutor) -> None:
+    def _take(self, source: CheckSource) -> None:
         try:
             requests = source.take(_WAIT_S)
         except KafkaException as error:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
             self._stopping.wait(_WAIT_S)
             return
+        except Exception:  # noqa: BLE001 - whatever it is, the next try may succeed
+            # A thread that ended here would leave the group without answers, and nobody told.
+            _log.exception("checks of group %s cannot be taken; trying again", self._group)
+            self._stopping.wait(_WAIT_S)
+            return
         for request in requests:
             if self._admit(request.half.transaction_id):
-                pool.submit(self._answer, request)
+                label = f"check {request.check_number} of transaction {request.half.transaction_id}"
+                self._slots.submit(label, partial(self._answer, request))
 
     def _admit(self, transaction_id: str) -> bool:
         with self._lock:
@@ -145,4 +166,4 @@ class Checker:
         return TransactionState.UNKNOWN
 
 
-__all__ = ["VERDICTS", "Check", "Checker"]
+__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "Checker"]

@@ -1,0 +1,161 @@
+"""Threads that run a user's function, each call for a limited time: a call that hangs costs one slot, not the process.
+
+Python cannot end a thread. A call past its limit is given up: its thread is replaced by a new one, and should it
+return after all, its result still counts and the thread ends. The threads are daemons, so that none of them keeps the
+process from ending; the ones of `concurrent.futures` are joined when the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+_log = logging.getLogger("penstock.transactions")
+
+#: For each slot so many threads may be given up; more are not replaced, for a process has no endless memory.
+_GIVEN_UP_PER_SLOT = 2
+
+Task = tuple[str, Callable[[], None]]
+
+
+class _Slot:
+    """One thread and what it runs. All fields are guarded by the lock of its `Slots`, bar the thread itself."""
+
+    __slots__ = ("given_up", "label", "since", "thread")
+
+    def __init__(self) -> None:
+        self.label = ""
+        #: Monotonic seconds at which its call began, or None while it waits for one.
+        self.since: float | None = None
+        #: Its call hangs, and another thread has taken its place.
+        self.given_up = False
+        self.thread: threading.Thread | None = None
+
+
+class Slots:
+    """Runs calls on a fixed number of daemon threads. Thread-safe; `tend` must be called now and then.
+
+    Args:
+        count: calls at a time.
+        limit_s: seconds after which a call is given up.
+        name: what the names of its threads begin with.
+    """
+
+    def __init__(self, count: int, limit_s: float, name: str) -> None:
+        self._count = count
+        self._limit_s = limit_s
+        self._name = name
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        # Set by close(), read by the threads.
+        self._closing = threading.Event()
+        # Guards the fields below and those of each slot.
+        self._lock = threading.Lock()
+        self._live: list[_Slot] = []
+        self._given_up: list[_Slot] = []
+        #: Calls that were given up. Written under the lock; reading one number is safe.
+        self.hung = 0
+
+    def submit(self, label: str, call: Callable[[], None]) -> None:
+        """Run a call when a slot is free.
+
+        Args:
+            label: what the call is, for the log.
+            call: it must catch its own exceptions; one that gets out is logged.
+        """
+        self._tasks.put((label, call))
+        with self._lock:
+            if len(self._live) < self._count and not self._closing.is_set() and not self._is_short():
+                self._add()
+
+    def tend(self) -> None:
+        """Give up calls that are past their limit, and put new threads in their places."""
+        now = time.monotonic()
+        with self._lock:
+            hanging = [s for s in self._live if s.since is not None and now - s.since > self._limit_s]
+            for slot in hanging:
+                self._give_up(slot)
+            while len(self._live) < self._count and hanging and not self._is_short() and not self._closing.is_set():
+                hanging.pop()
+                self._add()
+
+    def close(self, timeout_s: float) -> bool:
+        """Drop the calls that wait, let those that run end within `timeout_s` seconds, and tell whether they did.
+
+        Calls that were given up are not waited for.
+        """
+        self._closing.set()
+        with self._lock:
+            live = list(self._live)
+        for _ in live:
+            self._tasks.put(None)
+        deadline = time.monotonic() + timeout_s
+        for slot in live:
+            if slot.thread is not None:
+                slot.thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(slot.thread is not None and slot.thread.is_alive() for slot in live)
+
+    def _is_short(self) -> bool:
+        return len(self._given_up) > self._count * _GIVEN_UP_PER_SLOT
+
+    def _add(self) -> None:
+        slot = _Slot()
+        slot.thread = threading.Thread(target=self._serve, args=(slot,), name=self._name, daemon=True)
+        self._live.append(slot)
+        slot.thread.start()
+
+    def _give_up(self, slot: _Slot) -> None:
+        slot.given_up = True
+        self._live.remove(slot)
+        self._given_up.append(slot)
+        self.hung += 1
+        frame = sys._current_frames().get(slot.thread.ident or 0) if slot.thread else None  # noqa: SLF001 - documented
+        where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else "its thread has ended"
+        _log.error(
+            "%s has not returned within %g s: it is given up and its thread replaced (%d hang now); it is at\n%s",
+            slot.label,
+            self._limit_s,
+            len(self._given_up),
+            where,
+        )
+        if self._is_short():
+            _log.critical(
+                "%d calls of %s hang: no more threads replace them, and fewer than %d run; give the function a time "
+                "limit of its own and restart the process",
+                len(self._given_up),
+                self._name,
+                self._count,
+            )
+
+    def _serve(self, slot: _Slot) -> None:
+        while (task := self._tasks.get()) is not None and not self._closing.is_set():
+            label, call = task
+            with self._lock:
+                slot.label, slot.since = label, time.monotonic()
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - a slot outlives whatever runs in it
+                _log.exception("%s failed", label)
+            if not self._goes_on(slot):
+                return
+
+    def _goes_on(self, slot: _Slot) -> bool:
+        """Note that a call has returned, and tell whether its thread shall take another."""
+        with self._lock:
+            slot.since = None
+            if not slot.given_up:
+                return True
+            self._given_up.remove(slot)
+            if len(self._live) >= self._count:
+                return False
+            # Nobody took its place: too many hung. It is needed after all.
+            slot.given_up = False
+            self._live.append(slot)
+            return True
+
+
+__all__ = ["Slots"]
