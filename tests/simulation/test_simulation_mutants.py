@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -88,6 +89,13 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
         lane.claim.acquire(blocking=False)
         return lane
 
+    def queue(self: Scheduler[Any, Any], lane: Any) -> int:
+        # A queue that is emptied by two has no head that the scheduler could rely on; this defect must not show there.
+        slot = 0 if self._slot_of is None else self._slot_of(lane)
+        heapq.heappush(self._ready[slot], lane.number)
+        return slot
+
+    patch.setattr(Scheduler, "_push", queue)
     patch.setattr(Scheduler, "take", take_and_let_go)
     patch.setattr(Scheduler, "give_back", lambda self, lane: give_back(self, claimed(lane)))
     patch.setattr(Scheduler, "rest", lambda self, lane, *more: rest(self, claimed(lane), *more))

@@ -42,7 +42,8 @@ class Router:
         self._scheduler = scheduler
         self._wake = wake
         self._let_go = let_go
-        self._arrival = 0
+        #: The arrival of the next message: they are counted from 1, for 0 is older than all.
+        self._arrival = 1
         self._now = 0.0
         #: Messages taken in, ever.
         self.received = 0
@@ -67,8 +68,8 @@ class Router:
                 continue
             self.received += len(records)
             for rising, offsets in _rising(records):
-                self._arrival += 1
                 self._put(self._assignments.get(topic, partition) or assignment, rising, offsets, touched)
+                self._arrival += len(rising)
         # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
 

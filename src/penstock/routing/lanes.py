@@ -23,7 +23,8 @@ class Run(Generic[OwnerT, RecordT]):
         owner: what the messages belong to: an assignment and its block, opaque here.
         records: the messages, in offset order.
         indexes: the place of each in its owner's block.
-        arrival: when the run came, as a number that rises with every fetch: the lane's claim to be served.
+        arrival: when the first message of the block came, as a number that rises with every message. A message's own
+            is this and its index: the lane's claim to be served.
         next: the first message not taken yet. Written by the lane's holder only.
     """
 

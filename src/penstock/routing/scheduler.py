@@ -1,7 +1,8 @@
 """The scheduler: which lane a free worker takes next.
 
-Ready lanes are served oldest head first, not round robin: the message that has waited longest is the one that holds
-the watermark and, when a key is hot, the one that decides when all is done. Workers of one kind share a *slot*; in
+Ready lanes are served oldest head first, not round robin, and each message of a fetch has its own age: the one that
+has waited longest holds the watermark and, when a key is hot, decides when all is done. So lanes of one fetch advance
+side by side, and none is left with many messages when the others are through. Workers of one kind share a *slot*; in
 pinned mode each worker is a slot of its own, has one lane for life, and only ever takes that.
 
 Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back, so it
@@ -119,7 +120,10 @@ class Scheduler(Generic[OwnerT, RecordT]):
         """Put a claimed lane with work on its heap and return its slot."""
         slot = 0 if self._slot_of is None else self._slot_of(lane)
         # A key that is due is older than any run: serve it first.
-        arrival = 0 if lane.due else lane.runs[0].arrival
+        arrival = 0
+        if not lane.due:
+            run = lane.runs[0]
+            arrival = run.arrival + run.indexes[run.next]
         heapq.heappush(self._ready[slot], arrival * len(self.lanes) + lane.number)
         return slot
 
