@@ -78,7 +78,7 @@ def taker(
 
 
 def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half() -> None:
-    one = taker(in_flight=100, partitions=2)
+    one = taker(in_flight=100)
     block = one.fetch(100)
     tracker = one.assignments[0].tracker
 
@@ -94,6 +94,27 @@ def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half()
 
     assert (at_once, before, after, at_half, one.client.paused) == (False, set(), {0}, {0}, set())
     assert one.intake.pauses[FULL] == 1
+
+
+def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() -> None:
+    one = taker(in_flight=100, partitions=2)
+    client = cast("ConsumerClient", one.client)
+
+    def may_fetch() -> bool:
+        return one.intake.admit(client, one.assignments, one.now)
+
+    one.fetch(100)
+    beside_a_hungry_one = may_fetch()
+    second = one.fetch(99)
+    below_twice = may_fetch()
+    one.fetch(1)
+    at_twice = may_fetch()
+    one.fetch(50, partition=1)
+    one.assignments[0].tracker.complete(second, range(99))
+    none_is_hungry = may_fetch()
+
+    assert (beside_a_hungry_one, below_twice, at_twice, none_is_hungry) == (True, True, False, False)
+    assert one.client.paused == set()
 
 
 def test_parked_messages_do_not_count_as_in_flight_until_their_own_limit_is_reached() -> None:

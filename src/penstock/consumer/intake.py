@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds a partition may be full before it is paused.
 GRACE_S = 0.2
+#: How many times its limit a partition may take in meanwhile, where others are hungry: the client hands over one
+#: partition after another, and what is next in its queue may be for them.
+_OVER = 2
 
 FULL = "in-flight limit"
 BYTES = "byte limit"
@@ -75,6 +78,7 @@ class Intake:
         self.room = self._fetch_size
         healthy_bytes = parked_bytes = 0
         counts = []
+        hungry = False
         for assignment in assignments:
             parked, weight = assignment.tracker.parked
             in_flight, in_bytes = assignment.tracker.in_flight, assignment.tracker.bytes_in_flight
@@ -83,6 +87,7 @@ class Intake:
             healthy_bytes += max(0, in_bytes - max(weight, in_bytes * parked // max(1, in_flight)))
             parked_bytes += weight
             counts.append((assignment, in_flight - parked, parked))
+            hungry = hungry or in_flight - parked < self.max_in_flight // 2
         # Half the limit again before resuming, so that a partition does not flap.
         self._bytes_full = healthy_bytes >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
         self._parked_full = parked_bytes >= max(1, self.max_parked_bytes // (2 if self._parked_full else 1))
@@ -97,7 +102,7 @@ class Intake:
                     assignment.full_since = now
                 if now - assignment.full_since >= GRACE_S:
                     self.pause(consumer, assignment, wanted)
-                else:
+                elif wanted != FULL or not hungry or healthy >= _OVER * self.max_in_flight:
                     may_fetch = False
             else:
                 assignment.paused = wanted

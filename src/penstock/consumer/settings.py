@@ -47,7 +47,8 @@ class ConsumerSettings:
         pinned: one lane for each worker, which alone serves it, for state that belongs to a thread.
         lanes_per_worker: lanes for each worker; more delay fewer neighbours of a slow key.
         max_in_flight: messages of one partition that may be taken in and not done, parked ones left out; the partition
-            pauses there and resumes at half. May change while running.
+            pauses when it stays there, and resumes at half; until then it may take up to twice as many where others
+            have few. May change while running.
         max_in_flight_bytes: bytes of all messages taken in and not done, parked ones left out; all partitions pause
             there. May change while running.
         max_parked: messages of one partition that may wait for a retry, or behind one. May change while running.
