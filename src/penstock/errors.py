@@ -73,6 +73,10 @@ class DecisionNotStoredError(TransactionError):
     """The decision is not known to be durable; a check of the producer group will settle it."""
 
 
+class TransactionRefusedError(TransactionError):
+    """A decision stands already that forbids what was asked for; the local transaction must not commit."""
+
+
 class SinkError(PenstockError, RuntimeError):
     """A Spark sink refused a batch; nothing of the batch was stored."""
 
@@ -100,4 +104,5 @@ __all__ = [
     "StoppedError",
     "TopicNotFoundError",
     "TransactionError",
+    "TransactionRefusedError",
 ]
