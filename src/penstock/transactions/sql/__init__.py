@@ -1,0 +1,1 @@
+"""What of the transactions lives in SQL: statements on the user's own connections, and the store in a database."""

@@ -1,0 +1,240 @@
+"""One way to run a statement on whatever connection a user has: sqlite3, psycopg, SQLAlchemy's Connection or Session.
+
+The statement becomes part of the transaction that is open there, and nothing here commits. SQLAlchemy and psycopg are
+known by what the program has imported itself: who uses neither needs neither.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import psycopg
+    import sqlalchemy as sa
+
+#: SQLite's primary result codes of a lock that was not got (https://sqlite.org/rescode.html).
+_SQLITE_LOCKED = frozenset({5, 6})
+#: PostgreSQL's codes: lock not available, cancelled by a timeout, serialization failure, deadlock.
+_POSTGRESQL_LOCKED = frozenset({"55P03", "57014", "40001", "40P01"})
+_PARAMETER = re.compile(r":([a-z_]+)")
+_AUTOCOMMIT = (
+    "the connection is in autocommit mode and no transaction is open on it: each statement would stand for itself; "
+    "begin a transaction first, or open the connection without autocommit"
+)
+_NOT_NEW = "a transaction is open on a connection that should be new; open one for each check"
+
+
+class Kind(Enum):
+    """A kind of database."""
+
+    SQLITE = "sqlite"
+    POSTGRESQL = "postgresql"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement brought.
+
+    Attributes:
+        rows: what it returned.
+        count: how many rows it changed.
+    """
+
+    rows: list[tuple[Any, ...]]
+    count: int
+
+
+class UserConnection(Protocol):
+    """A user's connection. Used by one thread at a time, as the connection itself."""
+
+    @property
+    def kind(self) -> Kind:
+        """What database it leads to."""
+
+    def run(self, statement: str, **values: object) -> Answer:
+        """Run a statement whose parameters are written `:name`, in the transaction that is open or begins with it."""
+
+    def require_transaction(self) -> None:
+        """Raise `ConfigurationError` where the next statement would commit by itself."""
+
+    def isolate(self) -> None:
+        """Make a fresh connection read what is committed at each statement, in transactions that `commit` ends.
+
+        Raises `ConfigurationError` where a transaction is open.
+        """
+
+    def commit(self) -> None:
+        """End the transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sqlite:
+    connection: sqlite3.Connection
+    kind: Kind = Kind.SQLITE
+
+    def run(self, statement: str, **values: object) -> Answer:
+        cursor = self.connection.cursor()
+        # Whatever rows the user wants to see, here they are tuples.
+        cursor.row_factory = None
+        cursor.execute(statement, values)
+        return Answer(cursor.fetchall(), cursor.rowcount)
+
+    def require_transaction(self) -> None:
+        # A statement that writes opens a transaction by itself, unless isolation_level is None (or, from Python 3.12
+        # on, autocommit is True).
+        if not self.connection.in_transaction and _commits_by_itself(self.connection):
+            raise ConfigurationError(_AUTOCOMMIT)
+
+    def isolate(self) -> None:
+        # SQLite has but one level.
+        if self.connection.in_transaction and getattr(self.connection, "autocommit", -1) is not False:
+            raise ConfigurationError(_NOT_NEW)
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+
+@dataclass(frozen=True, slots=True)
+class _Psycopg:
+    connection: psycopg.Connection[Any]
+    kind: Kind = Kind.POSTGRESQL
+
+    def run(self, statement: str, **values: object) -> Answer:
+        import psycopg
+
+        cursor = psycopg.Cursor(self.connection, row_factory=psycopg.rows.tuple_row)
+        # The statements are constants of this package; the type asks for a literal.
+        cursor.execute(cast("Any", _PARAMETER.sub(r"%(\1)s", statement)), values)
+        return Answer(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+
+    def require_transaction(self) -> None:
+        import psycopg
+
+        idle = self.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if self.connection.autocommit and idle:
+            raise ConfigurationError(_AUTOCOMMIT)
+
+    def isolate(self) -> None:
+        import psycopg
+
+        if self.connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            raise ConfigurationError(_NOT_NEW)
+        self.connection.autocommit = False
+        self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+
+@dataclass(frozen=True, slots=True)
+class _SqlAlchemy:
+    owner: sa.Connection | sa.orm.Session
+    kind: Kind
+
+    def run(self, statement: str, **values: object) -> Answer:
+        import sqlalchemy as sa
+
+        result = self._connection().execute(sa.text(statement), values)
+        rows = [tuple(row) for row in result] if result.returns_rows else []
+        return Answer(rows, cast("sa.CursorResult[Any]", result).rowcount)
+
+    def require_transaction(self) -> None:
+        raw: Any = self._raw()
+        if self.kind is Kind.SQLITE and _commits_by_itself(raw):
+            # The recipe of an own BEGIN in SQLAlchemy's begin event acts with the first statement.
+            self.run("SELECT 1")
+            if not raw.in_transaction:
+                raise ConfigurationError(_AUTOCOMMIT)
+        if self.kind is Kind.POSTGRESQL and getattr(raw, "autocommit", False) is True:
+            raise ConfigurationError(_AUTOCOMMIT)
+
+    def isolate(self) -> None:
+        import sqlalchemy as sa
+
+        if self.owner.in_transaction():
+            raise ConfigurationError(_NOT_NEW)
+        if self.kind is Kind.POSTGRESQL:
+            options: Any = {"isolation_level": "READ COMMITTED"}
+            if isinstance(self.owner, sa.Connection):
+                self.owner.execution_options(**options)
+            else:
+                self.owner.connection(execution_options=options)
+
+    def commit(self) -> None:
+        self.owner.commit()
+
+    def _connection(self) -> sa.Connection:
+        import sqlalchemy as sa
+
+        return self.owner if isinstance(self.owner, sa.Connection) else self.owner.connection()
+
+    def _raw(self) -> object:
+        return self._connection().connection.dbapi_connection
+
+
+def adopt(connection: object) -> UserConnection:
+    """Return a user's connection in the one form.
+
+    Args:
+        connection: a `sqlite3.Connection`, a `psycopg.Connection`, or a `Connection` or `Session` of SQLAlchemy that
+            leads to SQLite or PostgreSQL.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if isinstance(connection, sqlite3.Connection):
+        return _Sqlite(connection)
+    if "psycopg" in sys.modules:
+        import psycopg
+
+        if isinstance(connection, psycopg.Connection):
+            return _Psycopg(connection)
+    if "sqlalchemy" in sys.modules:
+        import sqlalchemy as sa
+        import sqlalchemy.orm
+
+        if isinstance(connection, sqlalchemy.orm.scoped_session):
+            connection = connection()
+        if isinstance(connection, (sa.Connection, sqlalchemy.orm.Session)):
+            # A session is not asked for its connection yet: that would fix its isolation level.
+            name = (connection if isinstance(connection, sa.Connection) else connection.get_bind()).dialect.name
+            if name in (Kind.SQLITE.value, Kind.POSTGRESQL.value):
+                return _SqlAlchemy(connection, Kind(name))
+            raise ConfigurationError(f"the connection leads to {name}; use SQLite or PostgreSQL")
+    raise ConfigurationError(
+        f"connection is a {type(connection).__module__}.{type(connection).__name__}; give a connection of sqlite3 or "
+        "psycopg, or a Connection or Session of SQLAlchemy (inside run_sync, where it is an asynchronous one)"
+    )
+
+
+def quoted(name: str) -> str:
+    """Return a name of a table or schema as SQL says it."""
+    doubled = name.replace('"', '""')
+    # A colon would be a parameter's.
+    if not name or "\0" in name or ":" in name or "%" in name:
+        raise ConfigurationError(f"a table's or schema's name must be text without ':', '%' and NUL, but is {name!r}")
+    return f'"{doubled}"'
+
+
+def is_lock_error(error: BaseException) -> bool:
+    """Tell whether a database's error says that another transaction was in the way, so that trying again helps."""
+    cause: object = getattr(error, "orig", None) or error
+    if isinstance(cause, sqlite3.Error):
+        return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in _SQLITE_LOCKED
+    return getattr(cause, "sqlstate", None) in _POSTGRESQL_LOCKED
+
+
+def _commits_by_itself(connection: sqlite3.Connection) -> bool:
+    mode = getattr(connection, "autocommit", -1)
+    # -1 is sqlite3.LEGACY_TRANSACTION_CONTROL: isolation_level decides.
+    return mode is True or (mode == -1 and connection.isolation_level is None)
+
+
+__all__ = ["Answer", "Kind", "UserConnection", "adopt", "is_lock_error", "quoted"]
