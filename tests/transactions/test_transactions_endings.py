@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from transaction_tools import Bench
 
+from kafka_proxy import END_TXN, KafkaProxy, What
+from kafka_tools import read_all
+from penstock.transactions import Coordinator
 from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.endings import EndWatch
 from penstock.transactions.ids import new_id
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.publisher import InDoubtError
@@ -18,6 +25,7 @@ from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import Inheritance
 from penstock.transactions.topics import StoreTopics
+from waiting import wait_until
 
 TOPICS = StoreTopics("penstock", 1)
 
@@ -120,3 +128,143 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
     assert (log.doubts, counts.recoveries) == (1, 1)
     assert log.published == [half.transaction_id]
     assert counts.rolled_back == 1
+
+
+@pytest.fixture
+def proxy(bench: Bench) -> Iterator[KafkaProxy]:
+    """What the coordinator's way to the broker goes through; producers and readers go straight."""
+    with KafkaProxy(bench.servers) as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(bench: Bench, proxy: KafkaProxy) -> Iterator[Coordinator]:
+    """A coordinator behind the proxy that settled something already, so that all its connections stand."""
+    made = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
+    with made:
+        send(bench, b"first")
+        bench.settled(made, committed=1)
+        yield made
+
+
+def send(bench: Bench, *values: bytes, topic: str | None = None) -> None:
+    producer = bench.producer()
+    for value in values:
+        producer.send(topic or bench.topic, key=b"k", value=value)
+
+
+def seen(bench: Bench) -> Counter[bytes | None]:
+    return Counter(value for _, value in bench.visible())
+
+
+def committed_now(bench: Bench) -> set[bytes | None]:
+    """Return what readers of committed records see while a transaction is open."""
+    return {message.value() for message in read_all(bench.servers, bench.topic, left_open=True)}
+
+
+def epochs(proxy: KafkaProxy, producer_id: int) -> list[int]:
+    """Return the epochs a producer was given, in their order."""
+    return [identity.epoch for identity in proxy.identities if identity.producer_id == producer_id]
+
+
+@pytest.mark.parametrize("what", [What.CUT_AFTER, What.CUT_BEFORE])
+def test_an_end_whose_answer_is_lost_is_settled_from_the_done_log(
+    bench: Bench, proxy: KafkaProxy, coordinator: Coordinator, what: What
+) -> None:
+    before = coordinator.statistics().recoveries
+
+    with proxy.fault(END_TXN, what):
+        send(bench, b"a", b"b")
+        statistics = bench.settled(coordinator, committed=3)
+
+    assert statistics.recoveries > before
+    assert seen(bench) == Counter([b"a", b"b", b"first"])
+
+
+def test_an_end_that_the_library_retried_counts_as_in_doubt(
+    bench: Bench, proxy: KafkaProxy, coordinator: Coordinator
+) -> None:
+    before = coordinator.statistics().recoveries
+
+    with proxy.fault(END_TXN, What.CUT_AFTER):
+        send(bench, b"a")
+        bench.counted(coordinator, committed=2, recoveries=before + 1)
+
+    # The library repeated it as one and the same producer. It is one that no end is sent by any more.
+    (repeated,) = {end for end in proxy.ends if proxy.ends.count(end) > 1 and end.epoch == proxy.ends[-1].epoch}
+    send(bench, b"b", b"c", b"d")
+    bench.settled(coordinator, committed=5)
+    assert epochs(proxy, repeated.producer_id)[-1] > repeated.epoch
+    assert {end.epoch for end in proxy.ends[-3:]} != {repeated.epoch}
+
+
+def test_an_end_held_past_the_next_begin_ends_nothing_else_and_a_new_epoch_is_seen(
+    bench: Bench, proxy: KafkaProxy, coordinator: Coordinator
+) -> None:
+    before = coordinator.statistics().recoveries
+
+    with proxy.fault(END_TXN, What.HOLD_AND_CUT) as late:
+        send(bench, b"a")
+        bench.counted(coordinator, committed=2, recoveries=before + 1)
+        end = proxy.ends[-1]
+        with proxy.fault(END_TXN, What.HOLD, producer_id=end.producer_id) as standing:
+            # The same producer stands with all of a transaction written and its end on the way ...
+            send(bench, b"b", b"c")
+            wait_until(lambda: standing.fired)
+            visible = committed_now(bench)
+            # ... and now the late end arrives.
+            proxy.let_go(late)
+            assert committed_now(bench) == visible
+            assert visible < {b"first", b"a", b"b", b"c"}
+    bench.settled(coordinator, committed=4)
+
+    assert epochs(proxy, end.producer_id)[-1] > end.epoch
+    assert seen(bench) == Counter([b"first", b"a", b"b", b"c"])
+
+
+def test_a_held_abort_cannot_end_a_later_transaction(
+    bench: Bench, proxy: KafkaProxy, coordinator: Coordinator, new_topic: Callable[..., str]
+) -> None:
+    narrow = new_topic(config={"max.message.bytes": "1000"})
+    before = coordinator.statistics().recoveries
+
+    with proxy.fault(END_TXN, What.HOLD_AND_CUT, committed=False) as late:
+        send(bench, bytes(5_000), topic=narrow)
+        wait_until(lambda: late.fired)
+        bench.counted(coordinator, recoveries=before + 1)
+        end = next(end for end in reversed(proxy.ends) if not end.committed)
+        with proxy.fault(END_TXN, What.HOLD, producer_id=end.producer_id, committed=True) as standing:
+            send(bench, b"b", b"c")
+            wait_until(lambda: standing.fired)
+            proxy.let_go(late)
+    bench.counted(coordinator, committed=3)
+
+    assert epochs(proxy, end.producer_id)[-1] > end.epoch
+    assert seen(bench) == Counter([b"first", b"b", b"c"])
+
+
+def test_a_silent_client_library_is_believed_only_where_the_end_was_quick() -> None:
+    watch = EndWatch(logging.getLogger("penstock.kafka"), debugging=False)
+
+    watch.begin()
+    assert watch.doubt(0.01) is None
+    assert watch.doubt(1.0) is not None
+    watch.log(logging.DEBUG, "%s [%s] %s", "ENDTXN", "a", "EndTxn returned NO_ERROR in state CommittingTransaction")
+    assert watch.doubt(1.0) is None
+    watch.log(logging.DEBUG, "%s [%s] %s", "ENDTXN", "a", "EndTxn returned _TRANSPORT in state CommittingTransaction")
+    watch.log(logging.DEBUG, "%s [%s] %s", "ENDTXN", "a", "EndTxn returned NO_ERROR in state CommittingTransaction")
+    assert watch.doubt(0.01) is not None
+    watch.begin()
+    assert watch.doubt(0.01) is None
+
+
+def test_the_watch_passes_on_what_the_user_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("penstock.kafka")
+    caplog.set_level(logging.DEBUG)
+    for debugging in (False, True):
+        watch = EndWatch(log, debugging=debugging)
+        watch.log(logging.DEBUG, "%s [%s] %s", "TXNAPI", "a", f"debug {debugging}")
+        watch.log(logging.WARNING, "%s [%s] %s", "FAIL", "a", f"warning {debugging}")
+
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["FAIL [a] warning False", "TXNAPI [a] debug True", "FAIL [a] warning True"]

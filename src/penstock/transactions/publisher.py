@@ -5,12 +5,14 @@ positions are sent with the coordinator's group metadata, so that the broker ref
 partitions (a zombie) before anything of it becomes visible.
 
 KAFKA-17754: an EndTxn that is delayed on the way can end a *later* transaction of the same producer, and librdkafka
-does not have Kafka's newer protection. So after any EndTxn whose outcome is not known, the producer is discarded and a
-new one initialised under the same transactional id, which bumps the epoch: a late EndTxn of the old one is refused.
+does not have Kafka's newer protection. So after any EndTxn whose outcome is not known, or that `endings` saw repeated,
+the producer is discarded and a new one initialised under the same transactional id, which bumps the epoch: a late
+EndTxn of the old one is refused.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
@@ -20,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
+from penstock.transactions.endings import CONTEXT, EndWatch
 from penstock.transactions.records import Verdict, encode_discarded, encode_done
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.topics import StoreTopics
@@ -90,6 +93,10 @@ class Publisher:
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "delivery.report.only.error": True,
         }
+        debug = str(self._settings.get("debug", ""))
+        self._watch = EndWatch(self._settings["logger"], debugging=bool(debug))
+        self._settings["debug"] = f"{debug},{CONTEXT}" if debug else CONTEXT
+        self._settings["logger"] = self._watch
         self._producer: Producer | None = None
         # Transactions of the current group that the broker refused.
         self._failed: list[Pending] = []
@@ -145,6 +152,9 @@ class Publisher:
             raise InDoubtError("the coordinator's Kafka producer is not open")
         self._failed, self._failure = [], ""
         try:
+            # Lines from before, served now: they are not this transaction's.
+            producer.poll(0)
+            self._watch.begin()
             producer.begin_transaction()
             for partition, share in shares.items():
                 self._produce(producer, partition, share)
@@ -160,6 +170,7 @@ class Publisher:
 
     def _commit(self, producer: Producer) -> None:
         """End the transaction with a commit."""
+        begun = time.monotonic()
         try:
             producer.commit_transaction(_TIMEOUT_S)
         except KafkaException as error:
@@ -168,15 +179,32 @@ class Publisher:
             if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
                 raise
             raise InDoubtError(f"the end of a Kafka transaction is in doubt: {reason(error)}") from error
+        doubt = self._doubt(producer, begun)
+        if doubt is not None:
+            raise InDoubtError(f"a Kafka transaction was committed, as it seems, but {doubt}")
 
     def _abort(self, producer: Producer, cause: str, error: Exception | None = None) -> None:
         """Abort the transaction; always raises."""
         failed = list(self._failed)
+        begun = time.monotonic()
         try:
             producer.abort_transaction(_TIMEOUT_S)
         except KafkaException as second:
             raise InDoubtError(f"a Kafka transaction could not be aborted: {reason(second)}, after: {cause}") from error
+        doubt = self._doubt(producer, begun)
+        if doubt is not None:
+            raise InDoubtError(f"a Kafka transaction was aborted, as it seems, but {doubt}; after: {cause}") from error
         raise AbortedError(f"a Kafka transaction was aborted: {self._failure or cause}", failed) from error
+
+    def _doubt(self, producer: Producer, begun: float) -> str | None:
+        """Say why an end that was answered is in doubt all the same, or None."""
+        took_s = time.monotonic() - begun
+        try:
+            # The library's log is served here, all of it: its lines on the end came before the answer did.
+            producer.poll(0)
+        except KafkaException as error:
+            return f"the client failed: {reason(error)}"
+        return self._watch.doubt(took_s)
 
     def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
         positions = []
