@@ -77,6 +77,26 @@ class TransactionRefusedError(TransactionError):
     """A decision stands already that forbids what was asked for; the local transaction must not commit."""
 
 
+class StoreInUseError(PenstockError, RuntimeError):
+    """Another process holds the store; one at a time can have it."""
+
+
+class StoreDamagedError(PenstockError, RuntimeError):
+    """What a store had acknowledged is missing or no longer reads; it was not opened, and nothing was changed."""
+
+
+class StoreFailedError(PenstockError, OSError):
+    """A store's disk failed; the store takes nothing more, and what it acknowledged is there when it is opened anew."""
+
+
+class PublicationNotSeenError(TransactionError):
+    """The decision is stored, but the message was not seen to be visible in time; it will be, unless it was refused."""
+
+
+class BufferFullError(TransactionError):
+    """As many transactions are in flight as the producer may hold; nothing of this one was sent."""
+
+
 class SinkError(PenstockError, RuntimeError):
     """A Spark sink refused a batch; nothing of the batch was stored."""
 
@@ -92,16 +112,21 @@ class DevBrokerError(PenstockError, RuntimeError):
 __all__ = [
     "BatchError",
     "BrokerConnectionError",
+    "BufferFullError",
     "ConfigurationError",
     "DecisionNotStoredError",
     "DevBrokerError",
     "HalfNotStoredError",
     "MessageFormatError",
     "PenstockError",
+    "PublicationNotSeenError",
     "RetryLater",
     "SinkError",
     "SourceError",
     "StoppedError",
+    "StoreDamagedError",
+    "StoreFailedError",
+    "StoreInUseError",
     "TopicNotFoundError",
     "TransactionError",
     "TransactionRefusedError",

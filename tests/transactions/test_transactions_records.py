@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import struct
+from collections.abc import Callable
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +16,10 @@ from penstock.transactions.ids import is_id, new_id
 from penstock.transactions.records import (
     RESERVED_PREFIX,
     Author,
+    Carried,
+    Carry,
     CheckRequest,
+    Done,
     Half,
     Note,
     Op,
@@ -21,12 +27,13 @@ from penstock.transactions.records import (
     decode_check_request,
     decode_done,
     decode_half,
-    decode_op,
+    decode_ops,
     encode_check_request,
     encode_discarded,
     encode_done,
     encode_half,
     encode_op,
+    encode_ops,
 )
 
 ids = st.builds(new_id)
@@ -48,6 +55,10 @@ halves = st.builds(
     value=bodies,
     headers=st.lists(st.tuples(names, bodies), max_size=5).map(tuple),
     immunity_ms=st.none() | offsets,
+    deliver_at_ms=st.none() | offsets,
+    part=st.none() | st.tuples(st.integers(1, 9), st.integers(9, 1000)),
+    order_key=st.none() | st.binary(max_size=20),
+    resumed=st.none() | groups,
 )
 ops = st.builds(
     Op,
@@ -58,6 +69,15 @@ ops = st.builds(
     half_partition=partitions,
     half_offsets=st.lists(offsets, max_size=4).map(tuple),
     check_number=numbers,
+    actor=st.just("") | groups,
+)
+batches = st.tuples(st.lists(ops, min_size=1, max_size=5), groups, partitions, st.booleans()).map(
+    lambda drawn: [
+        op._replace(
+            group=drawn[1], half_partition=drawn[2], **({"half_offsets": (7,), "actor": ""} if drawn[3] else {})
+        )
+        for op in drawn[0]
+    ]
 )
 notes = st.builds(
     Note,
@@ -66,9 +86,29 @@ notes = st.builds(
     verdict=st.sampled_from(Verdict),
     check_count=numbers,
     answered_ms=offsets,
+    op_offset=st.integers(-1, (1 << 63) - 1),
+    op_index=st.integers(0, (1 << 32) - 1),
+)
+carries = st.builds(
+    Carry,
+    note=notes,
+    halves=st.lists(st.builds(Carried, offset=offsets, birth_ms=offsets, half=halves), max_size=2).map(tuple),
 )
 fields = st.sampled_from(
-    ["tx", "group", "topic", "partition", "check-immunity-ms", "half-partition", "half-offset", "check-number", "x"]
+    [
+        "tx",
+        "group",
+        "topic",
+        "partition",
+        "check-immunity-ms",
+        "deliver-at",
+        "part",
+        "order",
+        "half-partition",
+        "half-offset",
+        "check-number",
+        "x",
+    ]
 ).map(lambda name: RESERVED_PREFIX + name)
 garbage_headers = st.lists(st.tuples(names | fields, bodies), max_size=8)
 
@@ -85,14 +125,31 @@ def test_a_check_request_reads_back_as_it_was_written(half: Half, partition: int
     assert decode_check_request(half.key, half.value, encode_check_request(request)) == request
 
 
-@given(ops)
-def test_an_op_reads_back_as_it_was_written(op: Op) -> None:
-    assert decode_op(encode_op(op)) == op
+@given(batches)
+def test_a_batch_of_ops_reads_back_as_it_was_written(batch: list[Op]) -> None:
+    assert decode_ops(encode_ops(batch)) == batch
 
 
-@given(st.lists(notes, max_size=5))
-def test_a_done_record_reads_back_as_it_was_written(written: list[Note]) -> None:
-    assert decode_done(encode_done(written)) == written
+@given(st.lists(notes, max_size=5), st.lists(carries, max_size=2))
+def test_a_done_record_reads_back_as_it_was_written(written: list[Note], carried: list[Carry]) -> None:
+    assert decode_done(encode_done(written, carried)) == Done(written, carried)
+
+
+def test_records_of_version_1_are_read() -> None:
+    name = "01890000-0000-7000-8000-000000000000"
+    op = struct.pack(">BBBHi36sHHqq2s", 1, Verdict.COMMIT, Author.CHECK, 3, 1, name.encode(), 2, 2, 5, 6, b"gr")
+    done = struct.pack(">BI36sqBHq", 1, 1, name.encode(), 9, Verdict.ROLLBACK, 2, 1_000)
+
+    assert decode_ops(op) == [Op(name, Verdict.COMMIT, Author.CHECK, "gr", 1, (5, 6), 3)]
+    assert decode_done(done) == Done([Note(name, 9, Verdict.ROLLBACK, 2, 1_000)], [])
+
+
+@pytest.mark.parametrize("part", [b"", b"0/2", b"3/2", b"1/0", b"1/1001", b"01/2", b"1/2/3", b"-1/2", None])
+def test_a_part_that_is_none_is_refused(part: bytes | None) -> None:
+    half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+
+    with pytest.raises(MessageFormatError, match="penstock-part"):
+        decode_half(None, b"v", [*encode_half(half), ("penstock-part", part)])
 
 
 @given(halves, numbers)
@@ -115,34 +172,40 @@ def test_garbage_headers_raise_nothing_but_a_format_error(
 @given(st.none() | st.binary(max_size=200))
 def test_garbage_bytes_raise_nothing_but_a_format_error(value: bytes | None) -> None:
     with contextlib.suppress(MessageFormatError):
-        decode_op(value)
+        decode_ops(value)
     with contextlib.suppress(MessageFormatError):
         decode_done(value)
 
 
-@given(ops, st.lists(notes, min_size=1, max_size=3), st.data())
-def test_a_record_cut_or_lengthened_anywhere_is_refused(op: Op, written: list[Note], data: st.DataObject) -> None:
-    for value, decode in ((encode_op(op), decode_op), (encode_done(written), decode_done)):
+@given(batches, st.lists(notes, min_size=1, max_size=3), st.lists(carries, max_size=1), st.data())
+def test_a_record_cut_or_lengthened_anywhere_is_refused(
+    batch: list[Op], written: list[Note], carried: list[Carry], data: st.DataObject
+) -> None:
+    records: list[tuple[bytes, Callable[[bytes], object]]] = [
+        (encode_ops(batch), decode_ops),
+        (encode_done(written, carried), decode_done),
+    ]
+    for value, decode in records:
         cut = data.draw(st.integers(0, len(value) - 1))
         for wrong in (value[:cut], value + b"\x00"):
             try:
                 decode(wrong)
             except MessageFormatError:
                 continue
-            raise AssertionError(f"{decode.__name__} took a record of {len(wrong)} bytes for one of {len(value)}")
+            raise AssertionError(f"{decode} took a record of {len(wrong)} bytes for one of {len(value)}")
 
 
 @given(ops, st.data())
-def test_a_flipped_bit_of_an_op_is_refused_or_reads_as_another_op(op: Op, data: st.DataObject) -> None:
-    value = bytearray(encode_op(op))
+def test_a_flipped_bit_of_an_op_is_refused_or_reads_as_another_op(one: Op, data: st.DataObject) -> None:
+    value = bytearray(encode_op(one))
     bit = data.draw(st.integers(0, len(value) * 8 - 1))
     value[bit // 8] ^= 1 << bit % 8
 
     try:
-        read = decode_op(bytes(value))
+        read = decode_ops(bytes(value))
     except MessageFormatError:
         return
-    assert read != op
+    assert read != [one]
 
 
 def test_ids_are_uuids_of_version_7_that_sort_by_time_and_do_not_repeat() -> None:

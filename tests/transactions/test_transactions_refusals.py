@@ -9,7 +9,7 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.transactions import Coordinator, Transaction, TransactionalProducer, TransactionState, new_id
-from penstock.transactions.kafka_store import StoredHalf
+from penstock.transactions.kafka_store import StoredHalves
 from penstock.transactions.records import Author, Op, Verdict, encode_op
 
 
@@ -17,20 +17,20 @@ def unknown(_: Transaction) -> TransactionState:
     return TransactionState.UNKNOWN
 
 
-def prepared(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> StoredHalf:
+def prepared(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> StoredHalves:
     """Store a half and leave it undecided; return its place."""
     transaction = producer.transaction(topic, value=value)
     transaction.unknown()
     with transaction:
         stored = transaction._prepared
-    assert isinstance(stored, StoredHalf)
+    assert isinstance(stored, StoredHalves)
     return stored
 
 
-def decide(bench: Bench, stored: StoredHalf, verdict: Verdict, **other: Any) -> None:
+def decide(bench: Bench, stored: StoredHalves, verdict: Verdict, **other: Any) -> None:
     """Write a decision by hand."""
-    half = stored.half
-    op = Op(half.transaction_id, verdict, Author.PRODUCER, half.group, stored.partition, (stored.offset,), 0)
+    half = stored.halves[0]
+    op = Op(half.transaction_id, verdict, Author.PRODUCER, half.group, stored.partition, stored.offsets, 0)
     bench.write(bench.topics.op, stored.partition, None, encode_op(op._replace(**other)))
 
 
@@ -112,7 +112,7 @@ def test_a_decision_of_another_group_or_for_other_offsets_is_refused(
 def test_forged_halves_and_decisions_are_counted_and_the_others_go_on(bench: Bench, coordinator: Coordinator) -> None:
     producer = bench.producer()
     stored = prepared(producer, bench.topic)
-    half = stored.half
+    half = stored.halves[0]
     good = [
         ("penstock-tx", new_id().encode()),
         ("penstock-group", b"orders"),
@@ -146,9 +146,9 @@ def test_forged_halves_and_decisions_are_counted_and_the_others_go_on(bench: Ben
     assert sorted(bench.visible()) == [(None, b"after"), (None, b"v")]
 
 
-def _op(stored: StoredHalf) -> Op:
-    half = stored.half
-    return Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, half.group, stored.partition, (stored.offset,), 0)
+def _op(stored: StoredHalves) -> Op:
+    half = stored.halves[0]
+    return Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, half.group, stored.partition, stored.offsets, 0)
 
 
 def test_a_late_answer_of_an_earlier_check_does_not_count_twice(bench: Bench, coordinator: Coordinator) -> None:

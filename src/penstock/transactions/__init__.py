@@ -4,6 +4,9 @@ A message is stored as a *half* before the local transaction runs and becomes vi
 readers, only after its decision is COMMIT. What is not decided is asked of the producer group.
 """
 
+from importlib import import_module
+from typing import Any
+
 from penstock.transactions.coordinator import Coordinator
 from penstock.transactions.ids import new_id
 from penstock.transactions.model import (
@@ -26,3 +29,19 @@ __all__ = [
     "TransactionalProducer",
     "new_id",
 ]
+
+#: What is loaded when it is asked for, since it needs what not everybody installs.
+_HOME_OF = {
+    "FileStore": "penstock.transactions.file",
+    "SqlStore": "penstock.transactions.sql",
+    "barrier": "penstock.transactions.barriers",
+    "barrier_check": "penstock.transactions.barriers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module it lives in."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock.transactions' has no attribute {name!r}")
+    return getattr(import_module(home), name)

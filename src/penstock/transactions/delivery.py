@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -73,6 +74,9 @@ class Receipt:
         return self.error is None
 
 
+Report = Callable[[KafkaError | None, Message], None]
+
+
 class AckedProducer:
     """Idempotent sends with receipts. Thread-safe.
 
@@ -133,10 +137,48 @@ class AckedProducer:
             StoppedError: the buffer stayed full for the whole send timeout.
         """
         receipt = Receipt()
+        self.post(topic, partition, key, value, headers=headers, report=receipt.report)
+        return receipt
+
+    def try_send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> bool:
+        """Hand a record to the client library if it takes it at once, and tell whether it did. Never waits.
+
+        What becomes of the record is not told: for what is sent again anyhow where it was lost.
+        """
+        try:
+            self._producer.produce(topic, value, key, partition, headers=headers)
+        except (KafkaException, BufferError):
+            return False
+        return True
+
+    def post(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        headers: Any,
+        report: Report,
+    ) -> None:
+        """Hand a record to the client library and have its delivery reported; waits as `send` does.
+
+        Args:
+            topic: where it goes.
+            partition: which partition of it.
+            key: its key.
+            value: its value.
+            headers: its headers, or None.
+            report: called once, by the delivery thread; it neither raises nor waits.
+
+        Raises:
+            KafkaException: the client library refused the record: it is too large, say.
+            StoppedError: the buffer stayed full for the whole send timeout.
+        """
         deadline = 0.0
         while True:
             try:
-                self._producer.produce(topic, value, key, partition, receipt.report, headers=headers)
+                self._producer.produce(topic, value, key, partition, report, headers=headers)
             except BufferError as error:
                 now = time.monotonic()
                 deadline = deadline or now + self._send_timeout_s
@@ -148,11 +190,11 @@ class AckedProducer:
                 # Serving reports makes room; any thread may.
                 self._producer.poll(0.01)
             else:
-                return receipt
+                return
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
             self._producer.poll(_POLL_S)
 
 
-__all__ = ["AckedProducer", "Receipt", "wire_headers"]
+__all__ = ["AckedProducer", "Receipt", "Report", "wire_headers"]

@@ -8,6 +8,10 @@ import time
 
 #: Characters of an id in its text form.
 ID_LENGTH = 36
+#: Bytes of an id.
+ID_BYTES = 16
+#: What stands in place of an id where there is no transaction.
+NO_ID = "00000000-0000-0000-0000-000000000000"
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
@@ -24,4 +28,22 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-__all__ = ["ID_LENGTH", "is_id", "new_id"]
+def id_bytes(text: str) -> bytes:
+    """Return the 16 bytes of an id.
+
+    Raises:
+        ValueError: the text is no id.
+    """
+    raw = bytes.fromhex(text.replace("-", ""))
+    if len(raw) != ID_BYTES:
+        raise ValueError(f"an id has {ID_BYTES} bytes, but this one has {len(raw)}")
+    return raw
+
+
+def id_text(raw: bytes) -> str:
+    """Return the text form of the 16 bytes of an id."""
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+__all__ = ["ID_BYTES", "ID_LENGTH", "NO_ID", "id_bytes", "id_text", "is_id", "new_id"]

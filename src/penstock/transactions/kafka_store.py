@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from penstock.config import ClientConfig
 from penstock.errors import (
@@ -21,7 +23,7 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.kafka import admin_client, base_config, client_refused, partition_counts, reason
-from penstock.transactions.delivery import AckedProducer, Receipt, wire_headers
+from penstock.transactions.delivery import AckedProducer, wire_headers
 from penstock.transactions.records import (
     Author,
     CheckRequest,
@@ -32,7 +34,7 @@ from penstock.transactions.records import (
     encode_half,
     encode_op,
 )
-from penstock.transactions.store import Prepared
+from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
 from penstock.transactions.topics import StoreTopics, open_topics
 
 _log = logging.getLogger("penstock.transactions")
@@ -42,12 +44,58 @@ _REQUESTS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class StoredHalf:
-    """A half and its place in the half topic."""
+class StoredHalves:
+    """The halves of one transaction and their places in the half topic."""
 
-    half: Half
+    halves: Sequence[Half]
     partition: int
-    offset: int
+    offsets: tuple[int, ...]
+
+
+class _Storing:
+    """Halves on their way into the log. Reports come from the delivery thread, refusals from the sending one."""
+
+    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "error", "halves", "partition", "posted")
+
+    def __init__(
+        self,
+        halves: Sequence[Half],
+        partition: int,
+        told: ToldPrepared,
+        describe: Callable[[_Storing], HalfNotStoredError],
+    ) -> None:
+        self.halves = halves
+        self.partition = partition
+        #: How many were handed to the client library.
+        self.posted = len(halves)
+        self.error: str | None = None
+        self._told = told
+        self._describe = describe
+        self._offsets = [0] * len(halves)
+        # Guards what is left to be reported and the error.
+        self._lock = threading.Lock()
+        self._left = len(halves)
+
+    def report(self, number: int, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report of one half."""
+        self._offsets[number] = message.offset() or 0
+        self._settle(1, None if error is None else reason(error))
+
+    def fail(self, count: int, cause: str) -> None:
+        """Take in that the last so many were not taken by the client library."""
+        self.posted -= count
+        self._settle(count, cause)
+
+    def _settle(self, count: int, cause: str | None) -> None:
+        with self._lock:
+            self._left -= count
+            self.error = self.error or cause
+            if self._left:
+                return
+        if self.error is None:
+            self._told(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
+        else:
+            self._told(self._describe(self))
 
 
 class KafkaStore:
@@ -121,40 +169,42 @@ class KafkaStore:
         if partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
 
-    def prepare(self, half: Half) -> StoredHalf:
-        """Store a half and return once it is durable.
+    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
+        """Store halves in one half partition and tell once they are durable.
 
-        Raises:
-            HalfNotStoredError: it is not known to be durable. A ROLLBACK is written after it, so that it is settled
-                without a check should it turn up after all.
+        Where one is not known to be durable, `HalfNotStoredError` is told and a ROLLBACK written after them, so that
+        they are settled without a check should they turn up after all.
         """
-        partition = self._topics.half_partition(half.transaction_id.encode() if half.key is None else half.key)
-        try:
-            receipt = self._sends.send(self._topics.half, partition, half.key, half.value, encode_half(half))
-        except (KafkaException, StoppedError) as error:
-            cause = reason(error) if isinstance(error, KafkaException) else str(error)
-            raise self._half_not_stored(half, partition, cause) from error
-        if not receipt.wait(self._send_timeout_s):
-            self._write_op(Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0))
-            raise self._half_not_stored(half, partition, receipt.error)
-        return StoredHalf(half, partition, receipt.offset)
+        first = halves[0]
+        key = first.key if ordering_key is None else ordering_key
+        partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
+        storing = _Storing(halves, partition, told, self._not_stored)
+        for number, half in enumerate(halves):
+            report = partial(storing.report, number)
+            try:
+                self._sends.post(
+                    self._topics.half, partition, half.key, half.value, headers=encode_half(half), report=report
+                )
+            except (KafkaException, StoppedError) as error:
+                storing.fail(len(halves) - number, reason(error) if isinstance(error, KafkaException) else str(error))
+                return
 
-    def _half_not_stored(self, half: Half, partition: int, cause: str | None) -> HalfNotStoredError:
+    def _not_stored(self, storing: _Storing) -> HalfNotStoredError:
+        half, partition = storing.halves[0], storing.partition
+        if storing.posted:
+            op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
+            self._write_op(op, self._log_lost)
         return HalfNotStoredError(
             f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
-            f"{self._topics.half}[{partition}]: {cause}; the local transaction did not run, send it again"
+            f"{self._topics.half}[{partition}]: {storing.error}; the local transaction did not run, send it again"
         )
 
-    def decide(self, prepared: Prepared, verdict: Verdict) -> None:
-        """Store the producer's decision and return once it is durable.
-
-        Raises:
-            DecisionNotStoredError: it is not known to be durable; a check settles the transaction.
-        """
-        assert isinstance(prepared, StoredHalf)  # noqa: S101 - a store gets back what it gave out
-        half = prepared.half
-        place = (prepared.partition, (prepared.offset,))
-        self._store_op(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0))
+    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
+        """Store the producer's decision, and tell once it is durable, or why that is not known."""
+        assert isinstance(prepared, StoredHalves)  # noqa: S101 - a store gets back what it gave out
+        half = prepared.halves[0]
+        place = (prepared.partition, prepared.offsets)
+        self._write_op(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), told)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -164,23 +214,42 @@ class KafkaStore:
         """
         half = request.half
         place = (request.half_partition, (request.half_offset,))
-        self._store_op(Op(half.transaction_id, verdict, author, half.group, *place, request.check_number))
+        op = Op(half.transaction_id, verdict, author, half.group, *place, request.check_number)
+        heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
+        self._write_op(op, heard.put)
+        error = heard.get()
+        if error is not None:
+            raise error
 
-    def _store_op(self, op: Op) -> None:
-        receipt = self._write_op(op)
-        if receipt is None or not receipt.wait(self._send_timeout_s):
-            cause = receipt.error if receipt is not None else "the client library took no more records"
-            raise DecisionNotStoredError(
-                f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
-                f"{self._topics.op}[{op.half_partition}]: {cause}; a check of group {op.group} will settle it"
-            )
+    def watch(self, transaction_id: str, told: ToldSettled) -> None:
+        """Tell how a transaction is settled."""
+        raise NotImplementedError
 
-    def _write_op(self, op: Op) -> Receipt | None:
+    def forget(self, transaction_id: str) -> None:
+        """Give a watch up."""
+        raise NotImplementedError
+
+    def _write_op(self, op: Op, told: ToldDecided) -> None:
+        def report(error: KafkaError | None, _: Message) -> None:
+            told(None if error is None else self._not_decided(op, reason(error)))
+
+        value = encode_op(op)
         try:
-            return self._sends.send(self._topics.op, op.half_partition, op.transaction_id.encode(), encode_op(op))
+            key = op.transaction_id.encode()
+            self._sends.post(self._topics.op, op.half_partition, key, value, headers=None, report=report)
         except (KafkaException, StoppedError) as error:
-            _log.warning("transaction %s: its %s could not be sent: %s", op.transaction_id, op.verdict.name, error)
-            return None
+            told(self._not_decided(op, reason(error) if isinstance(error, KafkaException) else str(error)))
+
+    def _not_decided(self, op: Op, cause: str) -> DecisionNotStoredError:
+        return DecisionNotStoredError(
+            f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
+            f"{self._topics.op}[{op.half_partition}]: {cause}; a check of group {op.group} will settle it"
+        )
+
+    @staticmethod
+    def _log_lost(error: DecisionNotStoredError | None) -> None:
+        if error is not None:
+            _log.warning("%s", error)
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the questions to a producer group: its share of `<prefix>.check`."""
@@ -246,4 +315,4 @@ class KafkaCheckSource:
         self._consumer.close()
 
 
-__all__ = ["KafkaCheckSource", "KafkaStore", "StoredHalf"]
+__all__ = ["KafkaCheckSource", "KafkaStore", "StoredHalves"]

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from penstock.message import Headers
+
+#: What a send waits for: until its decision is handed to the client, is stored, or its message is visible.
+Wait = Literal["sent", "stored", "published"]
+#: In which order messages of one key are published: that of their decisions, or that of their halves.
+Order = Literal["commit", "half"]
+#: Upper bounds of the histogram of finish times (birth to published), in seconds; the last bucket has none.
+FINISH_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.06, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 
 class TransactionState(Enum):
@@ -40,6 +49,38 @@ class HalfMessage:
     check_count: int
 
 
+#: What becomes of a half whose checks are exhausted: to the discarded topic, published, rolled back, or asked of a
+#: function, whose UNKNOWN means the discarded topic.
+DiscardPolicy = Literal["topic", "commit", "rollback"] | Callable[[HalfMessage], TransactionState]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTransaction:
+    """A transaction that is not settled, as an operator sees it.
+
+    Attributes:
+        transaction_id: its id.
+        group: the producer group that may decide.
+        topics: the topics of its messages, in the order of its parts.
+        age_s: seconds since the birth of its first half, by the store's clock.
+        check_count: checks answered UNKNOWN so far.
+        decided: the decision that waits to take effect, or None.
+        deliver_at_ms: when it is published, in milliseconds since the epoch; None: as soon as it is committed.
+        held_by: id of the transaction of its key that it waits for, with `order="half"`.
+        waits_for: what it waits for else, in words; empty: for its decision.
+    """
+
+    transaction_id: str
+    group: str
+    topics: tuple[str, ...]
+    age_s: float
+    check_count: int
+    decided: TransactionState | None = None
+    deliver_at_ms: int | None = None
+    held_by: str | None = None
+    waits_for: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
     """What `TransactionalProducer.send` did.
@@ -68,6 +109,8 @@ class ProducerStatistics:
         checks: checks answered by this producer, whatever the answer.
         failed_checks: checks whose function raised or answered nonsense; they count as UNKNOWN.
         skipped_checks: requests not taken up because all check workers were busy; they are asked again.
+        hung_checks: checks given up because they did not return in time.
+        lost_decisions: decisions sent with `wait="sent"` that are not known to be stored: a check settles them.
     """
 
     in_flight: int
@@ -78,6 +121,8 @@ class ProducerStatistics:
     checks: int
     failed_checks: int
     skipped_checks: int
+    hung_checks: int = 0
+    lost_decisions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +145,13 @@ class CoordinatorStatistics:
         no_producer: checks that were due and reached nobody.
         groups: Kafka transactions committed; `committed / groups` is the mean group size.
         recoveries: times the Kafka producer was replaced because the end of a transaction was in doubt.
+        lost: records of the half and op logs that were deleted before they were read.
+        held_by_key: transactions that wait for an earlier one of their key, with `order="half"`.
+        delayed: committed transactions that wait for their `deliver_at`.
+        hung_checks: calls of a discard policy given up because they did not return in time.
+        finish_times: transactions by seconds from birth to published: one count for each bound of `FINISH_BUCKETS_S`,
+            and one above; empty where they are not measured.
+        finish_seconds: the sum of those seconds.
     """
 
     partitions: int
@@ -116,12 +168,23 @@ class CoordinatorStatistics:
     no_producer: int
     groups: int
     recoveries: int
+    lost: int = 0
+    held_by_key: int = 0
+    delayed: int = 0
+    hung_checks: int = 0
+    finish_times: tuple[int, ...] = ()
+    finish_seconds: float = 0.0
 
 
 __all__ = [
+    "FINISH_BUCKETS_S",
     "CoordinatorStatistics",
+    "DiscardPolicy",
     "HalfMessage",
+    "Order",
+    "PendingTransaction",
     "ProducerStatistics",
     "TransactionResult",
     "TransactionState",
+    "Wait",
 ]

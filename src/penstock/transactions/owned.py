@@ -18,7 +18,7 @@ from penstock.errors import MessageFormatError
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
 from penstock.transactions.delivery import wire_headers
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_op
+from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Pending, Refusal, Settlement, Share
 from penstock.transactions.takeover import Inheritance
 
@@ -163,29 +163,35 @@ class OwnedPartition:
         if offset < settlement.op_position:
             return
         try:
-            op = self._read_op(message)
+            ops = self._read_ops(message)
         except MessageFormatError as bad:
             settlement.skip_op(offset)
             self._counts.forged += 1
             self._log.warn("op", "op partition %d, offset %d: %s", self.number, offset, bad)
             return
-        answers = settlement.answers
-        refusal = settlement.add_op(offset, op, message.timestamp()[1])
-        if refusal is not None:
-            self._refuse(op.transaction_id, offset, refusal)
+        answers, appended_ms = settlement.answers, message.timestamp()[1]
+        for op in ops:
+            if op.verdict is Verdict.TICK:
+                settlement.skip_op(offset)
+                continue
+            refusal = settlement.add_op(offset, op, appended_ms)
+            if refusal is not None:
+                self._refuse(op.transaction_id, offset, refusal)
         self._counts.answered_checks += settlement.answers - answers
 
     def _read_half(self, message: Message) -> Half:
         half = decode_half(message.key(), message.value(), wire_headers(message))
         if not self._may_publish_to(half.topic):
             raise MessageFormatError("a half that is addressed to a topic of the store or of Kafka itself")
+        if half.part is not None or half.deliver_at_ms is not None or half.order_key is not None:
+            raise MessageFormatError("a half of a kind that this coordinator cannot settle")
         return half
 
-    def _read_op(self, message: Message) -> Op:
-        op = decode_op(message.value())
-        if op.half_partition != self.number:
-            raise MessageFormatError(f"an op record for half partition {op.half_partition} that is not its own")
-        return op
+    def _read_ops(self, message: Message) -> list[Op]:
+        ops = decode_ops(message.value())
+        if ops[0].half_partition != self.number:
+            raise MessageFormatError(f"an op record for half partition {ops[0].half_partition} that is not its own")
+        return ops
 
     def note_progress(self) -> None:
         """Look whether all that was there at the beginning was read. Called between records, never within one."""

@@ -12,17 +12,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
 from penstock.config import ClientConfig, a_callable, not_empty, not_negative, positive, positive_int
-from penstock.errors import ConfigurationError, DecisionNotStoredError, StoppedError, TransactionError
+from penstock.errors import (
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoppedError,
+    TransactionError,
+)
 from penstock.message import Headers
 from penstock.transactions.checker import VERDICTS, Check, Checker
 from penstock.transactions.ids import new_id
 from penstock.transactions.kafka_store import KafkaStore
 from penstock.transactions.model import ProducerStatistics, TransactionResult, TransactionState
-from penstock.transactions.records import RESERVED_PREFIX, Half, is_topic_name
+from penstock.transactions.records import RESERVED_PREFIX, Half, Verdict, is_topic_name
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.topics import DEFAULT_PARTITIONS
 
@@ -293,7 +300,7 @@ class TransactionalProducer:
             self.start()
         self._store.require_target(half.topic, half.partition)
         try:
-            prepared = self._store.prepare(half)
+            prepared = _prepared(self._store, half)
         except TransactionError:
             with self._count_lock:
                 self._failed += 1
@@ -306,7 +313,7 @@ class TransactionalProducer:
         stored = True
         try:
             if state is not TransactionState.UNKNOWN:
-                self._store.decide(prepared, VERDICTS[state])
+                _decide(self._store, prepared, VERDICTS[state])
         except DecisionNotStoredError as lost:
             stored = False
             if error is None:
@@ -320,6 +327,23 @@ class TransactionalProducer:
                     self._ended[state] += 1
                 else:
                     self._failed += 1
+
+
+def _prepared(store: Store, half: Half) -> Prepared:
+    heard: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
+    store.prepare((half,), heard.put)
+    answer = heard.get()
+    if isinstance(answer, HalfNotStoredError):
+        raise answer
+    return answer
+
+
+def _decide(store: Store, prepared: Prepared, verdict: Verdict) -> None:
+    heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
+    store.decide(prepared, verdict, heard.put)
+    error = heard.get()
+    if error is not None:
+        raise error
 
 
 def _bytes(option: str, content: bytes | str | None) -> bytes | None:

@@ -6,8 +6,13 @@ reader one refusal. Integers are big-endian.
 - **half**: key, value and headers of the message, and the `penstock-` headers below.
 - **check request**: a half with the place of the half and the number of the check.
 - **discarded**: a half with the reason and the number of answered checks.
-- **op**: version, verdict, author, check number, half partition, id, half offsets, group.
-- **done**: version, and what one Kafka transaction settled or learned of each transaction in one half partition.
+- **op**: a batch of decisions of one group for one half partition; their order in it counts, so the place of a
+  decision is the offset of its record and its index there. A batch is plain (each decision names one half, and nobody
+  by name) or not: plain ones are fixed-size, for thousands are read a second.
+- **done**: what one Kafka transaction settled or learned of transactions in one half partition (notes), and pending
+  halves written down again so that the checkpoints can pass them (carries).
+
+Op and done records are of version 2; those of version 1 are read as well.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.ids import ID_LENGTH, is_id
+from penstock.transactions.ids import ID_LENGTH, id_bytes, id_text, is_id
 
 #: Headers that begin so are penstock's own; a user's message may not carry one.
 RESERVED_PREFIX = "penstock-"
@@ -29,22 +34,46 @@ GROUP = "penstock-group"
 TOPIC = "penstock-topic"
 PARTITION = "penstock-partition"
 IMMUNITY_MS = "penstock-check-immunity-ms"
+DELIVER_AT = "penstock-deliver-at"
+PART = "penstock-part"
+ORDER = "penstock-order"
+RESUMED = "penstock-resumed"
 HALF_PARTITION = "penstock-half-partition"
 HALF_OFFSET = "penstock-half-offset"
 CHECK_NUMBER = "penstock-check-number"
 REASON = "penstock-reason"
 
-_HALF_FIELDS = frozenset({TX, GROUP, TOPIC, PARTITION, IMMUNITY_MS})
+_HALF_FIELDS = frozenset({TX, GROUP, TOPIC, PARTITION, IMMUNITY_MS, DELIVER_AT, PART, ORDER, RESUMED})
+_RARE = frozenset({DELIVER_AT, PART, ORDER, RESUMED})
 _CHECK_FIELDS = _HALF_FIELDS | {HALF_PARTITION, HALF_OFFSET, CHECK_NUMBER}
 
-_VERSION = 1
-_OP = struct.Struct(f">BBBHi{ID_LENGTH}sHH")
-_OFFSET = struct.Struct(">q")
-_DONE = struct.Struct(">BI")
-_NOTE = struct.Struct(f">{ID_LENGTH}sqBHq")
+_VERSION = 2
+_OP_1 = struct.Struct(f">BBBHi{ID_LENGTH}sHH")
+#: Version, 1 for a plain batch, decisions, half partition, bytes of the group's name.
+_OPS = struct.Struct(">BBIiH")
+#: Id, verdict, author, check number, offset of the half.
+_PLAIN = struct.Struct(">16sBBHQ")
+#: Id, verdict, author, check number, half offsets, bytes of the actor's name.
+_DECISION = struct.Struct(">16sBBHHH")
+_OFFSET = struct.Struct(">Q")
+_DONE_1 = struct.Struct(">BI")
+_NOTE_1 = struct.Struct(f">{ID_LENGTH}sqBHq")
+#: Version, notes, carries.
+_DONE = struct.Struct(">BII")
+_NOTE = struct.Struct(">16sQBHQqI")
+#: Halves of a carried transaction.
+_CARRY = struct.Struct(">H")
+#: Offset and append time of a carried half, and its headers.
+_CARRIED = struct.Struct(">QQI")
+_LENGTH = struct.Struct(">i")
+_NULL = -1
 _MAX_INT32 = (1 << 31) - 1
 _MAX_INT64 = (1 << 63) - 1
-_MAX_CHECK_NUMBER = (1 << 16) - 1
+#: The most checks that can be counted.
+MAX_CHECK_NUMBER = (1 << 16) - 1
+#: The most messages in one transaction.
+MAX_PARTS = 1_000
+_PART = re.compile(rb"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
 #: A Kafka topic name (`Topic.LEGAL_CHARS`), bar `.` and `..`.
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 
@@ -60,6 +89,8 @@ class Verdict(IntEnum):
     UNKNOWN = 3
     #: The checks are exhausted: to the discarded topic.
     DISCARD = 4
+    #: Of no transaction: the coordinator's own mark, by which it sees that it has read all ops up to there.
+    TICK = 5
 
 
 class Author(IntEnum):
@@ -69,6 +100,11 @@ class Author(IntEnum):
     CHECK = 2
     OPERATOR = 3
     COORDINATOR = 4
+
+
+#: By number, for looking them up is cheaper than making them.
+_VERDICTS = {int(verdict): verdict for verdict in Verdict}
+_AUTHORS = {int(author): author for author in Author}
 
 
 class Half(NamedTuple):
@@ -82,10 +118,21 @@ class Half(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     immunity_ms: int | None
+    #: When to publish it, in milliseconds since the epoch; None: when it commits.
+    deliver_at_ms: int | None = None
+    #: Number of this message in its transaction, from 1, and how many there are; None: it is the only one.
+    part: tuple[int, int] | None = None
+    #: With `order="half"`: the key within which halves are published in the order they were sent.
+    order_key: bytes | None = None
+    #: It comes back from the discarded topic: where it stood there.
+    resumed: str | None = None
 
 
 class Op(NamedTuple):
-    """A record of the op log. `half_offsets` is empty where the author does not know whether the half was stored."""
+    """A decision. `half_offsets` is empty where the author does not know whether the halves were stored.
+
+    They stand in the order of the transaction's parts.
+    """
 
     transaction_id: str
     verdict: Verdict
@@ -94,6 +141,8 @@ class Op(NamedTuple):
     half_partition: int
     half_offsets: tuple[int, ...]
     check_number: int
+    #: Who it was by name, where a person decided.
+    actor: str = ""
 
 
 class CheckRequest(NamedTuple):
@@ -116,6 +165,34 @@ class Note(NamedTuple):
     check_count: int
     #: Append time of the last answered check in milliseconds since the epoch; 0 when there was none.
     answered_ms: int
+    #: Place of the decision: offset of its op record, -1 where there is none or it was not written down, and index.
+    op_offset: int = -1
+    op_index: int = 0
+
+
+class Carried(NamedTuple):
+    """A pending half that was written down again, with its own place and birth."""
+
+    offset: int
+    #: Append time in milliseconds since the epoch, by the broker's clock.
+    birth_ms: int
+    half: Half
+
+
+class Carry(NamedTuple):
+    """A pending transaction that was written down again, so that the checkpoints can pass it."""
+
+    #: What is known of it. A verdict other than UNKNOWN is a decision that has not taken effect yet.
+    note: Note
+    #: Its halves that were stored, by offset.
+    halves: tuple[Carried, ...]
+
+
+class Done(NamedTuple):
+    """A record of the done log."""
+
+    notes: list[Note]
+    carries: list[Carry]
 
 
 def is_topic_name(name: str) -> bool:
@@ -134,6 +211,14 @@ def encode_half(half: Half) -> list[tuple[str, bytes | None]]:
         headers.append((PARTITION, str(half.partition).encode()))
     if half.immunity_ms is not None:
         headers.append((IMMUNITY_MS, str(half.immunity_ms).encode()))
+    if half.deliver_at_ms is not None:
+        headers.append((DELIVER_AT, str(half.deliver_at_ms).encode()))
+    if half.part is not None:
+        headers.append((PART, b"%d/%d" % half.part))
+    if half.order_key is not None:
+        headers.append((ORDER, half.order_key))
+    if half.resumed is not None:
+        headers.append((RESUMED, half.resumed.encode()))
     headers.extend(half.headers)
     return headers
 
@@ -167,7 +252,7 @@ def decode_check_request(key: bytes | None, value: bytes | None, headers: WireHe
     fields, rest = _split(headers, _CHECK_FIELDS)
     partition = _number(fields, HALF_PARTITION, _MAX_INT32)
     offset = _number(fields, HALF_OFFSET, _MAX_INT64)
-    number = _number(fields, CHECK_NUMBER, _MAX_CHECK_NUMBER)
+    number = _number(fields, CHECK_NUMBER, MAX_CHECK_NUMBER)
     if partition is None or offset is None or number is None:
         raise MessageFormatError("a check request without its half's place or its number; it is skipped")
     return CheckRequest(_half(key, value, fields, rest), partition, offset, number)
@@ -179,68 +264,169 @@ def encode_discarded(half: Half, reason: str, check_count: int) -> list[tuple[st
 
 
 def encode_op(op: Op) -> bytes:
-    """Return the value of an op record; its key is the transaction id."""
-    group = op.group.encode()
-    head = _OP.pack(
-        _VERSION,
-        op.verdict,
-        op.author,
-        op.check_number,
-        op.half_partition,
-        op.transaction_id.encode(),
-        len(op.half_offsets),
-        len(group),
-    )
-    return b"".join((head, *map(_OFFSET.pack, op.half_offsets), group))
+    """Return the value of an op record with one decision."""
+    return encode_ops((op,))
 
 
-def decode_op(value: bytes | None) -> Op:
-    """Read the value of an op record.
+def encode_ops(ops: Sequence[Op]) -> bytes:
+    """Return the value of an op record: decisions of one group for one half partition, in their order."""
+    first = ops[0]
+    group = first.group.encode()
+    plain = all(len(op.half_offsets) == 1 and not op.actor for op in ops)
+    parts = [_OPS.pack(_VERSION, plain, len(ops), first.half_partition, len(group)), group]
+    if plain:
+        pack = _PLAIN.pack
+        parts.extend(pack(id_bytes(op[0]), op[1], op[2], op.check_number, op.half_offsets[0]) for op in ops)
+    else:
+        for op in ops:
+            actor = op.actor.encode()
+            head = (op.verdict, op.author, op.check_number, len(op.half_offsets), len(actor))
+            parts.append(_DECISION.pack(id_bytes(op.transaction_id), *head))
+            parts.extend(map(_OFFSET.pack, op.half_offsets))
+            parts.append(actor)
+    return b"".join(parts)
+
+
+def decode_ops(value: bytes | None) -> list[Op]:
+    """Read the value of an op record: one decision or more, of one group for one half partition.
 
     Raises:
         MessageFormatError: it is cut, too long, of another version, or a field is not what it must be.
     """
+    content = value or b""
     try:
-        version, verdict, author, number, partition, raw_id, offsets, group_bytes = _OP.unpack_from(value or b"")
-        end = _OP.size + offsets * _OFFSET.size
-        group = (value or b"")[end:].decode()
-        transaction_id = raw_id.decode("ascii")
-        places = struct.unpack_from(f">{offsets}q", value or b"", _OP.size)
-        op = Op(transaction_id, Verdict(verdict), Author(author), group, partition, places, number)
-    except (struct.error, ValueError) as error:
+        ops = [_decode_op_1(content)] if content[:1] == b"\x01" else _decode_ops(content)
+    except (struct.error, ValueError, KeyError) as error:
         raise MessageFormatError(f"an op record that does not read: {error}; it is refused") from error
-    if version != _VERSION or len(value or b"") != end + group_bytes or not group or not is_id(transaction_id):
-        raise MessageFormatError(f"an op record of version {version} with wrong lengths, group or id; it is refused")
-    if partition < 0 or any(place < 0 for place in places):
-        raise MessageFormatError("an op record that names a negative place; it is refused")
-    return op
+    if ops[0].half_partition < 0 or not ops[0].group:
+        raise MessageFormatError("an op record without a group or a half partition; it is refused")
+    return ops
 
 
-def encode_done(notes: Sequence[Note]) -> bytes:
+def _decode_op_1(content: bytes) -> Op:
+    _, verdict, author, number, partition, raw_id, offsets, group_bytes = _OP_1.unpack_from(content)
+    end = _OP_1.size + offsets * _OFFSET.size
+    transaction_id = raw_id.decode("ascii")
+    places = struct.unpack_from(f">{offsets}Q", content, _OP_1.size)
+    if len(content) != end + group_bytes or not is_id(transaction_id):
+        raise ValueError("wrong lengths or id")
+    return Op(transaction_id, Verdict(verdict), Author(author), content[end:].decode(), partition, places, number)
+
+
+def _decode_ops(content: bytes) -> list[Op]:
+    version, plain, count, partition, group_bytes = _OPS.unpack_from(content)
+    start = _OPS.size + group_bytes
+    if version != _VERSION or plain > 1 or count == 0 or len(content) < start:
+        raise ValueError(f"version {version}, {count} decisions, {len(content)} bytes")
+    group = content[_OPS.size : start].decode()
+    if not plain:
+        return _decode_decisions(content, start, count, group, partition)
+    if len(content) != start + count * _PLAIN.size:
+        raise ValueError(f"{count} decisions in {len(content)} bytes")
+    return [
+        Op(id_text(raw_id), _VERDICTS[verdict], _AUTHORS[author], group, partition, (place,), number)
+        for raw_id, verdict, author, number, place in _PLAIN.iter_unpack(memoryview(content)[start:])
+    ]
+
+
+def _decode_decisions(content: bytes, start: int, count: int, group: str, partition: int) -> list[Op]:
+    ops = []
+    for _ in range(count):
+        raw_id, verdict, author, number, offsets, actor_bytes = _DECISION.unpack_from(content, start)
+        start += _DECISION.size
+        places = struct.unpack_from(f">{offsets}Q", content, start)
+        start += offsets * _OFFSET.size
+        actor = content[start : start + actor_bytes].decode()
+        start += actor_bytes
+        ops.append(Op(id_text(raw_id), Verdict(verdict), Author(author), group, partition, places, number, actor))
+    if start != len(content):
+        raise ValueError(f"{count} decisions end at {start} of {len(content)} bytes")
+    return ops
+
+
+def encode_done(notes: Sequence[Note], carries: Sequence[Carry] = ()) -> bytes:
     """Return the value of a done record."""
-    parts = [_DONE.pack(_VERSION, len(notes))]
+    parts = [_DONE.pack(_VERSION, len(notes), len(carries))]
     pack = _NOTE.pack
-    parts.extend(pack(note[0].encode(), note[1], note[2], note[3], note[4]) for note in notes)
+    parts.extend(pack(id_bytes(note[0]), *note[1:]) for note in notes)
+    for carry in carries:
+        parts.append(pack(id_bytes(carry.note[0]), *carry.note[1:]))
+        parts.append(_CARRY.pack(len(carry.halves)))
+        for offset, birth_ms, half in carry.halves:
+            headers = encode_half(half)
+            parts.append(_CARRIED.pack(offset, birth_ms, len(headers)))
+            for content in (half.key, half.value, *(item for name, text in headers for item in (name.encode(), text))):
+                parts.append(_LENGTH.pack(_NULL if content is None else len(content)))
+                parts.append(content or b"")
     return b"".join(parts)
 
 
-def decode_done(value: bytes | None) -> list[Note]:
+def decode_done(value: bytes | None) -> Done:
     """Read the value of a done record.
 
     Raises:
         MessageFormatError: it is cut, too long, of another version, or a field is not what it must be.
     """
+    content = value or b""
     try:
-        version, count = _DONE.unpack_from(value or b"")
-        notes = [
-            Note(raw_id.decode("ascii"), offset, Verdict(verdict), checks, answered)
-            for raw_id, offset, verdict, checks, answered in _NOTE.iter_unpack((value or b"")[_DONE.size :])
-        ]
-    except (struct.error, ValueError) as error:
+        return _decode_done_1(content) if content[:1] == b"\x01" else _decode_done(content)
+    except (struct.error, ValueError, KeyError) as error:
         raise MessageFormatError(f"a done record that does not read: {error}; it is ignored") from error
-    if version != _VERSION or count != len(notes):
-        raise MessageFormatError(f"a done record of version {version} with {len(notes)} notes; it is ignored")
-    return notes
+
+
+def _decode_done_1(content: bytes) -> Done:
+    _, count = _DONE_1.unpack_from(content)
+    notes = [
+        Note(raw_id.decode("ascii"), offset, Verdict(verdict), checks, answered)
+        for raw_id, offset, verdict, checks, answered in _NOTE_1.iter_unpack(content[_DONE_1.size :])
+    ]
+    if count != len(notes):
+        raise ValueError(f"{len(notes)} notes in place of {count}")
+    return Done(notes, [])
+
+
+def _decode_done(content: bytes) -> Done:
+    version, count, carries = _DONE.unpack_from(content)
+    start, end = _DONE.size, _DONE.size + count * _NOTE.size
+    if version != _VERSION or len(content) < end:
+        raise ValueError(f"version {version}, {count} notes, {len(content)} bytes")
+    notes = [
+        Note(id_text(raw_id), offset, _VERDICTS[verdict], checks, answered, place, index)
+        for raw_id, offset, verdict, checks, answered, place, index in _NOTE.iter_unpack(content[start:end])
+    ]
+    carried = []
+    for _ in range(carries):
+        raw_id, offset, verdict, *more = _NOTE.unpack_from(content, end)
+        (halves,) = _CARRY.unpack_from(content, end + _NOTE.size)
+        end += _NOTE.size + _CARRY.size
+        read = []
+        for _ in range(halves):
+            half, end = _decode_carried(content, end)
+            read.append(half)
+        carried.append(Carry(Note(id_text(raw_id), offset, Verdict(verdict), *more), tuple(read)))
+    if end != len(content):
+        raise ValueError(f"it ends at {end} of {len(content)} bytes")
+    return Done(notes, carried)
+
+
+def _decode_carried(content: bytes, start: int) -> tuple[Carried, int]:
+    offset, birth_ms, headers = _CARRIED.unpack_from(content, start)
+    start += _CARRIED.size
+    if headers * 2 * _LENGTH.size > len(content):
+        raise ValueError(f"{headers} headers in {len(content)} bytes")
+    items: list[bytes | None] = []
+    for _ in range(2 + 2 * headers):
+        (length,) = _LENGTH.unpack_from(content, start)
+        start += _LENGTH.size
+        if length == _NULL:
+            items.append(None)
+            continue
+        if not 0 <= length <= len(content) - start:
+            raise ValueError(f"{length} bytes where {len(content) - start} are left")
+        items.append(content[start : start + length])
+        start += length
+    named = [((name or b"").decode(), item) for name, item in zip(items[2::2], items[3::2], strict=True)]
+    return Carried(offset, birth_ms, decode_half(items[0], items[1], named)), start
 
 
 def _split(
@@ -273,7 +459,32 @@ def _half(
     if not is_topic_name(topic):
         raise MessageFormatError(f"a half whose {TOPIC} is no topic name; it is refused")
     partition = _number(fields, PARTITION, _MAX_INT32)
-    return Half(transaction_id, group, topic, partition, key, value, headers, _number(fields, IMMUNITY_MS, _MAX_INT64))
+    immunity_ms = _number(fields, IMMUNITY_MS, _MAX_INT64)
+    if not fields.keys() & _RARE:
+        return Half(transaction_id, group, topic, partition, key, value, headers, immunity_ms)
+    return Half(
+        transaction_id,
+        group,
+        topic,
+        partition,
+        key,
+        value,
+        headers,
+        immunity_ms,
+        _number(fields, DELIVER_AT, _MAX_INT64),
+        _part(fields[PART]) if PART in fields else None,
+        (fields[ORDER] or b"") if ORDER in fields else None,
+        _text(fields, RESUMED) if RESUMED in fields else None,
+    )
+
+
+def _part(content: bytes | None) -> tuple[int, int]:
+    """Read which part of how many a half is."""
+    found = _PART.fullmatch(content or b"")
+    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= count <= MAX_PARTS:
+        raise MessageFormatError(f"a half whose {PART} is not 1/n to n/n, n up to {MAX_PARTS}; it is refused")
+    return number, count
 
 
 def _text(fields: dict[str, bytes | None], name: str) -> str:
@@ -297,9 +508,14 @@ def _number(fields: dict[str, bytes | None], name: str, highest: int) -> int | N
 
 
 __all__ = [
+    "MAX_CHECK_NUMBER",
+    "MAX_PARTS",
     "RESERVED_PREFIX",
     "Author",
+    "Carried",
+    "Carry",
     "CheckRequest",
+    "Done",
     "Half",
     "Note",
     "Op",
@@ -308,11 +524,12 @@ __all__ = [
     "decode_check_request",
     "decode_done",
     "decode_half",
-    "decode_op",
+    "decode_ops",
     "encode_check_request",
     "encode_discarded",
     "encode_done",
     "encode_half",
     "encode_op",
+    "encode_ops",
     "is_topic_name",
 ]

@@ -1,23 +1,34 @@
-"""The seam between producers and the place where halves and decisions are kept.
+"""The seam between producers, coordinators and the place where halves and decisions are kept.
 
-`KafkaStore` keeps them in topics. Another store implements the same three protocols; the producer and its checks do
-not know which one they speak to.
+`KafkaStore` keeps them in topics. Another store implements the same protocols; the producer and its checks do not
+know which one they speak to. What a store is asked on the way of a message it answers by a callback, `told`: that is
+how one thread has thousands of transactions in flight. `told` is called exactly once for each request, from any
+thread, soon after the store's own time limit at the latest; it neither raises nor waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError
+from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 
 
 class Prepared(Protocol):
-    """A half that is stored."""
+    """The halves of one transaction, all stored."""
 
     @property
-    def half(self) -> Half:
-        """The half itself."""
+    def halves(self) -> Sequence[Half]:
+        """The halves, in the order of the transaction's parts."""
+
+
+ToldPrepared = Callable[[Prepared | HalfNotStoredError], None]
+ToldDecided = Callable[[DecisionNotStoredError | None], None]
+#: Told how a transaction was settled: COMMIT once a committed reader can see it, ROLLBACK, or DISCARD.
+ToldSettled = Callable[[Verdict], None]
 
 
 class CheckSource(Protocol):
@@ -31,7 +42,11 @@ class CheckSource(Protocol):
 
 
 class Store(Protocol):
-    """Where halves and decisions are kept. Thread-safe."""
+    """Where halves and decisions are kept, as a producer sees it. Thread-safe.
+
+    One object may serve several producers and a coordinator of one process: starts are counted, the last stop
+    disconnects.
+    """
 
     def start(self) -> None:
         """Connect, and create what is absent."""
@@ -42,11 +57,22 @@ class Store(Protocol):
     def require_target(self, topic: str, partition: int | None) -> None:
         """Raise `TopicNotFoundError` or `ConfigurationError` unless a message can be published there."""
 
-    def prepare(self, half: Half) -> Prepared:
-        """Store a half and return once it is durable, or raise `HalfNotStoredError`."""
+    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
+        """Store the halves of one transaction, all or none, and tell once all are durable.
 
-    def decide(self, prepared: Prepared, verdict: Verdict) -> None:
-        """Store the producer's decision and return once it is durable, or raise `DecisionNotStoredError`."""
+        Where that fails, the store has them rolled back, should one of them turn up after all. May wait for room.
+
+        Args:
+            halves: in the order of their parts, of one id and one group.
+            told: told what is prepared, or why not.
+            ordering_key: what chooses their half partition; the first half's key, or else the id, where it is None.
+        """
+
+    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
+        """Store the producer's decision, and tell once it is durable, or why that is not known.
+
+        Decisions that one thread hands over for halves of one half partition keep their order.
+        """
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
@@ -54,5 +80,98 @@ class Store(Protocol):
     def checks(self, group: str) -> CheckSource:
         """Return the questions to a producer group."""
 
+    def watch(self, transaction_id: str, told: ToldSettled) -> None:
+        """Tell how a transaction is settled. Called before its halves are stored, so that nothing is missed.
 
-__all__ = ["CheckSource", "Prepared", "Store"]
+        The one `told` that may never be called: for what is never settled, or after `forget`.
+        """
+
+    def forget(self, transaction_id: str) -> None:
+        """Give a watch up."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """What a coordinator is told, whatever store it works on. Times in seconds.
+
+    Attributes:
+        transaction_timeout_s: from the birth of a half to its first check.
+        check_interval_s: between two checks of a half.
+        check_max: answered checks after which an undecided half meets the discard policy.
+        check_backoff: factor by which the interval grows from check to check.
+        check_timeout_s: how long a callable discard policy may take.
+        discard: what becomes of a half whose checks are exhausted.
+        max_pending_bytes: payloads of pending halves kept in memory; those beyond are read again.
+        instance: name of this coordinator among those of the prefix, the same after a restart.
+        session_timeout_s: after which a coordinator that fell silent loses its partitions.
+        target_latency_s: how long a Kafka transaction shall take: groups grow or shrink to it.
+        telemetry: where metrics go.
+    """
+
+    transaction_timeout_s: float = 6.0
+    check_interval_s: float = 30.0
+    check_max: int = 15
+    check_backoff: float = 1.0
+    check_timeout_s: float = 30.0
+    discard: DiscardPolicy = "topic"
+    max_pending_bytes: int = 256 << 20
+    instance: str | None = None
+    session_timeout_s: float = 6.0
+    target_latency_s: float = 0.02
+    telemetry: Any = None
+
+
+class Settler(Protocol):
+    """A coordinator on one kind of store. Thread-safe."""
+
+    def start(self) -> Any:
+        """Connect and begin to settle."""
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Finish what is under way and end, or raise `StoppedError`."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+
+    def statistics(self) -> CoordinatorStatistics:
+        """Return counts since the start and what is pending now."""
+
+
+class Administration(Protocol):
+    """What `penstock tx` does on a store. Needs no running coordinator to look, but one to settle."""
+
+    def pending(self) -> Sequence[PendingTransaction]:
+        """Return what is not settled, oldest first."""
+
+    def show(self, transaction_id: str) -> PendingTransaction | None:
+        """Return one pending transaction, or None."""
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
+        """Store an operator's decision; it counts if it is the first. Raises `DecisionNotStoredError`."""
+
+    def resume(self, transaction_id: str, actor: str) -> None:
+        """Bring a discarded transaction back with a fresh count of checks."""
+
+
+class SettledStore(Store, Protocol):
+    """A store that brings its own coordinator and administration."""
+
+    def settler(self, options: CoordinatorOptions) -> Settler:
+        """Return a coordinator for this store, not started."""
+
+    def administration(self) -> Administration:
+        """Return what an operator may do."""
+
+
+__all__ = [
+    "Administration",
+    "CheckSource",
+    "CoordinatorOptions",
+    "Prepared",
+    "SettledStore",
+    "Settler",
+    "Store",
+    "ToldDecided",
+    "ToldPrepared",
+    "ToldSettled",
+]

@@ -196,7 +196,7 @@ class LogReader:
                 return
             raise KafkaException(error)
         try:
-            notes[partition].extend(decode_done(message.value()))
+            notes[partition].extend(decode_done(message.value()).notes)
         except MessageFormatError as bad:
             _log.error("%s[%d]@%d: %s", self._topics.done, partition, offset, bad)
         if offset + 1 >= ends[partition]:
