@@ -1,0 +1,127 @@
+"""The few things the file store does to files, as a seam: the real folder here, a disk that tears in the simulations.
+
+Each method says what of it is durable when it returns; the rest may be there after a power cut, or not, or in part.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+
+class Folder(Protocol):
+    """A folder of files that are written by one process."""
+
+    def names(self) -> list[str]:
+        """Return the names of the files."""
+
+    def read(self, name: str, offset: int = 0, size: int = -1) -> bytes:
+        """Return bytes of a file, fewer where it ends, all from `offset` where `size` is -1."""
+
+    def allocate(self, name: str, size: int) -> None:
+        """Make a file where there is none, and at least `size` bytes of room in it, zero where nothing was written."""
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        """Write into a file. Not durable before `sync`."""
+
+    def cut(self, name: str, size: int) -> None:
+        """Shorten a file. Not durable before `sync`."""
+
+    def sync(self, name: str) -> None:
+        """Make the contents of a file durable."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name. Not durable before `sync_names`."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file. Not durable before `sync_names`."""
+
+    def sync_names(self) -> None:
+        """Make durable which files there are."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+class OsFolder:
+    """A folder of the operating system's. Used by one thread, save for `read`, which any thread may call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Descriptors stay open: opening a file for every write costs more than the write. Only the store's thread
+        # adds and removes; readers on other threads look up what is there, or open for themselves.
+        self._open: dict[str, int] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the files."""
+        return sorted(one.name for one in self._path.iterdir() if one.is_file())
+
+    def read(self, name: str, offset: int = 0, size: int = -1) -> bytes:
+        """Return bytes of a file, fewer where it ends, all from `offset` where `size` is -1."""
+        with (self._path / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def allocate(self, name: str, size: int) -> None:
+        """Make a file where there is none, and at least `size` bytes of room in it."""
+        descriptor = self._descriptor(name)
+        # Room that is set aside now cannot run out in the midst of a write later.
+        os.posix_fallocate(descriptor, 0, size)
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        """Write into a file. Not durable before `sync`."""
+        descriptor, view = self._descriptor(name), memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, offset)
+            if not written:
+                raise OSError(errno.EIO, "nothing was written", name)
+            view, offset = view[written:], offset + written
+
+    def cut(self, name: str, size: int) -> None:
+        """Shorten a file. Not durable before `sync`."""
+        os.ftruncate(self._descriptor(name), size)
+
+    def sync(self, name: str) -> None:
+        """Make the contents of a file durable."""
+        os.fdatasync(self._descriptor(name))
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name. Not durable before `sync_names`."""
+        (self._path / old).rename(self._path / new)
+        if old in self._open:
+            self._open[new] = self._open.pop(old)
+
+    def remove(self, name: str) -> None:
+        """Remove a file. Not durable before `sync_names`."""
+        descriptor = self._open.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+        (self._path / name).unlink(missing_ok=True)
+
+    def sync_names(self) -> None:
+        """Make durable which files there are."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close what is open."""
+        while self._open:
+            _, descriptor = self._open.popitem()
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _descriptor(self, name: str) -> int:
+        descriptor = self._open.get(name)
+        if descriptor is None:
+            descriptor = os.open(self._path / name, os.O_RDWR | os.O_CREAT, 0o600)
+            self._open[name] = descriptor
+        return descriptor
+
+
+__all__ = ["Folder", "OsFolder"]

@@ -1,0 +1,202 @@
+"""The redo log's bytes: segment headers, frames and the records in them, and the scan that finds the end of a log.
+
+Pure. A *frame* is what one sync of the disk makes durable, and no frame is written before the one ahead of it is: so a
+frame that does not read is the torn end of the log, unless a later one stands behind it. Then what does not read
+was durable once, and has been damaged since. Integers are big-endian.
+
+- **segment header** (64 bytes): magic, version, store id, base, first sequence, floor, seed, checksum. Base is the
+  segment's place in the whole log; nothing below the floor is needed any more.
+- **frame**: magic, length, sequence, checksum of these three, checksum of the records; then the records.
+- **record**: length, kind, checksum, payload.
+
+All checksums are CRC-32 begun with the segment's random seed: bytes of another segment, and bytes of a user's that look
+like a frame, do not pass for one.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from penstock.errors import MessageFormatError
+
+#: Bytes of a segment's header.
+HEADER_BYTES = 64
+
+_VERSION = 1
+_SEGMENT_MAGIC = b"PENSTOCK"
+_HEADER = struct.Struct(">8sH16sQQQI")
+_CHECKSUM = struct.Struct(">I")
+_FRAME_MAGIC = b"\xf5PTX"
+_FRAME = struct.Struct(">4sIQ")
+_FRAME_CHECKS = struct.Struct(">II")
+#: Bytes of a frame before its records.
+FRAME_BYTES = _FRAME.size + _FRAME_CHECKS.size
+_RECORD = struct.Struct(">IBI")
+#: Bytes of a record before its payload.
+RECORD_BYTES = _RECORD.size
+
+
+class SegmentHeader(NamedTuple):
+    """What a segment says of itself."""
+
+    store_id: UUID
+    #: The place of its first byte in the whole log.
+    base: int
+    #: The sequence number of its first frame.
+    sequence: int
+    #: The base of the oldest segment that was needed when this one was made.
+    floor: int
+    #: What its checksums begin with.
+    seed: int
+
+
+class Record(NamedTuple):
+    """One record of the log, and where it stands."""
+
+    kind: int
+    payload: bytes
+    #: The place of its first byte in the whole log.
+    place: int
+
+    @property
+    def size(self) -> int:
+        """Its bytes, head and payload."""
+        return RECORD_BYTES + len(self.payload)
+
+
+class Scan(NamedTuple):
+    """What a segment holds."""
+
+    records: list[Record]
+    #: The offset in the segment behind its last good frame.
+    end: int
+    #: The sequence number of the frame that comes next.
+    sequence: int
+    #: The offset of a good frame that stands behind the end, or None: then what lies between was damaged.
+    stray: int | None
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """Return a segment's header."""
+    head = _HEADER.pack(
+        _SEGMENT_MAGIC,
+        _VERSION,
+        header.store_id.bytes,
+        header.base,
+        header.sequence,
+        header.floor,
+        header.seed,
+    )
+    return (head + _CHECKSUM.pack(zlib.crc32(head))).ljust(HEADER_BYTES, b"\0")
+
+
+def decode_header(data: bytes) -> SegmentHeader:
+    """Read a segment's header.
+
+    Raises:
+        MessageFormatError: it is cut, of another version, or not a header.
+    """
+    end = _HEADER.size + _CHECKSUM.size
+    if len(data) < HEADER_BYTES or _CHECKSUM.unpack_from(data, _HEADER.size)[0] != zlib.crc32(data[: _HEADER.size]):
+        raise MessageFormatError("a segment whose header is cut or does not match its checksum")
+    magic, version, store_id, *numbers = _HEADER.unpack_from(data)
+    if magic != _SEGMENT_MAGIC or version != _VERSION or any(data[end:HEADER_BYTES]):
+        raise MessageFormatError(f"a segment of version {version}; this penstock reads version {_VERSION}")
+    return SegmentHeader(UUID(bytes=store_id), *numbers)
+
+
+def encode_frame(sequence: int, seed: int, records: Sequence[tuple[int, bytes]]) -> tuple[bytes, list[int]]:
+    """Return a frame of records, given as kind and payload, and the offset of each record in it."""
+    parts: list[bytes] = []
+    offsets, at = [], FRAME_BYTES
+    for kind, payload in records:
+        offsets.append(at)
+        parts += (_RECORD.pack(len(payload), kind, _record_check(kind, payload, seed)), payload)
+        at += _RECORD.size + len(payload)
+    body = b"".join(parts)
+    head = _FRAME.pack(_FRAME_MAGIC, len(body), sequence)
+    return b"".join((head, _FRAME_CHECKS.pack(zlib.crc32(head, seed), zlib.crc32(body, seed)), body)), offsets
+
+
+def decode_record(data: bytes, seed: int, place: int) -> Record:
+    """Read one record that fills all of `data`.
+
+    Raises:
+        MessageFormatError: it is cut, too long or does not match its checksum.
+    """
+    if len(data) < _RECORD.size:
+        raise MessageFormatError(f"a record that is cut at place {place} of the redo log")
+    length, kind, check = _RECORD.unpack_from(data)
+    payload = data[_RECORD.size :]
+    if length != len(payload) or check != _record_check(kind, payload, seed):
+        raise MessageFormatError(f"a record that does not match its checksum at place {place} of the redo log")
+    return Record(kind, payload, place)
+
+
+def scan(data: bytes, header: SegmentHeader) -> Scan:
+    """Read a segment to its first frame that does not read, and look whether a later one stands behind it."""
+    records: list[Record] = []
+    at, sequence = HEADER_BYTES, header.sequence
+    while (frame := _frame_at(data, at, header.seed)) is not None and frame[0] == sequence:
+        records.extend(_records(data, at + FRAME_BYTES, frame[1], header))
+        at, sequence = frame[1], sequence + 1
+    return Scan(records, at, sequence, _stray(data, at, sequence, header.seed))
+
+
+def _stray(data: bytes, end: int, sequence: int, seed: int) -> int | None:
+    """Return the offset of a good frame behind the end of the log."""
+    at = data.find(_FRAME_MAGIC, end)
+    while at >= 0:
+        frame = _frame_at(data, at, seed)
+        if frame is not None and frame[0] > sequence:
+            return at
+        at = data.find(_FRAME_MAGIC, at + 1)
+    return None
+
+
+def _frame_at(data: bytes, at: int, seed: int) -> tuple[int, int] | None:
+    """Return sequence number and end of the frame that begins at an offset, if there is one and it is whole."""
+    body = at + FRAME_BYTES
+    if body > len(data):
+        return None
+    magic, length, sequence = _FRAME.unpack_from(data, at)
+    if magic != _FRAME_MAGIC or body + length > len(data):
+        return None
+    head_check, body_check = _FRAME_CHECKS.unpack_from(data, at + _FRAME.size)
+    # The head's own check comes first: a user's payload full of frame magics costs no sums over what follows them.
+    if head_check != zlib.crc32(data[at : at + _FRAME.size], seed):
+        return None
+    if body_check != zlib.crc32(memoryview(data)[body : body + length], seed):
+        return None
+    return sequence, body + length
+
+
+def _records(data: bytes, at: int, end: int, header: SegmentHeader) -> Iterator[Record]:
+    while at < end:
+        length, kind, _ = _RECORD.unpack_from(data, at)
+        payload = at + _RECORD.size
+        yield Record(kind, data[payload : payload + length], header.base + at)
+        at = payload + length
+
+
+def _record_check(kind: int, payload: bytes, seed: int) -> int:
+    return zlib.crc32(payload, seed ^ kind)
+
+
+__all__ = [
+    "FRAME_BYTES",
+    "HEADER_BYTES",
+    "RECORD_BYTES",
+    "Record",
+    "Scan",
+    "SegmentHeader",
+    "decode_header",
+    "decode_record",
+    "encode_frame",
+    "encode_header",
+    "scan",
+]

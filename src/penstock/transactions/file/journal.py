@@ -1,0 +1,232 @@
+"""The file store's truth: the redo log and the ledger it makes, changed in batches that are durable or did not happen.
+
+A batch is judged (the first decision wins), written and synced in one frame, and only then applied: what the ledger
+shows is on the disk. Segments that hold little that is still needed are left behind: what is live in the oldest is
+written again at the end, so that the disk taken, and the time to open, follow what is pending.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.errors import MessageFormatError, StoreDamagedError
+from penstock.transactions.file.entries import (
+    Checked,
+    Decided,
+    Entry,
+    Prepared,
+    Settled,
+    decode_entry,
+    encode_entry,
+)
+from penstock.transactions.file.folder import Folder
+from penstock.transactions.file.frames import FRAME_BYTES, RECORD_BYTES, Record
+from penstock.transactions.file.ledger import Kept, Ledger
+from penstock.transactions.file.redo import RedoLog
+from penstock.transactions.records import MAX_CHECK_NUMBER, Author, Half, Verdict
+
+#: Bytes of live halves that are written again in one frame, at most (and at least one half).
+_CARRY_BYTES = 1 << 20
+
+
+class Prepare(NamedTuple):
+    """Store the halves of a transaction."""
+
+    halves: tuple[Half, ...]
+    birth_ms: int
+
+
+class Decide(NamedTuple):
+    """Decide a transaction, or (UNKNOWN) count an answered check."""
+
+    transaction_id: str
+    group: str
+    verdict: Verdict
+    author: Author
+    #: Of the check that is answered; 0: it is no answer.
+    check_number: int
+    now_ms: int
+    actor: str = ""
+
+
+class Settle(NamedTuple):
+    """Transactions are over."""
+
+    transaction_ids: tuple[str, ...]
+
+
+Change = Prepare | Decide | Settle
+
+
+class Outcome(NamedTuple):
+    """What became of a change."""
+
+    #: The transactions it changed.
+    kept: Sequence[Kept]
+    #: Why it was refused, or None.
+    refused: str | None
+
+
+class Journal:
+    """The redo log and the ledger of one store. Used by one thread; `halves` by any.
+
+    Args:
+        folder: where the segments are.
+        segment_bytes: bytes of a segment.
+    """
+
+    def __init__(self, folder: Folder, segment_bytes: int) -> None:
+        self.ledger = Ledger()
+        self.redo = RedoLog(folder, segment_bytes)
+
+    def open(self) -> None:
+        """Read the redo log.
+
+        Raises:
+            StoreDamagedError: what had been acknowledged is missing or does not read.
+            NoRoomError: there is no room for a new store's first segment.
+            OSError: the disk failed.
+        """
+        self.redo.open(self._apply)
+
+    def commit(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Judge changes in their order and make those that hold durable, all together.
+
+        Raises:
+            NoRoomError: there is no room on the disk; nothing was changed, and it may be tried again.
+            OSError: the disk failed; what became of the changes is not known before the store is opened anew.
+        """
+        number, decided = self.ledger.number, self.ledger.decided
+        # What earlier changes of the same batch make of a transaction, before it shows in the ledger.
+        taken: set[str] = set()
+        counts: dict[str, int] = {}
+        entries: list[Entry | str | None] = []
+        for change in changes:
+            if isinstance(change, Prepare):
+                number += 1
+                entries.append(self._prepared(change, number, taken))
+            elif isinstance(change, Settle):
+                entries.append(Settled(change.transaction_ids))
+            else:
+                entry = self._decided(change, decided + 1, taken, counts)
+                decided += isinstance(entry, Decided)
+                entries.append(entry)
+        records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)])
+        written = iter(records)
+        return [
+            Outcome((), entry) if not isinstance(entry, tuple) else Outcome(self._applied(entry, next(written)), None)
+            for entry in entries
+        ]
+
+    def _prepared(self, change: Prepare, number: int, taken: set[str]) -> Entry | str:
+        transaction_id = change.halves[0].transaction_id
+        if transaction_id in self.ledger.kept or transaction_id in taken:
+            return f"transaction {transaction_id} is stored already"
+        taken.add(transaction_id)
+        return Prepared(number, change.birth_ms, 0, 0, Verdict.UNKNOWN, 0, change.halves)
+
+    def _decided(self, change: Decide, decided: int, taken: set[str], counts: dict[str, int]) -> Entry | str | None:
+        kept = self.ledger.kept.get(change.transaction_id)
+        if kept is None:
+            return "it is unknown, or settled long ago"
+        if kept.group != change.group:
+            return f"it belongs to group {kept.group}"
+        if kept.verdict is not None or change.transaction_id in taken:
+            standing = kept.verdict.name if kept.verdict is not None else "another decision"
+            # An answered check that comes late says nothing against what was decided.
+            return None if change.verdict is Verdict.UNKNOWN else f"{standing} came first"
+        if change.verdict is not Verdict.UNKNOWN:
+            taken.add(change.transaction_id)
+            return Decided(change.transaction_id, change.verdict, change.author, decided, change.actor)
+        count = counts.get(change.transaction_id, kept.check_count)
+        if change.check_number != count + 1 or change.check_number > MAX_CHECK_NUMBER:
+            return None
+        counts[change.transaction_id] = count + 1
+        return Checked(change.transaction_id, count + 1, change.now_ms)
+
+    def _write(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
+        if not records:
+            return []
+        size = FRAME_BYTES + sum(RECORD_BYTES + len(payload) for _, payload in records)
+        if self.redo.needs_segment(size):
+            self.redo.begin_segment(
+                size, min((kept.place for kept in self.ledger.kept.values()), default=self.redo.end)
+            )
+            self._carry()
+        if self.redo.needs_segment(size):
+            # What was carried has filled it.
+            self.redo.begin_segment(size, self._floor())
+        return self.redo.append(records)
+
+    def _floor(self) -> int:
+        """Return the lowest place that is still needed."""
+        return min((kept.place for kept in self.ledger.kept.values()), default=self.redo.end)
+
+    def _carry(self) -> None:
+        """Write what is live in the oldest segments again, while the log takes more than twice what is live."""
+        live = sum(kept.size for kept in self.ledger.kept.values())
+        bases = self.redo.bases
+        # The last two are always there: the one that was begun, and the one that was full.
+        spare = self.redo.end - bases[0] - 2 * live
+        kept_by_place = iter(sorted(self.ledger.kept.values(), key=lambda kept: kept.place))
+        following = next(kept_by_place, None)
+        for begin, end in itertools.pairwise(bases[:-1]):
+            if spare <= 0:
+                return
+            spare -= end - begin
+            batch: list[Kept] = []
+            while following is not None and following.place < end:
+                batch.append(following)
+                following = next(kept_by_place, None)
+            self._carry_batch(batch)
+
+    def _carry_batch(self, batch: Sequence[Kept]) -> None:
+        frame: list[tuple[int, bytes]] = []
+        size = FRAME_BYTES
+        for kept in batch:
+            record = encode_entry(self.ledger.entry_of(kept, self.halves(kept)))
+            if frame and size + RECORD_BYTES + len(record[1]) > _CARRY_BYTES:
+                self._append_carried(frame, size)
+                frame, size = [], FRAME_BYTES
+            frame.append(record)
+            size += RECORD_BYTES + len(record[1])
+        if frame:
+            self._append_carried(frame, size)
+
+    def _append_carried(self, frame: Sequence[tuple[int, bytes]], size: int) -> None:
+        if self.redo.needs_segment(size):
+            self.redo.begin_segment(size, self._floor())
+        for record in self.redo.append(frame):
+            self._apply(record)
+
+    def halves(self, kept: Kept) -> tuple[Half, ...]:
+        """Read the halves of a transaction from the log. Safe from any thread, if it guards the ledger meanwhile.
+
+        Raises:
+            StoreDamagedError: they do not read any more.
+        """
+        record = self.redo.read(kept.place, kept.size)
+        entry = self._decode(record)
+        if not isinstance(entry, Prepared):
+            raise StoreDamagedError(f"the file store is damaged: place {kept.place} holds no halves; restore a backup")
+        return entry.halves
+
+    def _apply(self, record: Record) -> None:
+        self._applied(self._decode(record), record)
+
+    def _applied(self, entry: Entry, record: Record) -> list[Kept]:
+        return self.ledger.apply(entry, record.place, record.size)
+
+    def _decode(self, record: Record) -> Entry:
+        try:
+            return decode_entry(record.kind, record.payload)
+        except MessageFormatError as error:
+            raise StoreDamagedError(
+                f"the file store is damaged, or was written by a later penstock: place {record.place} of its redo log "
+                f"has {error}; use the penstock that wrote it, or restore its folder from a backup"
+            ) from error
+
+
+__all__ = ["Change", "Decide", "Journal", "Outcome", "Prepare", "Settle"]

@@ -1,0 +1,52 @@
+"""The lock on a store's folder: one process at a time, whatever way the last one ended.
+
+`flock` goes away with the process that holds it, so there is no stale lock to remove after a crash.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from penstock.errors import StoreInUseError
+
+_NAME = "lock"
+
+
+class FolderLock:
+    """Held from `take` to `release`. Used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Take the lock.
+
+        Raises:
+            StoreInUseError: another process, or another store of this process, holds it.
+        """
+        descriptor = os.open(self._path / _NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise StoreInUseError(
+                f"the file store in {self._path} is in use by process {holder}; "
+                "stop that process, share its store within it, or give this one a folder of its own"
+            ) from error
+        # Only for the message above. The file stays: removing it would let two processes lock two files of one name.
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let the next one in."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+__all__ = ["FolderLock"]

@@ -1,0 +1,269 @@
+"""Runs of the file store's journal on a disk that tears, held against a model of what was acknowledged (I8).
+
+A run is chosen by its seed: batches of changes, power cuts and kills at any operation of the disk, also while the
+store opens, disks that are full; and at its end, damage to what had been acknowledged.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from penstock.errors import StoreDamagedError
+from penstock.transactions.file.journal import Change, Decide, Journal, Prepare, Settle
+from penstock.transactions.file.redo import MARK, SUFFIX, NoRoomError
+from penstock.transactions.ids import id_text
+from penstock.transactions.records import Author, Half, Verdict
+from simulation.torn_disk import PowerCut, TornDisk
+
+GROUPS = ("orders", "bank")
+VERDICTS = (Verdict.COMMIT, Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD, Verdict.UNKNOWN, Verdict.UNKNOWN)
+
+
+class Lost(AssertionError):  # noqa: N818 - it says what happened to the data
+    """The store came back to a state that what it had acknowledged does not imply."""
+
+
+@dataclass
+class Row:
+    """What a store must know of one transaction."""
+
+    halves: tuple[Half, ...]
+    verdict: Verdict | None = None
+    checks: int = 0
+    answered_ms: int = 0
+
+
+@dataclass
+class Model:
+    """What the acknowledged changes imply, by rules written a second time, simply."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    #: Ids in the order of their decisions.
+    decided: list[str] = field(default_factory=list)
+
+    def apply(self, change: Change) -> None:
+        if isinstance(change, Prepare):
+            self.rows.setdefault(change.halves[0].transaction_id, Row(change.halves))
+            return
+        if isinstance(change, Settle):
+            for one in change.transaction_ids:
+                self.rows.pop(one, None)
+                self.decided = [other for other in self.decided if other != one]
+            return
+        row = self.rows.get(change.transaction_id)
+        if row is None or row.verdict is not None or row.halves[0].group != change.group:
+            return
+        if change.verdict is not Verdict.UNKNOWN:
+            row.verdict = change.verdict
+            self.decided.append(change.transaction_id)
+        elif change.check_number == row.checks + 1:
+            row.checks, row.answered_ms = change.check_number, change.now_ms
+
+    def state(self) -> tuple[object, ...]:
+        """Return all of it, to be compared: transactions in the order they were prepared, and of their decisions."""
+        rows = [(r.halves, r.verdict, r.checks, r.answered_ms) for r in self.rows.values()]
+        return rows, self.decided
+
+
+def state_of(journal: Journal) -> tuple[object, ...]:
+    """Return what a journal knows, as `Model.state` does; halves are read from its log."""
+    kept = sorted(journal.ledger.kept.values(), key=lambda one: one.number)
+    rows = [(journal.halves(one), one.verdict, one.check_count, one.answered_ms) for one in kept]
+    decided = sorted((one for one in kept if one.verdict is not None), key=lambda one: one.decided)
+    return rows, [one.transaction_id for one in decided]
+
+
+def shown(state: tuple[object, ...]) -> str:
+    """Return a state in few words."""
+    rows, decided = state
+    assert isinstance(rows, list)
+    return f"{[(halves[0].transaction_id, *rest) for halves, *rest in rows]}, decided {decided}"
+
+
+class Run:
+    """One seed's run."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(f"file store {seed}")  # noqa: S311 - a seed must give the same run again
+        self.seed = seed
+        self.disk = TornDisk(self.chance)
+        self.segment_bytes = self.chance.choice((200, 600, 600, 3_000))
+        self.model = Model()
+        #: The model with the batch under way, while it is not known whether it is on the disk.
+        self.unsure: Model | None = None
+        self.clock = 1_000
+        self.seen: Counter[str] = Counter()
+        self.last_frame = 0
+        self.ids: list[str] = []
+        self.journal = self.open()
+
+    def open(self) -> Journal:
+        """Open the store as often as it takes, and compare."""
+        for left in (*(self.chance.choice((None, self.chance.randrange(12))) for _ in range(2)), None):
+            journal = Journal(self.disk, self.segment_bytes)
+            self.disk.left = left
+            try:
+                journal.open()
+            except PowerCut:
+                self.seen["crash while opening"] += 1
+                self.disk.restart(power=self.chance.random() < 0.7)
+                continue
+            except StoreDamagedError as error:
+                raise Lost(f"seed {self.seed}: acknowledged or not, nothing was damaged: {error}") from error
+            self.disk.left = None
+            break
+        self.compare(journal)
+        return journal
+
+    def compare(self, journal: Journal) -> None:
+        found = state_of(journal)
+        if self.unsure is not None and found == self.unsure.state():
+            self.seen["came after all"] += found != self.model.state()
+            self.model = self.unsure
+        elif found != self.model.state():
+            raise Lost(f"seed {self.seed}: {shown(found)} in place of {shown(self.model.state())}")
+        self.unsure = None
+
+    def run(self, batches: int) -> None:
+        """Make batches with crashes, then damage what is there."""
+        for _ in range(batches):
+            self.clock += self.chance.randrange(5_000)
+            # Nobody decides, or settles, what is not acknowledged yet.
+            known = [one for one in self.ids if one in self.model.rows or self.chance.random() < 0.1]
+            self.commit([self.change(known) for _ in range(self.chance.choice((1, 1, 2, 5)))])
+        self.journal = self.open()
+        self.damage()
+
+    def commit(self, batch: Sequence[Change]) -> None:
+        self.unsure = deepcopy(self.model)
+        for change in batch:
+            self.unsure.apply(change)
+        if self.chance.random() < 0.15:
+            self.disk.left = self.chance.randrange(10)
+        if self.chance.random() < 0.05:
+            self.disk.room = 0
+        begin, bases = self.journal.redo.end, self.journal.redo.bases
+        try:
+            self.journal.commit(batch)
+        except NoRoomError:
+            self.seen["no room"] += 1
+            self.disk.left = self.disk.room = None
+            self.unsure = None
+            self.compare(self.journal)
+            return
+        except PowerCut:
+            self.seen["crash"] += 1
+            self.disk.room = None
+            self.disk.restart(power=self.chance.random() < 0.7)
+            self.journal = self.open()
+            return
+        self.disk.left = self.disk.room = None
+        self.model, self.unsure = self.unsure, None
+        if self.journal.redo.end > begin:
+            self.last_frame = max(begin, self.journal.redo.bases[-1])
+        self.seen["rotated"] += self.journal.redo.bases != bases
+        self.seen["removed"] += self.journal.redo.bases[0] != bases[0]
+        if self.chance.random() < 0.1:
+            self.compare(self.journal)
+
+    def change(self, ids: list[str]) -> Change:
+        """Choose a change among transactions; some must be refused."""
+        chance = self.chance
+        if not ids or chance.random() < 0.45:
+            repeated = [one for one in ids if (row := self.model.rows.get(one)) is not None and row.verdict is None]
+            transaction_id = chance.choice(repeated) if repeated and chance.random() < 0.05 else self.new_id()
+            self.ids.append(transaction_id)
+            return Prepare(self.halves(transaction_id), self.clock)
+        # The latest are the likeliest; some stay undecided for long.
+        transaction_id = ids[-1 - min(int(chance.expovariate(0.3)), len(ids) - 1)]
+        row = self.model.rows.get(transaction_id)
+        if row is not None and row.verdict is not None and chance.random() < 0.7:
+            done = [one for one in self.model.decided if one == transaction_id or chance.random() < 0.5]
+            return Settle(tuple(done))
+        group = row.halves[0].group if row is not None and chance.random() < 0.95 else chance.choice(GROUPS)
+        number = (row.checks if row is not None else 0) + chance.choice((1, 1, 1, 0, 2))
+        verdict = chance.choice(VERDICTS)
+        return Decide(transaction_id, group, verdict, chance.choice(list(Author)), number, self.clock, "eve")
+
+    def new_id(self) -> str:
+        """Return an id as `ids.new_id` does, the same one for the same seed."""
+        raw = bytearray(len(self.ids).to_bytes(6, "big") + self.chance.randbytes(10))
+        raw[6], raw[8] = 0x70 | raw[6] & 0x0F, 0x80 | raw[8] & 0x3F
+        return id_text(bytes(raw))
+
+    def halves(self, transaction_id: str) -> tuple[Half, ...]:
+        chance = self.chance
+        group = chance.choice(GROUPS)
+        count = chance.choice((1, 1, 1, 3))
+        size = chance.choice((0, 10, 60, 60, 900))
+        return tuple(
+            Half(
+                transaction_id,
+                group,
+                f"t{number}",
+                chance.choice((None, 3)),
+                chance.choice((None, b"k")),
+                chance.choice((None, chance.randbytes(size))),
+                chance.choice(((), (("h", b"1"), ("none", None)))),
+                chance.choice((None, 600_000)),
+                part=(number, count) if count > 1 else None,
+            )
+            for number in range(1, count + 1)
+        )
+
+    def damage(self) -> None:
+        """Change what had been acknowledged: the store must refuse, or still know all."""
+        for _ in range(3):
+            disk = deepcopy(self.disk)
+            segments = [name for name in disk.names() if name.endswith(SUFFIX)]
+            name = self.chance.choice(segments)
+            base, content = int(name.removesuffix(SUFFIX)), disk.files[name].cached
+            end = min(self.journal.redo.end - base, len(content))
+            if self.chance.random() < 0.5:
+                # The mark did not reach the disk. Then what lies behind the last frame is all that can be told.
+                del disk.files[MARK]
+                end = min(end, self.last_frame - base)
+            if end <= 0:
+                continue
+            how = self.chance.choice(("flip", "zero", "cut", "garbage", "foreign"))
+            at = self.chance.randrange(end)
+            if how == "cut" and MARK not in disk.files and name == segments[-1]:
+                # Without the mark, nothing tells a log that was cut from one that was shorter.
+                continue
+            self.spoil(content, at, end, how, disk.files[self.chance.choice(segments)].cached)
+            self.seen[f"damage: {how}"] += 1
+            journal = Journal(disk, self.segment_bytes)
+            try:
+                journal.open()
+            except StoreDamagedError:
+                self.seen["damage refused"] += 1
+                continue
+            if state_of(journal) != self.model.state():
+                raise Lost(f"seed {self.seed}: {how} at byte {at} of {name} went unseen")
+
+    def spoil(self, content: bytearray, at: int, end: int, how: str, other: bytes) -> None:
+        """Change bytes of a file between two places, or cut it at the first."""
+        rest = end - at
+        if how == "flip":
+            content[at] ^= 1 << self.chance.randrange(8)
+        elif how == "zero":
+            content[at : at + 16] = bytes(min(16, rest))
+        elif how == "garbage":
+            length = min(self.chance.randrange(1, 200), rest)
+            content[at : at + length] = self.chance.randbytes(length)
+        elif how == "foreign":
+            length = len(other[at : at + min(100, rest)])
+            content[at : at + length] = other[at : at + length]
+        else:
+            del content[at:]
+
+
+def run(seed: int, batches: int = 14) -> Run:
+    """Make the run of a seed."""
+    made = Run(seed)
+    made.run(batches)
+    return made

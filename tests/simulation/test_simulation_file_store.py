@@ -1,0 +1,191 @@
+"""I8 for the file store: at whatever byte its log ends, it comes back to what it acknowledged, or says that it cannot.
+
+`make simulate` makes ten thousand runs. One seed alone: PENSTOCK_SIMULATION_SEED=<seed>.
+"""
+
+# ruff: noqa: ARG004, ARG005 - what is planted takes the arguments of what it replaces
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.errors import StoreDamagedError
+from penstock.transactions.file import frames
+from penstock.transactions.file.entries import Prepared
+from penstock.transactions.file.journal import Decide, Journal
+from penstock.transactions.file.ledger import Kept, Ledger
+from penstock.transactions.file.redo import SUFFIX, RedoLog
+from penstock.transactions.records import Half, Verdict
+from simulation.file_store_runs import Lost, run
+from simulation.torn_disk import TornDisk
+from simulation.varied import ONE_SEED, RUNS
+
+CHUNK = 250
+CHUNKS = [(int(ONE_SEED), 1)] if ONE_SEED else [(begin, min(CHUNK, RUNS - begin)) for begin in range(0, RUNS, CHUNK)]
+#: In how many seeds a defect must show.
+SEEDS = 150
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(("first", "count"), CHUNKS)
+def test_the_file_store_comes_back_to_what_it_acknowledged(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        run(seed)
+
+
+def test_all_that_can_befall_a_file_store_does() -> None:
+    seen: Counter[str] = Counter()
+    torn = 0
+    for seed in range(200):
+        made = run(seed)
+        seen.update(made.seen)
+        torn += made.disk.torn
+
+    assert torn > 0
+    wanted = {"crash", "crash while opening", "came after all", "no room", "rotated", "removed", "damage refused"}
+    assert {name for name, count in seen.items() if count} >= wanted | {
+        f"damage: {how}" for how in ("flip", "zero", "cut", "garbage", "foreign")
+    }
+
+
+def acknowledges_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    """Frames are acknowledged when they are written."""
+    patch.setattr(TornDisk, "sync", lambda self, name: self._tick())
+
+
+def forgets_to_sync_the_names(patch: pytest.MonkeyPatch) -> None:
+    """A new segment's name may be gone after a power cut."""
+    patch.setattr(TornDisk, "sync_names", lambda self: self._tick())
+
+
+def cuts_in_the_middle(patch: pytest.MonkeyPatch) -> None:
+    """What stands behind damage is cut off with it."""
+    patch.setattr(frames, "_stray", lambda *_: None)
+
+
+def ignores_the_mark(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledged end that is gone is taken for one that never was."""
+    patch.setattr(RedoLog, "_read_mark", lambda *_: None)
+
+
+def skips_the_checksums(patch: pytest.MonkeyPatch) -> None:
+    """Every sum is right."""
+
+    class Trusting:
+        @staticmethod
+        def crc32(data: bytes, begin: int = 0) -> int:
+            return 0
+
+    patch.setattr(frames, "zlib", Trusting)
+
+
+def does_not_sync_what_it_found(patch: pytest.MonkeyPatch) -> None:
+    """What was read when the store was opened may be in the cache alone."""
+    clean, sync = RedoLog._clean, TornDisk.sync
+
+    def cleaning(self: RedoLog, *args: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(TornDisk, "sync", lambda disk, name: disk._tick())
+            clean(self, *args)
+        assert TornDisk.sync is sync
+
+    patch.setattr(RedoLog, "_clean", cleaning)
+
+
+def trusts_the_names_it_found(patch: pytest.MonkeyPatch) -> None:
+    """A segment whose maker was killed before the folder's sync is taken for durable."""
+    clean, sync = RedoLog._clean, TornDisk.sync_names
+
+    def cleaning(self: RedoLog, *args: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(TornDisk, "sync_names", lambda disk: disk._tick())
+            clean(self, *args)
+        assert TornDisk.sync_names is sync
+
+    patch.setattr(RedoLog, "_clean", cleaning)
+
+
+def removes_segments_that_are_needed(patch: pytest.MonkeyPatch) -> None:
+    """What is pending does not hold its segment."""
+    patch.setattr(Journal, "_floor", lambda self: self.redo.end)
+
+
+def forgets_decisions_it_carries(patch: pytest.MonkeyPatch) -> None:
+    """A decided half that is written again is undecided."""
+
+    def entry_of(self: Ledger, kept: Kept, halves: tuple[Half, ...]) -> Prepared:
+        return Prepared(kept.number, kept.birth_ms, kept.check_count, kept.answered_ms, Verdict.UNKNOWN, 0, halves)
+
+    patch.setattr(Ledger, "entry_of", entry_of)
+
+
+def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
+    """A decision overrules the one before it."""
+    judge = Journal._decided
+
+    def decided(self: Journal, change: Decide, *rest: Any) -> Any:
+        kept = self.ledger.kept.get(change.transaction_id)
+        if kept is not None and change.verdict is not Verdict.UNKNOWN:
+            kept.verdict = None
+        return judge(self, change, *rest)
+
+    patch.setattr(Journal, "_decided", decided)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        acknowledges_before_the_sync,
+        forgets_to_sync_the_names,
+        cuts_in_the_middle,
+        ignores_the_mark,
+        skips_the_checksums,
+        does_not_sync_what_it_found,
+        trusts_the_names_it_found,
+        removes_segments_that_are_needed,
+        forgets_decisions_it_carries,
+        lets_the_last_decision_win,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_defect_is_found(plant: Plant) -> None:
+    found = 0
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        for seed in range(SEEDS):
+            try:
+                run(seed)
+            except (Lost, LookupError, ValueError, StoreDamagedError):
+                found += 1
+                break
+
+    assert found, f"{plant.__name__} went unseen"
+
+
+def test_a_run_is_the_same_again() -> None:
+    first, again = run(7), run(7)
+
+    assert first.seen == again.seen
+    assert first.disk.operations == again.disk.operations
+
+
+def test_a_file_that_tears_really_tears() -> None:
+    disk = TornDisk(random.Random(1))  # noqa: S311 - the same disk again
+    disk.write("a" + SUFFIX, 0, b"x" * 64)
+    disk.sync("a" + SUFFIX)
+    disk.sync_names()
+    outcomes = set()
+    for _ in range(50):
+        disk.write("a" + SUFFIX, 0, b"y" * 64)
+        disk.restart(power=True)
+        outcomes.add(disk.read("a" + SUFFIX))
+        disk.write("a" + SUFFIX, 0, b"x" * 64)
+        disk.sync("a" + SUFFIX)
+
+    assert {b"x" * 64, b"y" * 64} < outcomes
