@@ -17,6 +17,7 @@ from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
 from penstock.transactions.model import CoordinatorStatistics
@@ -25,6 +26,7 @@ from penstock.transactions.publisher import Publisher
 from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import Inheritance, LogReader
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
+from penstock.transactions.turns import Turns
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -58,6 +60,8 @@ class Coordinator:
         check_max: answered checks after which a half that is still undecided is moved to `<prefix>.discarded`, one
             interval after the last answer. Counts survive restarts of the coordinator: they are kept in the done log.
         partitions: partitions of half, op and done, if they have to be created.
+        target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
+            as many decisions share one as end within it.
         config: settings of the Kafka clients, by librdkafka's names. With a `group.instance.id` of its own, a
             coordinator that is killed and restarted gets its partitions back without waiting for its session to end.
 
@@ -74,17 +78,20 @@ class Coordinator:
         check_interval: float = 30.0,
         check_max: int = 15,
         partitions: int = DEFAULT_PARTITIONS,
+        target_latency: float = 0.02,
         config: ClientConfig | None = None,
     ) -> None:
         positive("transaction_timeout", transaction_timeout)
         positive("check_interval", check_interval)
         positive_int("check_max", check_max)
         positive_int("partitions", partitions)
+        positive("target_latency", target_latency)
         given = config or {}
         reserved(given, _OWNED, "the coordinator")
         self._bootstrap_servers = bootstrap_servers
         self._prefix = prefix
         self._partitions = partitions
+        self._target_latency = target_latency
         self._policy = CheckPolicy(transaction_timeout, check_interval, check_max)
         self._for_producers = {k: v for k, v in given.items() if not k.startswith(_FOR_CONSUMERS)}
         self._for_consumers = {k: v for k, v in given.items() if not k.startswith(_FOR_PRODUCERS)}
@@ -173,7 +180,11 @@ class Coordinator:
 
         logs = LogReader(servers, self._for_consumers, topics, stopping.is_set)
         membership = Membership(servers, self._for_consumers, topics=topics, logs=logs, own=own, stopping=stopping)
-        publisher = Publisher(servers, self._for_producers, topics, f"{topics.coordinators}.{new_id()}")
+        name = new_id()
+        turns = Turns(
+            [Publisher(servers, self._for_producers, topics, f"{topics.coordinators}.{name}.{turn}") for turn in "ab"],
+            self._prefix,
+        )
         sends = AckedProducer(servers, self._for_producers, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         settling = Settling(
             servers,
@@ -181,7 +192,8 @@ class Coordinator:
             policy=self._policy,
             admin=self._admin,
             membership=membership,
-            publisher=publisher,
+            turns=turns,
+            limit=GroupLimit(self._target_latency),
             asker=Asker(self._admin, sends, topics),
             logs=logs,
             counts=self._counts,
@@ -191,12 +203,12 @@ class Coordinator:
         self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(settling, membership, publisher, sends),
+            args=(settling, membership, turns, sends),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
 
-    def _run(self, settling: Settling, membership: Membership, publisher: Publisher, sends: AckedProducer) -> None:
+    def _run(self, settling: Settling, membership: Membership, turns: Turns, sends: AckedProducer) -> None:
         try:
             sends.start()
             membership.join()
@@ -208,7 +220,7 @@ class Coordinator:
             self._failure = error
         finally:
             self._stopping.set()
-            publisher.close()
+            turns.close()
             membership.leave()
             sends.stop(_LAST_SENDS_S)
 

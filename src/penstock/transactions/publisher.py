@@ -58,11 +58,11 @@ class AbortedError(PenstockError):
 
 
 class InDoubtError(PenstockError):
-    """It is not known whether a Kafka transaction was committed; the done log tells, after `reopen`."""
+    """It is not known whether a Kafka transaction was committed; the done log tells, after `close` and `open`."""
 
 
 class Publisher:
-    """The transactional Kafka producer of one coordinator. Used by the coordinator's thread alone.
+    """A transactional Kafka producer of one coordinator. Used by one thread at a time.
 
     Args:
         bootstrap_servers: Kafka's addresses.
@@ -119,11 +119,6 @@ class Publisher:
             raise InDoubtError(f"the coordinator's Kafka producer cannot start: {reason(error)}") from error
         self._producer = producer
 
-    def reopen(self) -> None:
-        """Discard the producer and open a new one. Raises as `open` does; the old one is gone in any case."""
-        self.close()
-        self.open()
-
     def close(self) -> None:
         """Discard the producer with all it holds."""
         producer, self._producer = self._producer, None
@@ -145,7 +140,7 @@ class Publisher:
 
         Raises:
             AbortedError: nothing of it is visible or ever will be; the producer can be used again.
-            InDoubtError: nothing is known; call `reopen`, then ask the done log.
+            InDoubtError: nothing is known; close it, open it anew, then ask the done log.
         """
         producer = self._producer
         if producer is None:

@@ -1,7 +1,8 @@
 """The coordinator's loop: read what is there, ask what is due, publish what is decided.
 
-One thread does all of it, round by round. While a Kafka transaction is being committed the next decisions gather, so
-the size of a group adapts to the load by itself.
+One thread does all of it, round by round, save the Kafka transactions themselves: they have a thread of their own, one
+at a time. While one is under way the next decisions are read, so the size of a group adapts to the load by itself, up
+to what ends within the target latency.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -17,19 +20,21 @@ from penstock.errors import PenstockError, StoppedError
 from penstock.kafka import partition_counts, reason
 from penstock.transactions.asking import Asked, Asker
 from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
-from penstock.transactions.publisher import AbortedError, InDoubtError, Publisher
+from penstock.transactions.publisher import AbortedError, InDoubtError
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.takeover import LogReader
 from penstock.transactions.topics import StoreTopics
+from penstock.transactions.turns import Turns
 
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds the loop waits for records before it serves its membership again.
 _IDLE_S = 0.05
-#: Decisions of one partition in one Kafka transaction.
-_GROUP = 5_000
+#: Seconds it waits for records while more is to be published as soon as the Kafka transaction under way has ended.
+_BUSY_S = 0.001
 #: Checks sent in one round: a crowd of undecided halves delays nobody's commit.
 _CHECKS = 200
 #: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
@@ -42,6 +47,28 @@ _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A Kafka transaction under way.
+
+    Attributes:
+        shares: what it settles, with the objects they were taken from: by the time it ends a partition may be lost, or
+            lost and taken again.
+        answered: by share, the counts of answered checks as it writes them down.
+    """
+
+    shares: Mapping[int, tuple[OwnedPartition, Share]]
+    answered: Mapping[int, Mapping[str, int]]
+
+    def count(self) -> int:
+        """Return how many transactions it settles."""
+        return sum(len(share.decided) for _, share in self.shares.values())
+
+    def size_bytes(self) -> int:
+        """Return how large the messages are that it publishes."""
+        return sum(len(p.half.value or b"") for _, share in self.shares.values() for p in share.decided)
+
+
 class Settling:
     """What the coordinator's thread does. Used by that thread alone.
 
@@ -51,7 +78,8 @@ class Settling:
         policy: when to check.
         admin: an admin client.
         membership: which partitions are owned, and their records.
-        publisher: Kafka transactions.
+        turns: Kafka transactions.
+        limit: how many decisions go into one.
         asker: checks.
         logs: tells what a transaction in doubt became.
         counts: where to count.
@@ -67,7 +95,8 @@ class Settling:
         policy: CheckPolicy,
         admin: AdminClient,
         membership: Membership,
-        publisher: Publisher,
+        turns: Turns,
+        limit: GroupLimit,
         asker: Asker,
         logs: LogReader,
         counts: Counts,
@@ -80,7 +109,11 @@ class Settling:
         self._admin = admin
         self._membership = membership
         self._owned = membership.owned
-        self._publisher = publisher
+        self._turns = turns
+        self._limit = limit
+        self._flight: _Flight | None = None
+        # Nothing is published before, in monotonic seconds: what was aborted is not tried again at once.
+        self._not_before = 0.0
         self._asker = asker
         self._logs = logs
         self._counts = counts
@@ -92,19 +125,29 @@ class Settling:
 
     def round(self) -> None:
         """Do once what the coordinator does for ever."""
-        if not self._publisher.is_open and not self._recover():
+        if not self._turns.is_open and not self._recover():
             return
         self._membership.serve()
-        self._read(0 if any(p.settlement.has_work for p in self._owned.values()) else _IDLE_S)
+        self._read(self._patience_s())
         now = time.monotonic()
         for partition in self._owned.values():
             self._ask(partition, now)
-        self._publish()
-        # Not while an end is in doubt: tending takes the end of the done log for known, and what the doubtful
-        # transaction wrote there would never be looked for.
-        if self._publisher.is_open and now - self._tended >= _TEND_S:
-            self._tended = now
-            self._tend()
+        if self._flight is not None:
+            self._land(self._flight)
+        # Neither while a Kafka transaction is under way nor while one is in doubt: tending takes the end of the done
+        # log for known, and what that transaction wrote there would never be looked for.
+        if self._flight is None and self._turns.is_open:
+            if now - self._tended >= _TEND_S:
+                self._tended = now
+                self._tend()
+            if now >= self._not_before:
+                self._publish()
+
+    def _patience_s(self) -> float:
+        """Return how long to wait for records."""
+        if not any(p.settlement.has_work for p in self._owned.values()):
+            return _IDLE_S
+        return _BUSY_S if self._flight is not None or time.monotonic() < self._not_before else 0
 
     def _read(self, timeout_s: float) -> None:
         half_topic = self._topics.half
@@ -164,8 +207,10 @@ class Settling:
 
     def _publish(self) -> None:
         shares: dict[int, Share] = {}
+        # Each partition has its part of the group: one that is crowded does not keep the others out.
+        limit = max(1, self._limit.decisions // max(1, len(self._owned)))
         for number, partition in self._owned.items():
-            share = partition.settlement.share(_GROUP, self._publishable)
+            share = partition.settlement.share(limit, self._publishable)
             if share is not None:
                 if share.decided and share.decided[0].suspect:
                     shares = {number: share}
@@ -173,17 +218,31 @@ class Settling:
                 shares[number] = share
         if not shares:
             return
-        try:
-            self._publisher.publish(shares, self._membership.group_metadata())
-        except AbortedError as aborted:
-            self._aborted(aborted, shares)
-        except InDoubtError as doubt:
-            _log.warning("%s; the Kafka producer is replaced and the done log asked", doubt)
-            self._publisher.close()
+        self._flight = _Flight(
+            {number: (self._owned[number], share) for number, share in shares.items()},
+            {n: {p.half.transaction_id: p.check_count for p in share.answered} for n, share in shares.items()},
+        )
+        self._turns.begin(shares, self._membership.group_metadata())
+
+    def _land(self, flight: _Flight) -> None:
+        """Take in how the Kafka transaction under way ended, if it has."""
+        landing = self._turns.land()
+        if landing is None:
+            return
+        self._flight = None
+        if isinstance(landing.error, AbortedError):
+            self._aborted(landing.error, flight)
+        elif landing.error is not None:
+            _log.warning("%s; the Kafka producers are replaced and the done log asked", landing.error)
+            self._turns.discard()
         else:
             self._counts.groups += 1
-            for number, share in shares.items():
-                self._owned[number].settled(share)
+            self._limit.measured(flight.count(), flight.size_bytes(), landing.took_s)
+            for number, (partition, share) in flight.shares.items():
+                # Answers that came meanwhile are not written down yet.
+                noted = flight.answered[number]
+                share.answered[:] = [p for p in share.answered if p.check_count == noted[p.half.transaction_id]]
+                partition.settled(share)
 
     def _publishable(self, pending: Pending) -> bool:
         """Tell whether the target of a half exists, so that a missing one does not fail the whole group."""
@@ -212,9 +271,9 @@ class Settling:
         except PenstockError as error:
             self._ration.warn("targets", "%s", error)
 
-    def _aborted(self, aborted: AbortedError, shares: dict[int, Share]) -> None:
+    def _aborted(self, aborted: AbortedError, flight: _Flight) -> None:
         """Nothing was published. Those that were refused go alone next; one that was alone waits aside."""
-        alone = sum(len(share.decided) for share in shares.values()) == 1
+        alone = flight.count() == 1
         for pending in aborted.failed:
             pending.held = alone
             pending.suspect = True
@@ -226,12 +285,12 @@ class Settling:
         else:
             # A rebalance, or a broker that is not ready: the next round serves the membership first.
             self._ration.warn("aborted", "%s; it is tried again", aborted)
-            self._stopping.wait(_BACK_OFF_S)
+            self._not_before = time.monotonic() + _BACK_OFF_S
 
     def _recover(self) -> bool:
-        """Open a Kafka producer and, where partitions are owned, learn what the last transaction became."""
+        """Open the Kafka producers and, where partitions are owned, learn what the last transaction became."""
         try:
-            self._publisher.open()
+            self._turns.open()
             if self._owned:
                 self._counts.recoveries += 1
                 starts = {number: partition.done_end for number, partition in self._owned.items()}
@@ -241,10 +300,11 @@ class Settling:
         except (InDoubtError, KafkaException) as error:
             text = reason(error) if isinstance(error, KafkaException) else str(error)
             _log.warning("the coordinator of %s cannot publish yet: %s; trying again", self._topics.prefix, text)
-            self._publisher.close()
+            self._turns.discard()
             self._stopping.wait(_BACK_OFF_S)
             return False
         except StoppedError:
+            self._turns.discard()
             return False
         return True
 
