@@ -1,0 +1,195 @@
+"""Publication from a store outside Kafka: once, whatever happens between Kafka and the store."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_proxy import END_TXN, KafkaProxy, What
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
+from penstock.errors import MessageFormatError
+from penstock.transactions.done_log import DoneLog, create_done_log, decode_ids, encode_ids
+from penstock.transactions.ids import new_id
+from penstock.transactions.outbound import InDoubtError, Outbound, OutboundMessage, Publishable
+from waiting import wait_until
+
+
+class Bench:
+    """A topic, a done log with two partitions, and publishers of its shards."""
+
+    def __init__(self, servers: str, topic: str, stack: ExitStack) -> None:
+        self.servers = servers
+        self.topic = topic
+        self.done = f"done.{topic}"
+        self._stack = stack
+        create_done_log(servers, {}, self.done, 2)
+
+    def outbound(self, shard: int = 0, servers: str | None = None, **config: object) -> Outbound:
+        log = DoneLog(servers or self.servers, config, self.done, shard)
+        made = Outbound(servers or self.servers, config, transactional_id=f"{self.topic}.{shard}", done=log)
+        self._stack.callback(made.close)
+        return made
+
+    def entry(self, text: str, *, topic: str | None = None, key: bytes | None = None) -> Publishable:
+        message = OutboundMessage(topic or self.topic, None, key, text.encode(), (("h", b"1"),))
+        return Publishable(new_id(), [message], key)
+
+    def visible(self, topic: str | None = None) -> list[str]:
+        return [(message.value() or b"").decode() for message in read_all(self.servers, topic or self.topic)]
+
+    def records_in_done(self) -> int:
+        return len(read_all(self.servers, self.done))
+
+
+@pytest.fixture
+def bench(broker: DevBroker, new_topic: Callable[..., str]) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        yield Bench(broker.bootstrap_servers, new_topic(), stack)
+
+
+def ids(entries: list[Publishable]) -> list[str]:
+    return [entry.transaction_id for entry in entries]
+
+
+def test_what_is_published_is_visible_once_and_told_to_the_next_owner_until_it_is_forgotten(bench: Bench) -> None:
+    first = bench.outbound()
+    assert first.open() == frozenset()
+    entries = [bench.entry(f"{n}") for n in range(5)]
+    outcome = first.publish(entries)
+
+    assert outcome.published == ids(entries)
+    assert (outcome.refused, outcome.held) == ({}, [])
+    assert first.groups == 1
+    assert bench.visible() == ["0", "1", "2", "3", "4"]
+    second, other = bench.outbound(), bench.outbound(shard=1)
+    assert second.open() == set(ids(entries))
+    assert other.open() == frozenset()
+
+    more = bench.entry("5")
+    second.publish([more])
+    second.forget()
+    wait_until(lambda: bench.outbound().open() == frozenset())
+    assert bench.visible() == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_all_messages_of_a_transaction_are_published_together_with_their_headers(
+    bench: Bench, new_topic: Callable[..., str]
+) -> None:
+    other = new_topic(partitions=2)
+    outbound = bench.outbound()
+    outbound.open()
+    messages = [
+        OutboundMessage(bench.topic, 0, b"k", b"one", (("h", b"1"), ("h", None))),
+        OutboundMessage(other, 1, None, None, ()),
+    ]
+
+    outbound.publish([Publishable(new_id(), messages, None)])
+
+    (one,) = read_all(bench.servers, bench.topic)
+    (two,) = read_all(bench.servers, other)
+    assert (one.key(), one.value(), one.headers()) == (b"k", b"one", [("h", b"1"), ("h", None)])
+    assert (two.partition(), two.key(), two.value(), two.headers()) == (1, None, None, None)
+
+
+def test_who_was_thought_dead_publishes_nothing_more(bench: Bench) -> None:
+    old, new = bench.outbound(), bench.outbound()
+    old.open()
+    old.publish([bench.entry("old")])
+    new.open()
+
+    with pytest.raises(InDoubtError):
+        old.publish([bench.entry("late")])
+
+    assert not old.is_open
+    assert new.publish([bench.entry("new")]).published
+    assert bench.visible() == ["old", "new"]
+
+
+def test_a_predecessor_that_died_in_its_transaction_is_ended_by_its_successor(bench: Bench) -> None:
+    dying = Producer({"bootstrap.servers": bench.servers, "transactional.id": f"{bench.topic}.0"})
+    dying.init_transactions(60)
+    dying.begin_transaction()
+    dying.produce(bench.topic, b"never")
+    dying.produce(bench.done, encode_ids([new_id()]), partition=0)
+    assert dying.flush(60) == 0
+
+    successor = bench.outbound()
+    assert successor.open() == frozenset()
+    successor.publish([bench.entry("next")])
+
+    assert bench.visible() == ["next"]
+
+
+@pytest.mark.parametrize("what", [What.CUT_AFTER, What.CUT_BEFORE])
+def test_an_end_in_doubt_is_settled_by_what_done_holds(bench: Bench, what: What) -> None:
+    with KafkaProxy(bench.servers) as proxy:
+        outbound = bench.outbound(servers=proxy.bootstrap_servers)
+        outbound.open()
+        entry = bench.entry("once")
+
+        with proxy.fault(END_TXN, what), pytest.raises(InDoubtError):
+            outbound.publish([entry])
+
+        if entry.transaction_id not in outbound.open():
+            outbound.publish([entry])
+        assert bench.visible() == ["once"]
+
+
+def test_a_missing_topic_holds_its_own_messages_and_what_waits_behind_them(bench: Bench) -> None:
+    outbound = bench.outbound()
+    outbound.open()
+    lost = bench.entry("lost", topic="there-is-none", key=b"a")
+    behind, free = bench.entry("behind", key=b"a"), bench.entry("free", key=b"b")
+    before = bench.entry("before", key=b"a")
+
+    outcome = outbound.publish([before, lost, behind, free])
+
+    assert outcome.published == ids([before, free])
+    assert list(outcome.refused) == ids([lost])
+    assert "there-is-none" in outcome.refused[lost.transaction_id]
+    assert outcome.held == ids([behind])
+    assert bench.visible() == ["before", "free"]
+
+
+def test_a_message_that_is_too_large_is_found_among_many_and_alone_refused(
+    bench: Bench, new_topic: Callable[..., str]
+) -> None:
+    small = new_topic(config={"max.message.bytes": "2000"})
+    outbound = bench.outbound(**{"compression.type": "none", "batch.size": 1000})
+    outbound.open()
+    entries = [bench.entry(f"{n}", topic=small) for n in range(20)]
+    entries[13] = bench.entry("x" * 5000, topic=small)
+
+    outcome = outbound.publish(entries)
+
+    good = [entry for n, entry in enumerate(entries) if n != 13]
+    assert list(outcome.refused) == [entries[13].transaction_id]
+    assert outcome.published == ids(good)
+    assert outcome.held == []
+    assert bench.visible(small) == [f"{n}" for n in range(20) if n != 13]
+
+
+def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench) -> None:
+    some = [new_id() for _ in range(3)]
+    assert decode_ids(encode_ids(some)) == some
+    for forged in (
+        None,
+        b"",
+        b"\x01",
+        b"\x02" + encode_ids(some)[1:],
+        encode_ids(some) + b"x",
+        struct.pack(">BI", 1, 9),
+    ):
+        with pytest.raises(MessageFormatError):
+            decode_ids(forged)
+    producer = Producer({"bootstrap.servers": bench.servers})
+    producer.produce(bench.done, b"forged", partition=0)
+    producer.produce(bench.done, encode_ids(some), partition=0)
+    assert producer.flush(60) == 0
+
+    assert bench.outbound().open() == set(some)
