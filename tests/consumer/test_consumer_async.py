@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from consuming import AsyncRecorder, consumer_of, event_set
 
 from kafka_tools import Recorder, committed, ends, produce
 from penstock.consumer import handler, retry
+from penstock.consumer.tasks import new_event_loop
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from waiting import wait_until
@@ -20,6 +22,15 @@ from waiting import wait_until
 NewTopic = Callable[..., str]
 
 QUICK = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
+
+
+@pytest.fixture(autouse=True, params=["uvloop", "asyncio"])
+def event_loop_in_use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = new_event_loop()
+    loop.close()
+    assert type(loop).__module__.partition(".")[0] == request.param
 
 
 def test_async_handlers_keep_each_key_in_order_and_never_at_once_while_hundreds_are_under_way(

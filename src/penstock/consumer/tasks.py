@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -37,6 +38,15 @@ _END_S = 1.0
 _ROUND_S = 0.01
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop: uvloop's where it is installed, by the extra `uvloop`; it takes half the time of Python's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 class TaskPool:
     """The event loop of a consumer and its tasks.
 
@@ -63,7 +73,7 @@ class TaskPool:
         self._scheduler = scheduler
         self._desk = desk
         self._closing = closing
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
         #: How many tasks there may be. Any thread may write it through `resize`.
         self._limit = max_concurrency
@@ -77,16 +87,17 @@ class TaskPool:
         #: Stations of tasks: those in use and, for later tasks, those that are not. It only grows.
         self.stations: list[Station] = []
         self._free: list[Station] = []
-        #: When the loop last came round, on its own clock; a loop that is blocked stays behind. Any thread reads it.
-        self.alive_at = self._loop.time()
+        #: When the loop last came round; a loop that is blocked stays behind. Any thread reads it.
+        self.alive_at = self.time()
 
     def start(self) -> None:
         """Start the loop's thread."""
         self.thread.start()
 
-    def time(self) -> float:
-        """Return the loop's own time."""
-        return self._loop.time()
+    @staticmethod
+    def time() -> float:
+        """Return the time by which `alive_at` goes. Not the loop's: uvloop's stands still while the loop is blocked."""
+        return time.monotonic()
 
     def wake(self, slots: Sequence[int]) -> None:
         """Have ready lanes served. Any thread."""
@@ -138,7 +149,7 @@ class TaskPool:
         await self._loop.shutdown_asyncgens()
 
     def _beat(self) -> None:
-        self.alive_at = self._loop.time()
+        self.alive_at = self.time()
         self._loop.call_later(0.1, self._beat)
 
     def _pump(self) -> None:
@@ -174,7 +185,7 @@ class TaskPool:
     ) -> None:
         """Serve lane after lane until none is ready."""
         take, give_back, start, slot = self._scheduler.take, self._scheduler.give_back, self._desk.visit, self._slot
-        clock = self._loop.time
+        clock = self.time
         try:
             while lane is not None:
                 send = start(lane, station).send
