@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tenacity
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -91,11 +91,13 @@ def make_topic(bootstrap: str, work: Work) -> str:
     return topic
 
 
-def fill(bootstrap: str, topic: str, work: Work) -> None:
-    """Write a workload's messages."""
-    producer = Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "enable.idempotence": True}
-    )
+def fill(bootstrap: str, topic: str, work: Work, *, at_once: bool = False) -> None:
+    """Write a workload's messages; `at_once` in a transaction, so that they are there for consumers all at once."""
+    config = {"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "enable.idempotence": True}
+    producer = Producer({**config, "transactional.id": topic} if at_once else config)
+    if at_once:
+        producer.init_transactions()
+        producer.begin_transaction()
     value = os.urandom(work.size)
     for number in range(work.count):
         key = b"hot" if work.hot_every and number % work.hot_every == 0 else b"k%d" % (number % KEYS)
@@ -108,6 +110,8 @@ def fill(bootstrap: str, topic: str, work: Work) -> None:
         if number % 1000 == 0:
             producer.poll(0)
     producer.flush()
+    if at_once:
+        producer.commit_transaction()
 
 
 def raw_consume(bootstrap: str, topic: str, count: int, *, tuned: bool) -> float:
@@ -226,7 +230,7 @@ def penstock_rate(bootstrap: str, topic: str, work: Work) -> float:
 def processes_rate(bootstrap: str, work: Work) -> float:
     """Return messages/s of two processes of one group, from the first handler call in either to the last.
 
-    The topic is filled once both have their partitions, so the writing of the messages falls into the time.
+    The topic is filled once both have their partitions, and the messages are committed when all are written.
     """
     topic = make_topic(bootstrap, work)
     with tempfile.TemporaryDirectory() as folder:
@@ -242,17 +246,19 @@ def processes_rate(bootstrap: str, work: Work) -> float:
         with subprocess.Popen(  # noqa: S603 - this Python
             command, cwd=Path(__file__).parent, env={**os.environ, **told}, stdout=subprocess.DEVNULL
         ) as process:
-            deadline = time.monotonic() + 600
-            while (shares := assigned(bootstrap, told["BENCH_GROUP"])) != [PARTITIONS // 2] * 2:
-                if time.monotonic() > deadline or process.poll() is not None:
-                    sys.exit(f"{work.name} did not begin: {shares}")
-                time.sleep(0.2)
-            fill(bootstrap, topic, work)
-            while sum((counts := reports(folder)).values()) < work.count:
-                if time.monotonic() > deadline or process.poll() is not None:
-                    sys.exit(f"{work.name} did not end: {counts}")
-                time.sleep(0.05)
-            process.terminate()
+            try:
+                deadline = time.monotonic() + 600
+                while (shares := assigned(bootstrap, told["BENCH_GROUP"])) != [PARTITIONS // 2] * 2:
+                    if time.monotonic() > deadline or process.poll() is not None:
+                        sys.exit(f"{work.name} did not begin: {shares}")
+                    time.sleep(0.2)
+                fill(bootstrap, topic, work, at_once=True)
+                while sum((counts := reports(folder)).values()) < work.count:
+                    if time.monotonic() > deadline or process.poll() is not None:
+                        sys.exit(f"{work.name} did not end: {counts}")
+                    time.sleep(0.05)
+            finally:
+                process.terminate()
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir() if path.suffix == ".json"]
     return work.count / (max(one["ended"] for one in found) - min(one["begun"] for one in found))
 
@@ -260,7 +266,10 @@ def processes_rate(bootstrap: str, work: Work) -> float:
 def assigned(bootstrap: str, group: str) -> list[int]:
     """Return how many partitions each member of a group has."""
     admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: without it the answer never comes
-    found = admin.describe_consumer_groups([group])[group].result(30)
+    try:
+        found = admin.describe_consumer_groups([group])[group].result(30)
+    except KafkaException:  # the broker has no coordinator for the group yet: it is asked again
+        return []
     return [len(member.assignment.topic_partitions) for member in found.members]
 
 
