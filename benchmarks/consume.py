@@ -260,7 +260,8 @@ def processes_rate(bootstrap: str, work: Work) -> float:
             finally:
                 process.terminate()
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir() if path.suffix == ".json"]
-    return work.count / (max(one["ended"] for one in found) - min(one["begun"] for one in found))
+    seconds: float = max(one["ended"] for one in found) - min(one["begun"] for one in found)
+    return work.count / seconds
 
 
 def assigned(bootstrap: str, group: str) -> list[int]:

@@ -39,7 +39,7 @@ _ROUND_S = 0.01
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop: uvloop's where it is installed, by the extra `uvloop`; it takes half the time of Python's."""
+    """Return an event loop: uvloop's where it is installed (the extra `uvloop`), for it takes half the time."""
     try:
         import uvloop
     except ImportError:
