@@ -57,7 +57,10 @@ class Model:
         row = self.rows.get(change.transaction_id)
         if row is None or row.verdict is not None or row.halves[0].group != change.group:
             return
-        if change.verdict is not Verdict.UNKNOWN:
+        if change.verdict is Verdict.ROLLBACK:
+            # There is nothing left to do for it.
+            del self.rows[change.transaction_id]
+        elif change.verdict is not Verdict.UNKNOWN:
             row.verdict = change.verdict
             self.decided.append(change.transaction_id)
         elif change.check_number == row.checks + 1:
@@ -251,7 +254,7 @@ class Run:
         if how == "flip":
             content[at] ^= 1 << self.chance.randrange(8)
         elif how == "zero":
-            content[at : at + 16] = bytes(min(16, rest))
+            content[at : at + min(16, rest)] = bytes(min(16, rest))
         elif how == "garbage":
             length = min(self.chance.randrange(1, 200), rest)
             content[at : at + length] = self.chance.randbytes(length)

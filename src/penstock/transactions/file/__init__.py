@@ -2,3 +2,7 @@
 
 A redo log is the truth; a memory-mapped table of 24-byte records shows the state of each transaction beside it.
 """
+
+from penstock.transactions.file.store import FileStore
+
+__all__ = ["FileStore"]

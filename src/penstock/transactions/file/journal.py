@@ -80,6 +80,8 @@ class Journal:
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
         self.ledger = Ledger()
         self.redo = RedoLog(folder, segment_bytes)
+        # Transactions whose halves have a new place since they were asked for.
+        self._moved: list[Kept] = []
 
     def open(self) -> None:
         """Read the redo log.
@@ -199,7 +201,12 @@ class Journal:
         if self.redo.needs_segment(size):
             self.redo.begin_segment(size, self._floor())
         for record in self.redo.append(frame):
-            self._apply(record)
+            self._moved.extend(self._applied(self._decode(record), record))
+
+    def take_moved(self) -> list[Kept]:
+        """Return the transactions whose halves were written again since the last call."""
+        moved, self._moved = self._moved, []
+        return moved
 
     def halves(self, kept: Kept) -> tuple[Half, ...]:
         """Read the halves of a transaction from the log. Safe from any thread, if it guards the ledger meanwhile.

@@ -15,7 +15,7 @@ from penstock.transactions.records import Half, Verdict
 class Kept:
     """An unsettled transaction. The payloads stay in the redo log; here is what decides what becomes of it.
 
-    Changed by the ledger alone, save for `slot`, `due` and `requested`, which belong to the table and the checks.
+    Changed by the ledger alone, save for `slot`, `due` and `settled`, which belong to those who look after it.
     """
 
     transaction_id: str
@@ -39,8 +39,8 @@ class Kept:
     slot: int = -1
     #: Monotonic seconds of its next check.
     due: float = 0.0
-    #: Number of the check that was asked last in this run; 0: none.
-    requested: int = 0
+    #: Set once it is published, a little before that is durable here: what waits for it must not take it again.
+    settled: bool = False
 
 
 class Ledger:
@@ -92,6 +92,9 @@ class Ledger:
             if kept is None or kept.verdict is not None:
                 return []
             kept.verdict, kept.decided = entry.verdict, entry.decided
+            if entry.verdict is Verdict.ROLLBACK:
+                # There is nothing left to do for it: it is settled by being decided.
+                del self.kept[entry.transaction_id]
             return [kept]
         if isinstance(entry, Checked):
             kept = self.kept.get(entry.transaction_id)

@@ -1,0 +1,316 @@
+"""The coordinator of a file store: one thread that publishes what was decided and asks about what was not.
+
+Publication follows the order that `outbound` states: open, settle what the done log tells, publish, settle. Settling
+is not waited for before more is published: until it is durable here, the done log knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from penstock.errors import ConfigurationError, StoppedError
+from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.transactions.done_log import DoneLog, create_done_log
+from penstock.transactions.file.asking import FileAsker
+from penstock.transactions.file.journal import Outcome, Settle
+from penstock.transactions.file.ledger import Kept
+from penstock.transactions.file.opened import OpenStore
+from penstock.transactions.file.redo import NoRoomError
+from penstock.transactions.file.store import FileStore
+from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.outbound import InDoubtError, Outbound, OutboundMessage, Publishable
+from penstock.transactions.records import Verdict, encode_discarded
+from penstock.transactions.store import CoordinatorOptions
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Transactions in one Kafka transaction, at most.
+_GROUP = 1_000
+_LONGEST_WAIT_S = 1.0
+#: Seconds between two looks at whether the done log can be trimmed, and between tries to reach Kafka.
+_TEND_S = 5.0
+_AGAIN_S = 0.5
+_DISCARDED = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "max.message.bytes": str(2 << 20),
+}
+
+
+class FileSettler:
+    """Settles the transactions of one file store, in its process. Thread-safe.
+
+    Args:
+        store: the store; it is started and stopped with this.
+        options: times, limits and policies. Those of a coordinator that shares its work do not count here.
+    """
+
+    def __init__(self, store: FileStore, options: CoordinatorOptions) -> None:
+        self._store = store
+        self._options = options
+        self._stopping = threading.Event()
+        self._start_lock = threading.Lock()
+        # Written by start() under its lock.
+        self._thread: threading.Thread | None = None
+        self._opened: OpenStore | None = None
+        self._outbound: Outbound | None = None
+        self._asker: FileAsker | None = None
+        # Written by the thread when it dies of an error, read by stop() after joining it.
+        self._failure: Exception | None = None
+        # The thread's own: what was being published when an end was in doubt; published, and not durably settled yet.
+        self._doubtful: list[Kept] = []
+        # Ids of published transactions that could not be settled for lack of room. Guarded by the store's lock.
+        self._unsettled: list[str] = []
+        self._settling = 0
+        self._tended_at = 0.0
+        self._recoveries = 0
+        # Set once the done log was asked; read by statistics().
+        self._taken_over = False
+
+    def start(self) -> Self:
+        """Open the store, create the topics that are absent, and start settling. May be repeated.
+
+        Raises:
+            StoreInUseError: another process has the store.
+            StoreDamagedError: what it had acknowledged is missing or does not read.
+            BrokerConnectionError: no broker answered.
+            ConfigurationError: the store has a coordinator already, or the client library refused a setting.
+            StoppedError: it was stopped before.
+        """
+        with self._start_lock:
+            if self._stopping.is_set():
+                raise StoppedError(f"the coordinator of {self._store.path} was stopped; make a new one")
+            if self._thread is None:
+                self._store.start()
+                try:
+                    self._thread = self._open()
+                except BaseException:
+                    self._store.stop(1.0)
+                    raise
+                self._thread.start()
+        return self
+
+    def _open(self) -> threading.Thread:
+        store, opened = self._store, self._store.opened
+        name = f"{store.prefix}.file.{opened.journal.redo.store_id}"
+        servers, config = store.bootstrap_servers, store.config
+        create_done_log(servers, config, f"{name}.done", 1)
+        discarded = TopicSpec(f"{store.prefix}.discarded", 1, _DISCARDED)
+        ensure_topics(admin_client(servers, config), servers, [discarded])
+        done = DoneLog(servers, config, f"{name}.done", 0)
+        asker = FileAsker(store, opened, self._options, self._stopping)
+        with opened.lock:
+            if opened.plan is not None:
+                raise ConfigurationError(f"the file store in {store.path} has a coordinator already; use that one")
+            opened.plan = asker.plan
+            for kept in opened.table.live():
+                asker.plan(kept)
+        self._outbound = Outbound(servers, config, transactional_id=name, done=done)
+        self._asker, self._opened = asker, opened
+        return threading.Thread(target=self._run, name=f"penstock-coordinator-{store.path.name}", daemon=True)
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Finish the Kafka transaction under way and end, within `timeout` seconds.
+
+        Raises:
+            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
+        """
+        with self._start_lock:
+            first = not self._stopping.is_set()
+            self._stopping.set()
+            thread, opened = self._thread, self._opened
+        if thread is None or opened is None:
+            return
+        with opened.lock:
+            opened.lock.notify_all()
+        thread.join(timeout)
+        if thread.is_alive():
+            raise StoppedError(f"the coordinator of {self._store.path} did not end within {timeout:g} s")
+        if first or self._failure is not None:
+            with opened.lock:
+                opened.plan = None
+            self._store.stop(timeout)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise StoppedError(f"the coordinator of {self._store.path} had stopped by itself: {failure}") from failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        opened, outbound, asker = self._parts()
+        try:
+            while not self._stopping.is_set():
+                if not outbound.is_open:
+                    self._take_over(opened, outbound)
+                    continue
+                self._publish(opened, outbound)
+                asker.round()
+                self._tend(opened, outbound)
+                self._wait(opened)
+        except Exception as error:  # noqa: BLE001 - kept for stop(), which raises it
+            _log.exception("the coordinator of %s stops", self._store.path)
+            self._failure = error
+        finally:
+            self._stopping.set()
+            outbound.close()
+
+    def _parts(self) -> tuple[OpenStore, Outbound, FileAsker]:
+        assert self._opened is not None  # noqa: S101 - start() set all three
+        assert self._outbound is not None  # noqa: S101 - the same
+        assert self._asker is not None  # noqa: S101 - the same
+        return self._opened, self._outbound, self._asker
+
+    def _take_over(self, opened: OpenStore, outbound: Outbound) -> None:
+        """Shut out whoever published before, and settle what the done log tells that it published."""
+        try:
+            known = outbound.open()
+        except InDoubtError as error:
+            _log.warning("%s", error)
+            self._stopping.wait(_AGAIN_S)
+            return
+        self._recoveries += self._taken_over
+        with opened.lock:
+            published = [kept for one in known if (kept := opened.kept.get(one)) is not None and not kept.settled]
+            published.sort(key=lambda kept: kept.decided)
+        opened.published(published)
+        with opened.lock:
+            left = [kept for kept in self._doubtful if not kept.settled]
+            for kept in left:
+                opened.shelf.give_back(kept)
+        self._doubtful = []
+        self._settle(opened, [kept.transaction_id for kept in published])
+        self._taken_over = True
+
+    def _publish(self, opened: OpenStore, outbound: Outbound) -> None:
+        now_ms = int(time.time() * 1000)
+        with opened.lock:
+            share = opened.shelf.take(time.monotonic(), now_ms, _GROUP)
+        if not share:
+            return
+        self._doubtful = share
+        try:
+            outcome = outbound.publish([self._publishable(opened, kept) for kept in share])
+        except InDoubtError as error:
+            _log.warning("%s", error)
+            return
+        self._doubtful = []
+        by_id = {kept.transaction_id: kept for kept in share}
+        opened.published([by_id[one] for one in outcome.published])
+        self._settle(opened, outcome.published)
+        now = time.monotonic()
+        with opened.lock:
+            for one, why in outcome.refused.items():
+                if opened.shelf.refuse(by_id[one], now):
+                    _log.error("transaction %s cannot be published: %s; it is tried again, and held", one, why)
+            for one in outcome.held:
+                if by_id[one].order_key is None:
+                    # The broker has trouble: a moment's pause, as for those that were refused.
+                    opened.shelf.refuse(by_id[one], now)
+                else:
+                    opened.shelf.give_back(by_id[one])
+
+    def _publishable(self, opened: OpenStore, kept: Kept) -> Publishable:
+        halves = opened.halves(kept)
+        if kept.verdict is Verdict.DISCARD:
+            topic = f"{self._store.prefix}.discarded"
+            messages = [
+                OutboundMessage(
+                    topic, None, half.key, half.value, encode_discarded(half, "checks exhausted", kept.check_count)
+                )
+                for half in halves
+            ]
+            return Publishable(kept.transaction_id, messages, None)
+        messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
+        return Publishable(kept.transaction_id, messages, kept.order_key)
+
+    def _settle(self, opened: OpenStore, ids: Sequence[str]) -> None:
+        """Have published transactions settled here; what fails for lack of room is tried again."""
+        with opened.lock:
+            ids, self._unsettled = (*self._unsettled, *ids), []
+            if not ids:
+                return
+            self._settling += 1
+
+        def told(outcome: Outcome | Exception) -> None:
+            with opened.lock:
+                self._settling -= 1
+                if isinstance(outcome, NoRoomError):
+                    self._unsettled.extend(ids)
+
+        opened.writer.submit(Settle(ids), told)
+
+    def _tend(self, opened: OpenStore, outbound: Outbound) -> None:
+        """Let the done log go as far as all it tells is durable here."""
+        failure = opened.writer.failure
+        if failure is not None:
+            raise failure
+        now = time.monotonic()
+        if now - self._tended_at < _TEND_S:
+            return
+        self._tended_at = now
+        self._settle(opened, ())
+        with opened.lock:
+            all_durable = not self._settling and not self._unsettled
+        if all_durable:
+            outbound.forget()
+
+    def _wait(self, opened: OpenStore) -> None:
+        now, now_ms = time.monotonic(), int(time.time() * 1000)
+        with opened.lock:
+            wait = opened.shelf.wait_s(now, now_ms, _LONGEST_WAIT_S)
+            wait = min(wait, opened.table.next_due() - now)
+            if wait > 0 and not self._stopping.is_set():
+                opened.lock.wait(wait)
+
+    def statistics(self) -> CoordinatorStatistics:
+        """Return counts since the store was opened and what is pending now. Safe from any thread."""
+        opened, outbound = self._opened, self._outbound
+        if opened is None or outbound is None:
+            return CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        with opened.lock:
+            pending = [kept for kept in opened.kept.values() if not kept.settled]
+            oldest = min((kept.birth_ms for kept in pending), default=None)
+            counts = opened.counts
+            return CoordinatorStatistics(
+                partitions=int(self._taken_over and not self._stopping.is_set()),
+                pending=len(pending),
+                oldest_pending_age=0.0 if oldest is None else max(0.0, time.time() - oldest / 1000),
+                held=opened.shelf.paused,
+                committed=counts.committed,
+                rolled_back=counts.rolled_back,
+                discarded=counts.discarded,
+                refused=counts.refused,
+                forged=0,
+                checks=counts.checks,
+                answered_checks=counts.answered_checks,
+                no_producer=counts.no_producer,
+                groups=outbound.groups,
+                recoveries=self._recoveries,
+                held_by_key=opened.shelf.held_by_key,
+                delayed=opened.shelf.delayed,
+                hung_checks=counts.hung_checks,
+                finish_times=tuple(counts.finish_times),
+                finish_seconds=counts.finish_seconds,
+            )
+
+
+__all__ = ["FileSettler"]

@@ -1,0 +1,155 @@
+"""The decided transactions of a file store that wait to be published, and what each waits for. Pure.
+
+In the order of their decisions; those that share an order key (`order="half"`) in that of their halves: there, one
+that is not decided, or that Kafka refuses for now, holds those behind it, and no others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+
+from penstock.transactions.file.ledger import Kept
+from penstock.transactions.records import Verdict
+
+#: Seconds to wait after a topic refused a message, growing twofold.
+_FIRST_PAUSE_S = 0.5
+_LAST_PAUSE_S = 30.0
+
+
+class Shelf:
+    """What waits to be published. Not thread-safe: its store guards it.
+
+    Times are monotonic seconds, and milliseconds since the epoch where they end in `_ms`.
+    """
+
+    def __init__(self) -> None:
+        # By decision: the smallest first.
+        self._ready: list[tuple[int, Kept]] = []
+        self._delayed: list[tuple[int, int, Kept]] = []
+        self._paused: list[tuple[float, int, Kept]] = []
+        self._pauses: dict[str, float] = {}
+        # By order key: unsettled transactions in the order of their halves.
+        self._keys: dict[bytes, deque[Kept]] = {}
+        # Ids of those that were taken and are not given back.
+        self._out: set[str] = set()
+
+    @property
+    def delayed(self) -> int:
+        """How many wait for their time of delivery."""
+        return len(self._delayed)
+
+    @property
+    def paused(self) -> int:
+        """How many wait because Kafka refused them."""
+        return len(self._paused)
+
+    @property
+    def held_by_key(self) -> int:
+        """How many committed ones wait for an earlier one of their key."""
+        return sum(
+            1
+            for queue in self._keys.values()
+            for kept in queue
+            if kept is not queue[0] and kept.verdict is Verdict.COMMIT and kept.transaction_id not in self._out
+        )
+
+    def held_by(self, kept: Kept) -> str | None:
+        """Return the id of the transaction that a transaction waits for, by its key."""
+        queue = self._keys.get(kept.order_key) if kept.order_key is not None else None
+        return queue[0].transaction_id if queue and queue[0] is not kept else None
+
+    def add(self, kept: Kept, now_ms: int) -> None:
+        """Take a transaction in, decided or not, in the order of the halves."""
+        if kept.order_key is not None:
+            self._keys.setdefault(kept.order_key, deque()).append(kept)
+        if kept.verdict is not None:
+            self.decided(kept, now_ms)
+
+    def decided(self, kept: Kept, now_ms: int) -> None:
+        """Take in that a transaction was decided COMMIT or DISCARD."""
+        if kept.verdict is Verdict.COMMIT:
+            if kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms:
+                heapq.heappush(self._delayed, (kept.deliver_at_ms, kept.decided, kept))
+                return
+            if kept.order_key is not None and self._keys[kept.order_key][0] is not kept:
+                # It is taken when those before it are gone.
+                return
+        heapq.heappush(self._ready, (kept.decided, kept))
+
+    def remove(self, kept: Kept) -> None:
+        """Take out a transaction that is settled, wherever it waits."""
+        kept.settled = True
+        self._out.discard(kept.transaction_id)
+        self._pauses.pop(kept.transaction_id, None)
+        if kept.order_key is None:
+            return
+        queue = self._keys[kept.order_key]
+        was_first = queue[0] is kept
+        queue.remove(kept)
+        if not queue:
+            del self._keys[kept.order_key]
+        elif was_first and queue[0].verdict is Verdict.COMMIT and queue[0].transaction_id not in self._out:
+            heapq.heappush(self._ready, (queue[0].decided, queue[0]))
+
+    def take(self, now: float, now_ms: int, limit: int) -> list[Kept]:
+        """Take what can be published, in order; each must be given back, or removed."""
+        while self._delayed and self._delayed[0][0] <= now_ms:
+            _, decided, kept = heapq.heappop(self._delayed)
+            heapq.heappush(self._ready, (decided, kept))
+        while self._paused and self._paused[0][0] <= now:
+            _, decided, kept = heapq.heappop(self._paused)
+            heapq.heappush(self._ready, (decided, kept))
+        taken: list[Kept] = []
+        while self._ready and len(taken) < limit:
+            _, kept = heapq.heappop(self._ready)
+            if kept.settled:
+                # The done log told that it had been published.
+                continue
+            taken.append(kept)
+            self._out.add(kept.transaction_id)
+            if kept.order_key is not None and kept.verdict is Verdict.COMMIT:
+                taken.extend(self._chain(kept))
+        return taken
+
+    def _chain(self, first: Kept) -> Iterable[Kept]:
+        """Take those of a key that are committed, up to the first that is not."""
+        assert first.order_key is not None  # noqa: S101 - the caller asked for its key
+        for kept in self._keys[first.order_key]:
+            if kept is first:
+                continue
+            if kept.verdict is not Verdict.COMMIT:
+                return
+            self._out.add(kept.transaction_id)
+            yield kept
+
+    def give_back(self, kept: Kept) -> None:
+        """Give back one that was taken and not published, without its fault."""
+        self._out.discard(kept.transaction_id)
+        queue = self._keys.get(kept.order_key) if kept.order_key is not None else None
+        if queue is None or queue[0] is kept or kept.verdict is Verdict.DISCARD:
+            heapq.heappush(self._ready, (kept.decided, kept))
+
+    def refuse(self, kept: Kept, now: float) -> bool:
+        """Give back one that Kafka refused: it is tried again after a pause. Tell whether this is the first time."""
+        self._out.discard(kept.transaction_id)
+        former = self._pauses.get(kept.transaction_id)
+        pause = _FIRST_PAUSE_S if former is None else min(2 * former, _LAST_PAUSE_S)
+        self._pauses[kept.transaction_id] = pause
+        heapq.heappush(self._paused, (now + pause, kept.decided, kept))
+        return former is None
+
+    def wait_s(self, now: float, now_ms: int, at_most: float) -> float:
+        """Return the seconds until something can be taken; 0 if it can now."""
+        if self._ready:
+            return 0.0
+        wait = at_most
+        if self._delayed:
+            wait = min(wait, (self._delayed[0][0] - now_ms) / 1000)
+        if self._paused:
+            wait = min(wait, self._paused[0][0] - now)
+        return max(wait, 0.0)
+
+
+__all__ = ["Shelf"]

@@ -1,0 +1,231 @@
+"""What the conformance suite works with: each store with a topic and a coordinator of its own, and who answers checks.
+
+The suite speaks to the seam (`penstock.transactions.store`), not to the producer: what holds here holds for whatever
+stands above it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kafka_tools import read_all
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError
+from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
+from penstock.transactions.file import FileStore
+from penstock.transactions.kafka_store import KafkaStore
+from penstock.transactions.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.store import CoordinatorOptions, Prepared, Settler, Store
+from waiting import wait_until
+
+#: Seconds: short enough for a test, long enough that a decision is stored well before the first check.
+TIMEOUT_S = 0.6
+INTERVAL_S = 0.3
+_ANSWER_S = 60.0
+
+Answer = Callable[[CheckRequest], Verdict]
+
+
+class StoreBench(ABC):
+    """One kind of store, with its own prefix, and what a test made on it."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers = servers
+        self.topic = topic
+        self.prefix = f"store.{topic}"
+        self._open = contextlib.ExitStack()
+        self._store: Store | None = None
+
+    @abstractmethod
+    def make_store(self) -> Store:
+        """Return a new object for the same store, not started."""
+
+    @abstractmethod
+    def make_settler(self, options: CoordinatorOptions) -> Settler:
+        """Return a coordinator, not started."""
+
+    @abstractmethod
+    def forge(self, prepared: Prepared, halves: Sequence[Half]) -> Prepared:
+        """Return what claims to be prepared halves in the same place."""
+
+    @property
+    def store(self) -> Store:
+        """The store, started."""
+        if self._store is None:
+            self._store = store = self.make_store()
+            store.start()
+            self._open.callback(store.stop, 30)
+        return self._store
+
+    @property
+    def discarded(self) -> str:
+        """The topic of those that nobody could decide."""
+        return f"{self.prefix}.discarded"
+
+    def settler(self, **options: Any) -> Settler:
+        """Return a coordinator that works."""
+        times = {"transaction_timeout_s": TIMEOUT_S, "check_interval_s": INTERVAL_S}
+        made = self.make_settler(CoordinatorOptions(**{**times, **options}))
+        made.start()
+        self._open.callback(made.stop)
+        return made
+
+    def reopen(self) -> None:
+        """Stop all, and come back as a new process would."""
+        self.close()
+        self._store = None
+
+    def close(self) -> None:
+        """Stop all; a coordinator that had died by itself fails the test here."""
+        self._open.close()
+
+    def half(self, value: bytes = b"v", **fields: Any) -> Half:
+        """Return a half for the topic of the test."""
+        plain = Half(new_id(), "orders", self.topic, None, None, value, (), None)
+        return plain._replace(**fields)
+
+    def prepare(self, *halves: Half) -> Prepared:
+        """Store the halves of one transaction."""
+        return prepare(self.store, halves)
+
+    def decide(self, prepared: Prepared, verdict: Verdict) -> None:
+        """Store a producer's decision."""
+        decide(self.store, prepared, verdict)
+
+    def send(self, verdict: Verdict | None, *halves: Half) -> Prepared:
+        """Store halves and decide, unless there is no verdict."""
+        prepared = self.prepare(*halves)
+        if verdict is not None:
+            self.decide(prepared, verdict)
+        return prepared
+
+    @contextlib.contextmanager
+    def answering(self, answer: Answer, group: str = "orders") -> Iterator[list[CheckRequest]]:
+        """Answer the checks of a group; what was asked is in the list."""
+        asked: list[CheckRequest] = []
+        ending = threading.Event()
+        source, store = self.store.checks(group), self.store
+
+        def run() -> None:
+            try:
+                while not ending.is_set():
+                    for request in source.take(0.05):
+                        asked.append(request)
+                        store.answer(request, answer(request), Author.CHECK)
+            finally:
+                source.close()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            ending.set()
+            thread.join(_ANSWER_S)
+
+    def seen(self, topic: str | None = None) -> list[bytes | None]:
+        """Return the values that a reader of committed records sees, once no transaction is open."""
+        return [message.value() for message in self.messages(topic)]
+
+    def messages(self, topic: str | None = None) -> list[Any]:
+        """Return the records that a reader of committed records sees."""
+        return read_all(self.servers, topic or self.topic, committed_only=True)
+
+
+def prepare(store: Store, halves: Sequence[Half]) -> Prepared:
+    """Store halves, and wait until that is told."""
+    told: list[Prepared | HalfNotStoredError] = []
+    done = threading.Event()
+
+    def tell(answer: Prepared | HalfNotStoredError) -> None:
+        told.append(answer)
+        done.set()
+
+    store.prepare(halves, tell)
+    assert done.wait(_ANSWER_S), "the store told nothing"
+    if isinstance(told[0], HalfNotStoredError):
+        raise told[0]
+    return told[0]
+
+
+def decide(store: Store, prepared: Prepared, verdict: Verdict) -> None:
+    """Store a decision, and wait until that is told."""
+    told: list[DecisionNotStoredError | None] = []
+    done = threading.Event()
+
+    def tell(answer: DecisionNotStoredError | None) -> None:
+        told.append(answer)
+        done.set()
+
+    store.decide(prepared, verdict, tell)
+    assert done.wait(_ANSWER_S), "the store told nothing"
+    if told[0] is not None:
+        raise told[0]
+
+
+def counted(settler: Settler, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
+    """Wait until the coordinator's counts are at least those given; return them."""
+
+    def reached() -> CoordinatorStatistics | None:
+        now = settler.statistics()
+        return now if all(getattr(now, name) >= count for name, count in counts.items()) else None
+
+    return wait_until(reached, timeout)
+
+
+def settled(settler: Settler, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
+    """Wait until the coordinator holds nothing, and its counts are at least those given; return them."""
+
+    def reached() -> CoordinatorStatistics | None:
+        now = settler.statistics()
+        enough = all(getattr(now, name) >= count for name, count in counts.items())
+        return now if enough and not now.pending and now.partitions else None
+
+    return wait_until(reached, timeout)
+
+
+class FileBench(StoreBench):
+    """The file store, in a folder of the test's own."""
+
+    def __init__(self, servers: str, topic: str, folder: Path) -> None:
+        super().__init__(servers, topic)
+        self.folder = folder
+        self.segment_bytes = 64 << 10
+
+    def make_store(self) -> FileStore:
+        return FileStore(
+            self.folder, bootstrap_servers=self.servers, prefix=self.prefix, segment_bytes=self.segment_bytes
+        )
+
+    def make_settler(self, options: CoordinatorOptions) -> Settler:
+        store = self.store
+        assert isinstance(store, FileStore)
+        return store.settler(options)
+
+    def forge(self, prepared: Prepared, halves: Sequence[Half]) -> Prepared:
+        return replace(prepared, halves=halves)  # type: ignore[type-var] # it is a dataclass in each store
+
+
+class KafkaBench(StoreBench):
+    """The store in Kafka's topics."""
+
+    def make_store(self) -> Store:
+        return KafkaStore(self.servers, prefix=self.prefix, partitions=1, config={}, send_timeout_s=30.0, name="test")
+
+    def make_settler(self, options: CoordinatorOptions) -> Settler:
+        return Coordinator(
+            bootstrap_servers=self.servers,
+            prefix=self.prefix,
+            transaction_timeout=options.transaction_timeout_s,
+            check_interval=options.check_interval_s,
+            check_max=options.check_max,
+            partitions=1,
+        )
+
+    def forge(self, prepared: Prepared, halves: Sequence[Half]) -> Prepared:
+        return replace(prepared, halves=halves)  # type: ignore[type-var] # it is a dataclass in each store
