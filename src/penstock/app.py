@@ -15,11 +15,13 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from penstock import config as check
+from penstock.answering import answering
 from penstock.cluster import Cluster
 from penstock.config import ClientConfig
 from penstock.consumer import (
@@ -400,13 +402,23 @@ class App:
                     signal.signal(one, running.on_signal)
                 if early:
                     running.on_signal(early[0], None)
-                while not running.wait(_LOOK_S):
-                    pass
+                with answering(partial(_explanation, self.name, running)):
+                    while not running.wait(_LOOK_S):
+                        pass
             finally:
                 running.stop()
         finally:
             for one, what in former.items():
                 signal.signal(one, what)
+
+
+def _explanation(name: str, running: RunningApp) -> dict[str, object]:
+    """Return what `penstock explain` shows, as JSON has it: a key that is no text with its bytes escaped."""
+    partitions = []
+    for one in running.explain():
+        key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
+        partitions.append({**asdict(one), "key": None if key is None else str(key), "text": str(one)})
+    return {"group": name, "partitions": partitions}
 
 
 class RunningApp:
@@ -508,7 +520,7 @@ class RunningApp:
         """Change the limits of a topic's handler while the app runs; those left out stay.
 
         Args:
-            topic: the topic; its retry topic follows.
+            topic: the topic; the handler's other topics and its retry topics follow.
             rate: messages/s over all keys; 0 holds all, None removes the limit.
             key_rate: messages/s of each key; None removes the limit.
             retry: the policy for failures from now on.

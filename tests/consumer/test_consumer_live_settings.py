@@ -56,6 +56,28 @@ def check_rate(times: list[float], rate: float) -> None:
             assert last - first + 1 <= rate * (times[last] - start + late) + max(1.0, rate * 0.1) + 1e-6
 
 
+def test_one_handler_of_two_topics_has_one_rate_for_both(broker: DevBroker, new_topic: NewTopic) -> None:
+    topics = [new_topic(), new_topic()]
+    for topic in topics:
+        produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(40)))
+    seen = Recorder()
+    both = handler(seen, rate=20)
+    consumer = LitePushConsumer(
+        f"g-{topics[0]}",
+        dict.fromkeys(topics, both),
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(workers=4),
+    )
+
+    with consumer:
+        wait_until(lambda: len(seen.calls) >= 40)
+        limited = [call.begun for call in seen.calls]
+        consumer.change_handler(topics[1], rate=None)
+        wait_until(lambda: len(seen.calls) == 80)
+
+    check_rate(limited, 20)
+
+
 def test_a_rate_holds_over_all_lanes_stops_and_goes_on_and_the_commits_follow(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:

@@ -167,7 +167,12 @@ class Engine:
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
             invoke = self._traced(one, surround(one, middlewares))
-            routes[topic] = Route(one, Ordering(one.order, one.keyless, lanes, one.key, together=one.batch), invoke)
+            routes[topic] = Route(
+                one,
+                Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
+                invoke,
+                shares=next((route for route in routes.values() if route.handler is one), None),
+            )
             if one.retry_delays:
                 headers = RetryHeaders(one.retry_delays)
                 routes[retry_topic(self.group, topic)] = Route(

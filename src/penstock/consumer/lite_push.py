@@ -234,7 +234,7 @@ class LitePushConsumer:
         """Change the limits of a topic's handler while it runs; those left out stay.
 
         Args:
-            topic: the topic; its retry topic follows.
+            topic: the topic; the handler's other topics and its retry topics follow.
             rate: messages/s over all keys; 0 holds all, None removes the limit.
             key_rate: messages/s of each key; None removes the limit.
             retry: the policy for failures from now on.
@@ -242,7 +242,8 @@ class LitePushConsumer:
         Raises:
             ConfigurationError: a value is wrong, or the topic has no handler here.
         """
-        routes = [route for name, route in self._engine.routes.items() if topic in (name, route.source)]
+        one = self._engine.handlers.get(topic)
+        routes = [route for route in self._engine.routes.values() if route.handler is one]
         if not routes:
             known = ", ".join(self._engine.handlers)
             raise ConfigurationError(f"no handler of {self._group} consumes {topic!r}; there are {known}")

@@ -66,7 +66,8 @@ class Route:
         ordering: its order over the consumer's lanes.
         invoke: the handler's function with whatever is put around it.
         source: for a retry topic, the topic whose messages wait there.
-        shares: for a retry topic, that topic's route, whose limits it shares.
+        shares: another route of the same handler, whose limits it shares: of another topic, or, for a retry topic, of
+            that topic.
         not_before: when a record may be handled, on the engine's clock; given for retry topics only, and asked once
             for each message: from then on that time counts, whatever its header claims.
         retried: how often a record has been through the retry topic; given for retry topics only.
