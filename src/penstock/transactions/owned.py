@@ -21,6 +21,7 @@ from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Pending, Refusal, Settlement, Share
 from penstock.transactions.takeover import Inheritance
+from penstock.transactions.trimming import DoneMarks, Mark
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -49,6 +50,8 @@ class Counts:
         return CoordinatorStatistics(
             partitions=sum(p.taken_over for p in partitions),
             pending=sum(len(p.settlement.pending) for p in partitions),
+            held_by_key=sum(p.behind for p in partitions),
+            delayed=sum(len(p.settlement.decisions.delays) for p in partitions),
             oldest_pending_age=max(0.0, time.time() - min(births)) if births else 0.0,
             held=sum(p.held for p in partitions),
             committed=self.committed,
@@ -115,6 +118,8 @@ class OwnedPartition:
         self.schedule = CheckSchedule(policy)
         #: Committed transactions that cannot be published now.
         self.held = 0
+        #: Transactions that stand behind an earlier one of their key.
+        self.behind = 0
         #: From where the done log has to be read to learn what a transaction in doubt became.
         self.done_end = inheritance.done_end
         #: Positions as last committed.
@@ -125,9 +130,9 @@ class OwnedPartition:
         self._log = log
         self._may_publish_to = may_publish_to
         self._ends_found = (inheritance.half_end, inheritance.op_end)
-        # Ends of the done log, each with a half offset above all halves that the records below speak of.
-        highest = max((note.half_offset for note in inheritance.notes), default=-1)
-        self._marks = deque([(inheritance.done_end, highest + 1)])
+        halves = max((note.half_offset for note in inheritance.notes), default=-1) + 1
+        ops = max((note.op_offset for note in inheritance.notes), default=-1) + 1
+        self._marks = DoneMarks(Mark(inheritance.done_end, halves, ops))
         # Birth of the oldest pending half, by its offset: births rise with offsets.
         self._births: deque[tuple[int, float]] = deque()
 
@@ -144,12 +149,13 @@ class OwnedPartition:
             self._counts.forged += 1
             self._log.warn("half", "half partition %d, offset %d: %s", self.number, offset, bad)
             return
-        pending = settlement.add_half(offset, half)
+        birth_ms = message.timestamp()[1]
+        pending = settlement.add_half(offset, half, birth_ms)
         if isinstance(pending, Pending):
-            birth = message.timestamp()[1] / 1000
-            self._births.append((offset, birth))
-            answered_age = wall - pending.answered_ms / 1000 if pending.answered_ms else None
-            self.schedule.add(pending, now, wall - birth, answered_age)
+            # Its first half: the others of its transaction change nothing of when it is checked.
+            if pending.offset == offset:
+                self._births.append((offset, birth_ms / 1000))
+                self._plan(pending, now, wall)
         elif pending is not None:
             self._refuse(half.transaction_id, offset, pending, forged=True)
         if settlement.has_ahead:
@@ -170,20 +176,20 @@ class OwnedPartition:
             self._log.warn("op", "op partition %d, offset %d: %s", self.number, offset, bad)
             return
         answers, appended_ms = settlement.answers, message.timestamp()[1]
-        for op in ops:
+        for index, op in enumerate(ops):
             if op.verdict is Verdict.TICK:
-                settlement.skip_op(offset)
                 continue
-            refusal = settlement.add_op(offset, op, appended_ms)
+            refusal = settlement.add_op(offset, op, appended_ms, index)
             if refusal is not None:
                 self._refuse(op.transaction_id, offset, refusal)
+        settlement.skip_op(offset)
         self._counts.answered_checks += settlement.answers - answers
 
     def _read_half(self, message: Message) -> Half:
         half = decode_half(message.key(), message.value(), wire_headers(message))
         if not self._may_publish_to(half.topic):
             raise MessageFormatError("a half that is addressed to a topic of the store or of Kafka itself")
-        if half.part is not None or half.deliver_at_ms is not None or half.order_key is not None:
+        if half.part is not None or half.deliver_at_ms is not None:
             raise MessageFormatError("a half of a kind that this coordinator cannot settle")
         return half
 
@@ -195,6 +201,7 @@ class OwnedPartition:
 
     def note_progress(self) -> None:
         """Look whether all that was there at the beginning was read. Called between records, never within one."""
+        self.behind = self.settlement.decisions.keys.behind
         half_end, op_end = self._ends_found
         self.taken_over = self.settlement.half_position >= half_end and self.settlement.op_position >= op_end
 
@@ -211,32 +218,41 @@ class OwnedPartition:
         """Take in that a share was committed."""
         for pending in share.decided:
             self._counts.settled(pending)
-        self.settlement.apply(share)
+        for pending in self.settlement.apply(share, self._marks.end):
+            self._plan(pending, time.monotonic(), time.time())
         self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
         self._forget_births()
 
-    def settled_in_doubt(self, inheritance_end: int, settled: list[Pending]) -> None:
-        """Take in what the done log told after a Kafka transaction ended in doubt."""
+    def settled_in_doubt(self, inheritance_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
+        """Take in what the done log told after a Kafka transaction ended in doubt.
+
+        Args:
+            inheritance_end: the end of the done log as it was read.
+            outcome: what is settled, and what is pending since.
+        """
+        settled, begun = outcome
         for pending in settled:
             self._counts.settled(pending)
+        for pending in begun:
+            self._plan(pending, time.monotonic(), time.time())
         self.done_end = inheritance_end
         self._forget_births()
+
+    def _plan(self, pending: Pending, now: float, wall: float) -> None:
+        """Plan the first check of a transaction that became pending."""
+        answered_age = wall - pending.answered_ms / 1000 if pending.answered_ms else None
+        self.schedule.add(pending, now, wall - pending.birth_ms / 1000, answered_age)
 
     def mark(self, done_end: int) -> None:
         """Remember where the done log ends now: when the half checkpoint is here, records below it are not needed."""
         self.done_end = done_end
-        if done_end > self._marks[-1][0]:
-            self._marks.append((done_end, self.settlement.half_position))
+        self._marks.add(Mark(done_end, self.settlement.half_position, self.settlement.op_position))
 
     def trim_points(self) -> tuple[int, int, int]:
         """Return the offsets below which the half, op and done logs are not needed any more."""
         half, op = self.checkpoints
-        done = 0
-        while len(self._marks) > 1 and self._marks[0][1] <= half:
-            done = self._marks.popleft()[0]
-        if self._marks[0][1] <= half:
-            done = self._marks[0][0]
-        return half, op, done
+        carried = (p.carried_at for p in self.settlement.pending.values() if p.carried_at is not None)
+        return half, op, self._marks.low(half, op, carried)
 
     def oldest_birth(self) -> float | None:
         """Return when the oldest pending half was stored, in seconds since the epoch, or None. Safe to ask anywhere."""

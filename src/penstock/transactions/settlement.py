@@ -10,12 +10,18 @@ ahead of its half and is held until the half arrives.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from penstock.transactions.records import Half, Note, Op, Verdict
+from penstock.transactions.inherited import Inherited, restored
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Carry, Half, Note, Op, Verdict
+from penstock.transactions.sharing import Decisions, Share
+
+#: Decisions that move all messages of a transaction, and so need all of its halves.
+_NEED_ALL = frozenset({Verdict.COMMIT, Verdict.DISCARD})
 
 
 class Refusal(Enum):
@@ -26,70 +32,9 @@ class Refusal(Enum):
     ALREADY_DECIDED = "the transaction was decided before: the first decision stands"
     WRONG_GROUP = "it comes from another producer group than the half"
     WRONG_PLACE = "it names other offsets than those of the half"
-
-
-class Pending:
-    """A half that is not settled."""
-
-    __slots__ = (
-        "answered_ms",
-        "check_count",
-        "check_due",
-        "decided_at",
-        "half",
-        "held",
-        "offset",
-        "requested",
-        "suspect",
-        "verdict",
+    INCOMPLETE = (
+        "not all halves of the transaction are there, or they contradict each other: it can only be rolled back"
     )
-
-    def __init__(self, half: Half, offset: int) -> None:
-        self.half = half
-        #: Offset of the half record.
-        self.offset = offset
-        #: The first decision, or None.
-        self.verdict: Verdict | None = None
-        #: Offset of the op record that decided.
-        self.decided_at = -1
-        #: Answered checks, and the append time of the last answer in milliseconds.
-        self.check_count = 0
-        self.answered_ms = 0
-        #: Number of the check that was asked last; 0 when none was.
-        self.requested = 0
-        #: When the next check is due, in the caller's monotonic seconds.
-        self.check_due = 0.0
-        #: Its target cannot take it now: it waits aside.
-        self.held = False
-        #: A group with it failed: it is published alone next, so that it takes nobody with it.
-        self.suspect = False
-
-
-@dataclass(slots=True)
-class Share:
-    """One partition's share of a Kafka transaction.
-
-    Attributes:
-        decided: what is settled by it, in the order of the decisions.
-        answered: pending halves whose count of answered checks is written down by it.
-        half_checkpoint: where reading of the half log would start once it is committed.
-        op_checkpoint: the same for the op log.
-    """
-
-    decided: list[Pending]
-    answered: list[Pending]
-    half_checkpoint: int
-    op_checkpoint: int
-
-    def notes(self) -> list[Note]:
-        """Return what the done log shall say."""
-        ends = [
-            Note(p.half.transaction_id, p.offset, p.verdict or Verdict.UNKNOWN, p.check_count, p.answered_ms)
-            for p in self.decided
-        ]
-        return ends + [
-            Note(p.half.transaction_id, p.offset, Verdict.UNKNOWN, p.check_count, p.answered_ms) for p in self.answered
-        ]
 
 
 @dataclass(slots=True)
@@ -98,6 +43,7 @@ class _Ahead:
 
     op: Op
     offset: int
+    index: int
     appended_ms: int
     #: The half log must be read up to here before the decision can be called unknown; None where that is not known yet.
     limit: int | None
@@ -110,54 +56,84 @@ class Settlement:
     Attributes:
         half_position: the next offset of the half log.
         op_position: the next offset of the op log.
-        pending: halves not settled, by transaction id, in the order of the half log.
-        decided: those of them that have a decision, in the order in which the decisions took effect.
-        answered: pending halves with a count of answered checks that is not in the done log yet, with the offset of
-            the answer's op record.
+        pending: transactions not settled, by id, in the order of the half log.
+        decisions: those of them that have a decision.
+        answered: pending transactions with a count of answered checks that is not in the done log yet.
         answers: how many answered checks were counted.
+        now_ms: the broker's time, for what is delayed; the caller moves it on.
     """
 
     half_position: int
     op_position: int
     pending: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
-    decided: dict[str, Pending] = field(default_factory=dict)
-    answered: dict[str, int] = field(default_factory=dict)
+    decisions: Decisions = field(default_factory=Decisions)
+    answered: dict[str, Pending] = field(default_factory=dict)
     answers: int = 0
+    now_ms: int = 0
+    _inherited: Inherited = field(default_factory=Inherited)
     _ahead: dict[str, list[_Ahead]] = field(default_factory=dict)
-    _notes: dict[str, Note] = field(default_factory=dict)
-    _notes_end: int = 0
+    # Decisions not applied, or ahead of their halves, by the offset of their op record: rising, for ops come so.
+    _open_ops: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    # Halves brought back from the discarded topic before it is known here that they went there: place, half, birth.
+    _reborn: dict[str, tuple[int, Half, int]] = field(default_factory=dict)
+    # Pending transactions that are in the half log alone.
+    _uncarried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
 
-    def remember(self, notes: Iterable[Note]) -> None:
-        """Take in what the done log says above the half checkpoint, before the half log is read from there."""
-        for note in notes:
-            if note.half_offset < self.half_position:
-                continue
-            before = self._notes.get(note.transaction_id)
-            # An end is final; of two counts the later one, which is the greater, stands.
-            if before is None or before.verdict is Verdict.UNKNOWN:
-                self._notes[note.transaction_id] = note
-                self._notes_end = max(self._notes_end, note.half_offset + 1)
+    def remember(self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry]] = ()) -> list[Pending]:
+        """Take in what the done log says, before the half log is read from the half checkpoint.
 
-    def add_half(self, offset: int, half: Half) -> Pending | Refusal | None:
+        Args:
+            notes: in the order of the done log.
+            carries: the live ones, by `inherited.live_carries`, each with its offset in the done log.
+
+        Returns:
+            What was carried and is pending, in the order of the half log.
+        """
+        self._inherited.remember(notes, self.half_position, self.op_position)
+        carried = []
+        for pending in sorted((restored(place, carry) for place, carry in carries), key=lambda one: one.offset):
+            self._keep(pending)
+            carried.append(pending)
+        for pending in sorted(carried, key=lambda one: (one.decided_at, one.decided_index)):
+            if pending.verdict is not None:
+                self.decisions.add(pending)
+        return carried
+
+    def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
         """Take the next half in.
 
         Returns:
-            The pending half; None when the done log says that it is settled; or why it is refused.
+            The pending transaction; None when the half tells nothing new: the done log says that it is settled, or it
+            was carried; or why it is refused.
         """
         self.half_position = offset + 1
-        note = self._notes.pop(half.transaction_id, None) if self._notes else None
-        if self._notes and self.half_position >= self._notes_end:
-            self._notes.clear()
-        if note is not None and note.half_offset == offset and note.verdict is not Verdict.UNKNOWN:
+        transaction_id = half.transaction_id
+        note = self._inherited.note_on(transaction_id, offset) if self._inherited.notes else None
+        if note is not None and note.verdict is not Verdict.UNKNOWN:
             return None
-        if half.transaction_id in self.pending:
-            return Refusal.DUPLICATE_ID
+        pending = self.pending.get(transaction_id)
+        if pending is not None:
+            if offset in pending.offsets:
+                return None
+            if half.resumed is not None and pending.verdict is Verdict.DISCARD:
+                self._reborn[transaction_id] = offset, half, birth_ms
+                return None
+            return pending if pending.add_part(offset, half) else Refusal.DUPLICATE_ID
+        return self._begin(offset, half, birth_ms, note)
+
+    def _begin(self, offset: int, half: Half, birth_ms: int, note: Note | None = None) -> Pending:
         pending = Pending(half, offset)
+        pending.birth_ms = birth_ms
         if note is not None:
-            pending.check_count = pending.requested = note.check_count
-            pending.answered_ms = note.answered_ms
-        self.pending[half.transaction_id] = pending
+            pending.remember_checks(note)
+        self._uncarried[half.transaction_id] = pending
+        self._keep(pending)
         return pending
+
+    def _keep(self, pending: Pending) -> None:
+        self.pending[pending.half.transaction_id] = pending
+        if pending.half.order_key is not None:
+            self.decisions.keys.add(pending.half.order_key, pending)
 
     def skip_half(self, offset: int) -> None:
         """Pass a record of the half log that is no half."""
@@ -166,35 +142,78 @@ class Settlement:
     def skip_op(self, offset: int) -> None:
         """Pass a record of the op log that is no op."""
         self.op_position = offset + 1
+        self._inherited.pass_ops(offset)
 
-    def add_op(self, offset: int, op: Op, appended_ms: int) -> Refusal | None:
-        """Take the next op in, and return why it is refused, or None."""
+    def add_op(self, offset: int, op: Op, appended_ms: int, index: int = 0) -> Refusal | None:
+        """Take the next decision in, and return why it is refused, or None.
+
+        Args:
+            offset: of its record.
+            op: the decision.
+            appended_ms: append time of its record.
+            index: which decision of its record it is.
+        """
         self.op_position = offset + 1
-        pending = self.pending.get(op.transaction_id)
-        if pending is not None:
-            return self._judge(pending, offset, op, appended_ms)
-        if not op.half_offsets or op.half_offsets[-1] >= self.half_position:
-            limit = op.half_offsets[-1] + 1 if op.half_offsets else None
-            self._ahead.setdefault(op.transaction_id, []).append(_Ahead(op, offset, appended_ms, limit))
+        if self._inherited.places and (offset, index) in self._inherited.places:
+            # Read again after a restart: what it decided is settled.
             return None
-        return Refusal.SETTLED_OR_UNKNOWN
+        pending = self.pending.get(op.transaction_id)
+        if pending is not None and not self._waits_for_halves(pending, op):
+            return self._judge(pending, offset, index, op, appended_ms)
+        last = max(op.half_offsets, default=-1)
+        if pending is None and op.half_offsets and last < self.half_position:
+            return Refusal.SETTLED_OR_UNKNOWN
+        # A transaction that is there in part may become whole as long as the half log goes on.
+        limit = last + 1 if op.half_offsets and pending is None else None
+        self._ahead.setdefault(op.transaction_id, []).append(_Ahead(op, offset, index, appended_ms, limit))
+        self._open(offset)
+        return None
+
+    def _waits_for_halves(self, pending: Pending, op: Op) -> bool:
+        """Tell whether a decision is held until more halves of its transaction are there, or its next life begins.
+
+        What moves its messages is, and all that comes after that, so that the first one in the op log wins.
+        """
+        reborn = self._reborn.get(op.transaction_id)
+        if reborn is not None:
+            return op.half_offsets == (reborn[0],)
+        if pending.parts is None or not pending.parts.missing:
+            return False
+        last = max(op.half_offsets, default=-1)
+        return op.verdict in _NEED_ALL or last >= self.half_position or op.transaction_id in self._ahead
 
     def join_ahead(self, transaction_id: str) -> list[tuple[int, Refusal]]:
         """Apply the decisions that ran ahead of a half that has just arrived; return the refused ones by op offset."""
+        waiting = self._ahead.pop(transaction_id, None)
+        if waiting is None:
+            return []
         refused = []
-        for ahead in self._ahead.pop(transaction_id, ()):
+        for at, ahead in enumerate(waiting):
             pending = self.pending.get(transaction_id)
-            refusal = (
-                Refusal.SETTLED_OR_UNKNOWN
-                if pending is None
-                else self._judge(pending, ahead.offset, ahead.op, ahead.appended_ms)
-            )
+            if pending is not None and self._waits_for_halves(pending, ahead.op):
+                # How far the half log must be read for the rest is not known yet.
+                ahead.limit = None
+                self._ahead.setdefault(transaction_id, []).extend(waiting[at:])
+                break
+            if pending is None and ahead.limit is not None and ahead.limit > self.half_position:
+                # This half was settled long ago; the decision is for a later one with the same id.
+                self._ahead.setdefault(transaction_id, []).append(ahead)
+                continue
+            refusal = self._judge_ahead(pending, ahead)
             if refusal is not None:
                 refused.append((ahead.offset, refusal))
         return refused
 
+    def _judge_ahead(self, pending: Pending | None, ahead: _Ahead) -> Refusal | None:
+        refusal: Refusal | None = Refusal.SETTLED_OR_UNKNOWN
+        if pending is not None:
+            refusal = self._judge(pending, ahead.offset, ahead.index, ahead.op, ahead.appended_ms)
+        # After judging: what is open stays in its place among the others.
+        self._close(ahead.offset)
+        return refusal
+
     def sweep_ahead(self, half_end: int) -> int:
-        """Drop decisions whose half cannot come any more, and return how many there were.
+        """Refuse decisions whose half cannot come any more, and return how many there were.
 
         Args:
             half_end: the end of the half log, asked for after the decisions were read. A half is stored before its
@@ -202,14 +221,19 @@ class Settlement:
         """
         dropped = 0
         for transaction_id in list(self._ahead):
-            kept = []
+            kept: list[_Ahead] = []
             for ahead in self._ahead[transaction_id]:
                 if ahead.limit is None:
                     ahead.limit = half_end
-                if ahead.limit > half_end or ahead.limit <= self.half_position:
-                    dropped += 1
-                else:
+                if (
+                    kept
+                    or transaction_id in self._reborn
+                    or not (ahead.limit > half_end or ahead.limit <= self.half_position)
+                ):
                     kept.append(ahead)
+                else:
+                    # The transaction may be there in part.
+                    dropped += self._judge_ahead(self.pending.get(transaction_id), ahead) is not None
             if kept:
                 self._ahead[transaction_id] = kept
             else:
@@ -217,108 +241,183 @@ class Settlement:
         return dropped
 
     @property
+    def decided(self) -> Mapping[str, Pending]:
+        """Pending transactions that have a decision, in the order in which the decisions took effect."""
+        return self.decisions.all
+
+    @property
+    def uncarried(self) -> Iterable[Pending]:
+        """Pending transactions that are in the half log alone, lowest first."""
+        return self._uncarried.values()
+
+    @property
     def has_ahead(self) -> bool:
         """Whether decisions wait for their halves."""
         return bool(self._ahead)
 
-    def _judge(self, pending: Pending, offset: int, op: Op, appended_ms: int) -> Refusal | None:
+    def _judge(self, pending: Pending, offset: int, index: int, op: Op, appended_ms: int) -> Refusal | None:
         if op.group != pending.half.group:
             return Refusal.WRONG_GROUP
-        if op.half_offsets and op.half_offsets != (pending.offset,):
+        if op.half_offsets and not pending.is_named_by(op):
             return Refusal.WRONG_PLACE
         if op.verdict is Verdict.UNKNOWN:
             # A late, repeated or forged answer carries a number that is not the next: it counts for nothing.
-            if pending.verdict is None and op.check_number == pending.check_count + 1:
+            is_next = op.check_number == pending.check_count + 1 and (offset, index) > pending.answered_at
+            if pending.verdict is None and is_next:
                 pending.check_count += 1
                 pending.answered_ms = appended_ms
+                pending.answered_at = offset, index
                 self.answers += 1
-                self.answered[op.transaction_id] = offset
+                self.answered[op.transaction_id] = pending
             return None
         if pending.verdict is not None:
-            return Refusal.ALREADY_DECIDED
+            is_again = pending.decided_at == offset and pending.decided_index == index
+            return None if is_again else Refusal.ALREADY_DECIDED
+        if op.verdict in _NEED_ALL and not pending.is_complete:
+            return Refusal.INCOMPLETE
         pending.verdict = op.verdict
         pending.decided_at = offset
-        self.decided[op.transaction_id] = pending
+        pending.decided_index = index
+        pending.is_op_open = True
+        self._open(offset)
+        self.decisions.add(pending)
         return None
+
+    def _open(self, op_offset: int) -> None:
+        """Note that a decision of an op record is not applied yet."""
+        self._open_ops[op_offset] = self._open_ops.get(op_offset, 0) + 1
+
+    def _close(self, op_offset: int) -> None:
+        left = self._open_ops.get(op_offset, 0) - 1
+        if left > 0:
+            self._open_ops[op_offset] = left
+        else:
+            self._open_ops.pop(op_offset, None)
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to publish or to write down, apart from what is held."""
-        return bool(self.answered) or any(not p.held for p in self.decided.values())
+        """Whether there is something to publish or to write down, apart from what waits."""
+        return bool(self.answered) or self.decisions.has_ready
 
-    def share(self, limit: int, publishable: Callable[[Pending], bool]) -> Share | None:
+    def share(self, limit: int, publishable: Callable[[Pending], bool], carry: Iterable[Pending] = ()) -> Share | None:
         """Choose what the next Kafka transaction settles, or return None when there is nothing.
 
         Nothing changes here: the share takes effect by `apply`, once it is committed.
 
         Args:
             limit: most decisions to take.
-            publishable: whether a committed half can be published now. Where not, it is held.
+            publishable: whether a committed transaction can be published now. Where not, it is held.
+            carry: pending transactions to write down whole.
         """
-        chosen: list[Pending] = []
-        for pending in self.decided.values():
-            if pending.held or len(chosen) == limit:
-                continue
-            if pending.verdict is Verdict.COMMIT and not publishable(pending):
-                pending.held = True
-            elif pending.suspect:
-                # It goes alone, after those before it: the order of decisions is kept.
-                if not chosen:
-                    chosen.append(pending)
-                break
-            else:
-                chosen.append(pending)
-        settled = {p.half.transaction_id for p in chosen}
-        answered = [self.pending[name] for name in self.answered if name not in settled]
-        if not chosen and not answered:
+        self.decisions.release_due(self.now_ms)
+        chosen = self.decisions.choose(limit, publishable)
+        carried = {p.half.transaction_id: p for p in carry if p.half.transaction_id not in chosen}
+        passed = {**chosen, **carried} if carried else chosen
+        answered = [pending for name, pending in self.answered.items() if name not in passed]
+        if not chosen and not answered and not carried:
             return None
-        return Share(chosen, answered, self._half_checkpoint(settled), self._op_checkpoint(settled))
+        return Share(
+            list(chosen.values()),
+            answered,
+            self._half_checkpoint(passed),
+            self._op_checkpoint(passed.values()),
+            [pending.count() for pending in answered],
+            [pending.carry() for pending in carried.values()],
+        )
 
-    def _half_checkpoint(self, settled: set[str]) -> int:
-        for transaction_id, pending in self.pending.items():
-            if transaction_id not in settled:
-                return pending.offset
-        return self.half_position
+    def _half_checkpoint(self, passed: dict[str, Pending]) -> int:
+        reborn = min((offset for offset, _, _ in self._reborn.values()), default=self.half_position)
+        for transaction_id, pending in self._uncarried.items():
+            if transaction_id not in passed:
+                return min(pending.offset, reborn)
+        return reborn
 
-    def _op_checkpoint(self, settled: set[str]) -> int:
+    def _op_checkpoint(self, passed: Iterable[Pending]) -> int:
         """Return the lowest op not applied: a decision not done, or ahead of its half; answers are in the notes."""
-        return min(self._open_ops(settled), default=self.op_position)
+        if not self._open_ops:
+            return self.op_position
+        applied = Counter(pending.decided_at for pending in passed if pending.is_op_open)
+        return next((at for at, count in self._open_ops.items() if count > applied[at]), self.op_position)
 
-    def _open_ops(self, settled: set[str]) -> Iterator[int]:
-        for transaction_id, pending in self.decided.items():
-            if transaction_id not in settled:
-                yield pending.decided_at
-        for waiting in self._ahead.values():
-            for ahead in waiting:
-                yield ahead.offset
+    def apply(self, share: Share, done_from: int = 0) -> list[Pending]:
+        """Take in that a share was committed.
 
-    def apply(self, share: Share) -> None:
-        """Forget what a committed Kafka transaction settled."""
+        Args:
+            share: as `share` returned it.
+            done_from: an offset of the done log at or below that of its records.
+
+        Returns:
+            What is pending now and was not before: it came back from the discarded topic meanwhile.
+        """
         for pending in share.decided:
-            self._forget(pending.half.transaction_id)
-        for pending in share.answered:
-            self.answered.pop(pending.half.transaction_id, None)
+            self._forget(pending)
+        for note in share.counts:
+            self._is_noted(note)
+        for carry in share.carried:
+            self._carry(done_from, carry)
+        return self._rebirths(share.decided)
 
-    def settle(self, notes: Iterable[Note]) -> list[Pending]:
-        """Forget what the done log says is settled, and return it: used after a Kafka transaction ended in doubt."""
+    def _rebirths(self, settled: Iterable[Pending]) -> list[Pending]:
+        begun = []
+        for pending in settled if self._reborn else ():
+            if pending.half.transaction_id in self._reborn:
+                begun.append(self._begin(*self._reborn.pop(pending.half.transaction_id)))
+                self.join_ahead(pending.half.transaction_id)
+        return begun
+
+    def settle(
+        self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry]] = ()
+    ) -> tuple[list[Pending], list[Pending]]:
+        """Take in what the done log says after a Kafka transaction ended in doubt.
+
+        Returns:
+            What is settled, and what is pending now and was not before.
+        """
+        for place, carry in carries:
+            self._carry(place, carry)
         settled = []
         for note in notes:
             pending = self.pending.get(note.transaction_id)
-            if pending is not None and pending.offset == note.half_offset and note.verdict is not Verdict.UNKNOWN:
+            if note.verdict is Verdict.UNKNOWN:
+                self._is_noted(note)
+            elif pending is not None and pending.offset <= note.half_offset:
                 pending.verdict = note.verdict
                 settled.append(pending)
-                self._forget(note.transaction_id)
-        return settled
+                self._forget(pending)
+        return settled, self._rebirths(settled)
 
-    def _forget(self, transaction_id: str) -> None:
+    def _is_noted(self, note: Note) -> None:
+        """Take in that the done log has a count of answered checks; one that grew since has to be written anew."""
+        pending = self.answered.get(note.transaction_id)
+        if pending is not None and pending.check_count == note.check_count:
+            del self.answered[note.transaction_id]
+
+    def _carry(self, done_from: int, carry: Carry) -> None:
+        """Take in that the done log holds a pending transaction whole."""
+        pending = self.pending.get(carry.note.transaction_id)
+        if pending is None or pending.offset != min(half.offset for half in carry.halves):
+            return
+        pending.carried_at = done_from
+        self._uncarried.pop(carry.note.transaction_id, None)
+        self._is_noted(carry.note)
+        # A decision that came while the carry was under way is not in it.
+        if pending.is_op_open and carry.note.verdict is not Verdict.UNKNOWN:
+            pending.is_op_open = False
+            self._close(pending.decided_at)
+
+    def _forget(self, pending: Pending) -> None:
+        transaction_id = pending.half.transaction_id
         del self.pending[transaction_id]
-        self.decided.pop(transaction_id, None)
+        self._uncarried.pop(transaction_id, None)
         self.answered.pop(transaction_id, None)
+        if pending.is_op_open:
+            pending.is_op_open = False
+            self._close(pending.decided_at)
+        self.decisions.forget(pending)
 
     def release_held(self) -> None:
         """Let held transactions try again."""
-        for pending in self.decided.values():
-            pending.held = False
+        self.decisions.release_held()
 
 
 __all__ = ["Pending", "Refusal", "Settlement", "Share"]

@@ -1,0 +1,108 @@
+"""What the done log tells a new owner of a half partition. Pure.
+
+A note stands for an end, or for a count of answered checks, of the transaction whose halves lie at or below its
+offset. The same id may have had an earlier life: a message brought back from the discarded topic keeps its id, and its
+halves lie above the end of that life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Carry, Done, Note, Verdict
+
+
+@dataclass(slots=True)
+class Inherited:
+    """Notes on halves that will be read again, and the places of decisions that will be read again.
+
+    Attributes:
+        notes: by transaction id, one for each life of the id that may be met, by rising offsets.
+        places: offset and index of each decision that is settled already.
+    """
+
+    notes: dict[str, list[Note]] = field(default_factory=dict)
+    places: set[tuple[int, int]] = field(default_factory=set)
+    _notes_end: int = 0
+    _places_end: int = 0
+
+    def remember(self, notes: Iterable[Note], half_position: int, op_position: int) -> None:
+        """Take in what can matter to a reader that starts from these positions. Notes come as the done log has them."""
+        for note in notes:
+            if note.op_offset >= op_position and note.verdict is not Verdict.UNKNOWN:
+                self.places.add((note.op_offset, note.op_index))
+                self._places_end = max(self._places_end, note.op_offset + 1)
+            if note.half_offset < half_position:
+                continue
+            self._notes_end = max(self._notes_end, note.half_offset + 1)
+            lives = self.notes.setdefault(note.transaction_id, [])
+            # An end is final for its life; of two counts the later one, which is the greater, stands.
+            if lives and (lives[-1].verdict is Verdict.UNKNOWN or note.half_offset <= lives[-1].half_offset):
+                if lives[-1].verdict is Verdict.UNKNOWN:
+                    lives[-1] = note
+            else:
+                lives.append(note)
+
+    def note_on(self, transaction_id: str, offset: int) -> Note | None:
+        """Return what is known of the half at an offset, which is read now; what no later half needs is forgotten."""
+        lives = self.notes.get(transaction_id, ())
+        found = next((note for note in lives if note.half_offset >= offset), None)
+        if offset + 1 >= self._notes_end:
+            self.notes.clear()
+        return found
+
+    def pass_ops(self, op_position: int) -> None:
+        """Forget places that will not be met again."""
+        if self.places and op_position >= self._places_end:
+            self.places.clear()
+
+
+def live_carries(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Carry]]:
+    """Return the carried transactions that have no end yet, with the offset of their last carry.
+
+    Args:
+        records: of the done log, in its order, with their offsets.
+    """
+    live: dict[str, tuple[int, Carry]] = {}
+    for offset, record in records:
+        for note in record.notes:
+            place, carry = live.get(note.transaction_id, (0, None))
+            if carry is None or note.half_offset < carry.note.half_offset:
+                continue
+            if note.verdict is not Verdict.UNKNOWN:
+                del live[note.transaction_id]
+            elif carry.note.verdict is Verdict.UNKNOWN:
+                # A count that was written after the carry.
+                live[note.transaction_id] = place, carry._replace(note=note)
+        for carry in record.carries:
+            live[carry.note.transaction_id] = offset, carry
+    return list(live.values())
+
+
+def restored(place: int, carry: Carry) -> Pending:
+    """Return a carried transaction as it was.
+
+    Args:
+        place: offset of the carry in the done log.
+        carry: what it says.
+    """
+    note = carry.note
+    # The half that was read first has the lowest offset; the parts have their own order.
+    halves = sorted(carry.halves, key=lambda half: half.offset)
+    first = halves[0]
+    pending = Pending(first.half, first.offset)
+    for offset, _, half in halves[1:]:
+        pending.add_part(offset, half)
+    pending.last_offset = note.half_offset
+    pending.birth_ms = first.birth_ms
+    pending.remember_checks(note)
+    pending.carried_at = place
+    if note.verdict is not Verdict.UNKNOWN:
+        pending.verdict = note.verdict
+        pending.decided_at, pending.decided_index = note.op_offset, note.op_index
+    return pending
+
+
+__all__ = ["Inherited", "live_carries", "restored"]

@@ -1,0 +1,375 @@
+"""The logs of one half partition, a coordinator on them that may be restarted at any step, and what must come of it.
+
+All of it is chosen by a seed: what is written to the logs, how far they are read, what is published, which Kafka
+transactions fail or end in doubt, which logs are trimmed, and when the coordinator starts anew from what is left.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from penstock.transactions.ids import new_id
+from penstock.transactions.inherited import live_carries
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Author, Done, Half, Op, Verdict
+from penstock.transactions.settlement import Settlement
+from penstock.transactions.trimming import DoneMarks, Mark
+
+GROUP = "orders"
+ENDS = frozenset({Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD})
+
+
+@dataclass
+class Life:
+    """A transaction as its producer knows it; one that comes back from the discarded topic begins another life."""
+
+    transaction_id: str
+    count: int
+    #: Offsets of the halves written so far, in the order of their parts.
+    places: list[int] = field(default_factory=list)
+    #: So many halves are ever written.
+    written: int = 0
+    order_key: bytes | None = None
+    deliver_at_ms: int | None = None
+    resumed: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.places) == self.count
+
+
+class World:
+    """One seeded run."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 - the same run for the same seed
+        self.lives: list[Life] = []
+        self.halves: list[Half] = []
+        self.ops: list[list[Op]] = []
+        self.done: list[Done] = []
+        self.half_low = self.op_low = self.done_low = 0
+        self.positions = (0, 0)
+        #: Ids and part numbers as they became visible, with the time.
+        self.published: list[tuple[str, int, int]] = []
+        self.ends: Counter[tuple[str, Verdict]] = Counter()
+        self.now_ms = 1_000
+        self.happened: Counter[str] = Counter()
+        self.refused = 0
+        self.restart()
+
+    def restart(self) -> None:
+        records = [(offset, self.done[offset]) for offset in range(self.done_low, len(self.done))]
+        notes = [note for _, record in records for note in record.notes]
+        self.settlement = Settlement(*self.positions)
+        self.settlement.remember(notes, live_carries(records))
+        halves = [self.positions[0], *(note.half_offset + 1 for note in notes)]
+        ops = [self.positions[1], *(note.op_offset + 1 for note in notes)]
+        self.marks = DoneMarks(Mark(len(self.done), max(halves), max(ops)))
+        # As in a coordinator: the clock starts from what the logs tell.
+        self.settlement.now_ms = self.now_ms
+
+    def begin(self) -> None:
+        """A producer starts a transaction: most have one half."""
+        chance = self.chance
+        life = Life(new_id(), chance.choice((1, 1, 1, 1, 2, 3)))
+        if chance.random() < 0.4:
+            life.order_key = chance.choice((b"a", b"b"))
+        elif chance.random() < 0.2:
+            life.deliver_at_ms = self.now_ms + chance.choice((-5, 10, 100))
+        # Of some, a half is never stored.
+        life.written = life.count - (life.count > 1 and chance.random() < 0.2)
+        self.lives.append(life)
+        self.store(life)
+
+    def store(self, life: Life) -> None:
+        number = len(life.places) + 1
+        part = (number, life.count) if life.count > 1 else None
+        life.places.append(len(self.halves))
+        self.halves.append(
+            Half(
+                life.transaction_id,
+                GROUP,
+                "topic",
+                None,
+                life.order_key,
+                b"v",
+                (),
+                None,
+                deliver_at_ms=life.deliver_at_ms,
+                part=part,
+                order_key=life.order_key,
+                resumed="place" if life.resumed else None,
+            )
+        )
+
+    def go_on(self) -> None:
+        """A producer stores the next half of a transaction of several."""
+        open_lives = [life for life in self.lives if len(life.places) < life.written]
+        if open_lives:
+            self.store(self.chance.choice(open_lives))
+
+    def decide(self) -> None:
+        """Somebody decides, rightly or not: one op record with a decision or more."""
+        settled = [life for life in self.lives[-12:] if len(life.places) == life.written]
+        if settled:
+            lives = self.chance.sample(settled, min(len(settled), self.chance.choice((1, 1, 2, 4))))
+            self.ops.append([self.decision(life) for life in lives])
+
+    def decision(self, life: Life) -> Op:
+        chance = self.chance
+        verdict = chance.choice((Verdict.COMMIT, Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD, Verdict.UNKNOWN))
+        places = tuple(life.places)
+        author = Author.PRODUCER if verdict in {Verdict.COMMIT, Verdict.ROLLBACK} else Author.CHECK
+        group = GROUP
+        kind = chance.random()
+        if kind < 0.1:
+            # Who could not know whether it was stored. A life that was resumed is known by its place.
+            places = () if verdict is Verdict.ROLLBACK and not self.is_resumed(life) else places
+        elif kind < 0.2:
+            author, places = Author.CHECK, places[:1]
+        elif kind < 0.25:
+            group = "others"
+        elif kind < 0.3:
+            places = (10_000,)
+        return Op(life.transaction_id, verdict, author, group, 0, places, chance.randrange(4))
+
+    def is_resumed(self, life: Life) -> bool:
+        return any(other.transaction_id == life.transaction_id and other.resumed for other in self.lives)
+
+    def resume(self) -> None:
+        """An operator brings a discarded transaction back: same id, another half, counted afresh."""
+        gone = [
+            life
+            for life in self.lives
+            if life.count == 1
+            and self.ends[life.transaction_id, Verdict.DISCARD] == 1
+            and not self.is_resumed(life)
+            # With a place unknown, it could be decided by what was said of its former life.
+            and all(op.half_offsets for ops in self.ops for op in ops if op.transaction_id == life.transaction_id)
+        ]
+        if gone:
+            former = self.chance.choice(gone)
+            life = Life(former.transaction_id, 1, written=1, order_key=former.order_key, resumed=True)
+            self.lives.append(life)
+            self.store(life)
+            self.happened["resumed"] += 1
+
+    def read_half(self) -> None:
+        offset = self.settlement.half_position
+        if offset < len(self.halves):
+            assert offset >= self.half_low, "what was trimmed is needed"
+            half = self.halves[offset]
+            self.settlement.add_half(offset, half, self.now_ms)
+            self.refused += len(self.settlement.join_ahead(half.transaction_id))
+
+    def read_op(self) -> None:
+        offset = self.settlement.op_position
+        if offset < len(self.ops):
+            assert offset >= self.op_low, "what was trimmed is needed"
+            for index, op in enumerate(self.ops[offset]):
+                refusal = self.settlement.add_op(offset, op, 1000 + offset, index)
+                self.refused += refusal is not None
+            self.settlement.skip_op(offset)
+
+    def carry(self) -> list[Pending]:
+        """Choose the lower part of what is in the half log alone, now and then."""
+        if self.chance.random() < 0.7:
+            return []
+        lower = []
+        for pending in self.settlement.uncarried:
+            if not pending.is_complete or len(lower) == 3:
+                break
+            lower.append(pending)
+        self.happened["carried"] += len(lower)
+        return lower
+
+    def publish(self, limit: int, *, refuses: str | None = None, end: str = "committed") -> None:
+        """One Kafka transaction: targets, completions and positions, all or nothing."""
+        self.settlement.now_ms = self.now_ms
+        share = self.settlement.share(limit, lambda pending: pending.half.transaction_id != refuses, self.carry())
+        if share is None:
+            return
+        record = Done(share.notes(), share.carried)
+        if self.chance.random() < 0.5:
+            # Reading goes on while the Kafka transaction is under way.
+            self.read_op()
+            self.read_half()
+        start = len(self.done)
+        if end in {"committed", "in doubt, committed"}:
+            for pending in share.decided:
+                self.ends[pending.half.transaction_id, pending.verdict or Verdict.UNKNOWN] += 1
+                if pending.verdict is Verdict.COMMIT:
+                    names = [(half.transaction_id, (half.part or (1, 1))[0]) for half in pending.halves]
+                    self.published += [(name, number, self.now_ms) for name, number in names]
+            self.done.append(record)
+            assert share.half_checkpoint >= self.positions[0], "positions never go back"
+            assert share.op_checkpoint >= self.positions[1], "positions never go back"
+            self.positions = (share.half_checkpoint, share.op_checkpoint)
+        if end == "committed":
+            self.settlement.apply(share, self.marks.end)
+        elif end.startswith("in doubt"):
+            found = [(offset, self.done[offset]) for offset in range(start, len(self.done))]
+            notes = [note for _, one in found for note in one.notes]
+            self.settlement.settle(notes, live_carries(found))
+        self.happened[end] += 1
+
+    def trim(self) -> None:
+        """Delete what is not needed any more."""
+        settlement = self.settlement
+        self.marks.add(Mark(len(self.done), settlement.half_position, settlement.op_position))
+        carried = [p.carried_at for p in settlement.pending.values() if p.carried_at is not None]
+        self.half_low, self.op_low = self.positions
+        # Who has just started knows of no lower end yet.
+        low = max(self.marks.low(*self.positions, carried), self.done_low)
+        self.happened["trimmed"] += low - self.done_low
+        self.done_low = low
+
+    def step(self) -> None:
+        self.now_ms += self.chance.choice((0, 1, 5))
+        moves, weights = zip(*MOVES, strict=True)
+        self.chance.choices(moves, weights)[0](self)
+
+    def publish_somehow(self) -> None:
+        chance = self.chance
+        refuses = chance.choice(self.lives).transaction_id if self.lives and chance.random() < 0.3 else None
+        end = chance.choice(("committed",) * 5 + ("aborted", "in doubt, committed", "in doubt, aborted"))
+        self.publish(chance.choice((1, 2, 3, 100)), refuses=refuses, end=end)
+
+    def release(self) -> None:
+        self.settlement.release_held()
+
+    def sweep(self) -> None:
+        self.refused += self.settlement.sweep_ahead(len(self.halves))
+
+    def start_anew(self) -> None:
+        self.happened["restarted"] += 1
+        self.restart()
+
+    def run(self, steps: int = 250) -> None:
+        for _ in range(steps):
+            self.step()
+        self.drain()
+        self.verify()
+
+    def drain(self) -> None:
+        """Let all that can happen happen, from a restart."""
+        for life in self.lives:
+            while len(life.places) < life.written:
+                self.store(life)
+        for life in self.lives:
+            # Or it would hold its key for ever.
+            if life.order_key is not None and self.first_decision(life) is None:
+                places = tuple(life.places)
+                verdict = Verdict.DISCARD if life.is_whole else Verdict.ROLLBACK
+                self.ops.append([Op(life.transaction_id, verdict, Author.COORDINATOR, GROUP, 0, places, 0)])
+        self.restart()
+        self.now_ms += 1_000
+        while self.settlement.half_position < len(self.halves) or self.settlement.op_position < len(self.ops):
+            self.read_half()
+            self.read_op()
+        for _ in range(2):
+            self.settlement.sweep_ahead(len(self.halves))
+        self.settlement.release_held()
+        self.publish_all()
+        # What a coordinator does after the transaction timeout: the rest of a transaction that was rolled back before
+        # all its halves were read.
+        rest = [pending for pending in self.settlement.pending.values() if not pending.is_complete]
+        for pending in rest:
+            name = pending.half.transaction_id
+            if self.ends[name, Verdict.ROLLBACK]:
+                self.ops.append([Op(name, Verdict.ROLLBACK, Author.COORDINATOR, GROUP, 0, pending.offsets, 0)])
+                self.ends[name, Verdict.ROLLBACK] -= 1
+        while self.settlement.op_position < len(self.ops):
+            self.read_op()
+        self.publish_all()
+
+    def publish_all(self) -> None:
+        self.publish(3)
+        while self.settlement.has_work:
+            self.publish(3)
+
+    def verify(self) -> None:
+        """Compare what became of it with what the logs say."""
+        first = [(life, self.first_decision(life)) for life in self.lives]
+        wanted = Counter(
+            (life.transaction_id, number)
+            for life, verdict in first
+            if verdict is Verdict.COMMIT
+            for number in range(1, life.count + 1)
+        )
+        assert Counter((name, number) for name, number, _ in self.published) == wanted, "I7: published iff committed"
+        ends = Counter((life.transaction_id, verdict) for life, verdict in first if verdict is not None)
+        # What was rolled back before all its halves were read may be rolled back again for the rest.
+        for life in self.lives:
+            rolled_back = life.transaction_id, Verdict.ROLLBACK
+            if life.count > 1 and self.ends[rolled_back] > 1:
+                self.ends[rolled_back] = 1
+        assert +self.ends == ends, "each transaction ends once, as was decided first"
+        left = {life.transaction_id: life for life, verdict in first if verdict is None}
+        assert set(self.settlement.pending) == set(left), "what is not decided is pending"
+        for name, pending in self.settlement.pending.items():
+            assert pending.check_count == self.answered(left[name]), "answered checks are counted once"
+        self.verify_order()
+
+    def verify_order(self) -> None:
+        places = {(life.transaction_id, life.resumed): life.places[0] for life in self.lives}
+        known = {life.transaction_id: life for life in self.lives}
+        lines: dict[bytes, list[int]] = {}
+        for at, (name, number, when) in enumerate(self.published):
+            life = known[name]
+            if life.order_key is not None and number == 1:
+                lines.setdefault(life.order_key, []).append(places[name, life.resumed])
+            if life.deliver_at_ms is not None:
+                assert when >= life.deliver_at_ms, "nothing is published before its time"
+            if number > 1:
+                assert self.published[at - 1][:2] == (name, number - 1), "the parts go together, in their order"
+        for line in lines.values():
+            assert line == sorted(line), "per key in send order"
+
+    def first_decision(self, life: Life) -> Verdict | None:
+        for op in self.valid(life):
+            if op.verdict in ENDS and (op.verdict is Verdict.ROLLBACK or life.is_whole):
+                return op.verdict
+        return None
+
+    def answered(self, life: Life) -> int:
+        count = 0
+        for op in self.valid(life):
+            count += op.verdict is Verdict.UNKNOWN and op.check_number == count + 1
+        return count
+
+    def valid(self, life: Life) -> list[Op]:
+        return [
+            op
+            for ops in self.ops
+            for op in ops
+            if op.transaction_id == life.transaction_id and op.group == GROUP and self.names(op, life)
+        ]
+
+    @staticmethod
+    def names(op: Op, life: Life) -> bool:
+        if not op.half_offsets:
+            return True
+        if life.count == 1 or (op.author is Author.PRODUCER and op.verdict is Verdict.COMMIT):
+            return op.half_offsets == tuple(life.places)
+        return set(op.half_offsets) <= set(life.places)
+
+
+#: What may happen next, and how often.
+MOVES = (
+    (World.begin, 14),
+    (World.go_on, 4),
+    (World.decide, 14),
+    (World.resume, 2),
+    (World.read_half, 22),
+    (World.read_op, 22),
+    (World.publish_somehow, 14),
+    (World.release, 2),
+    (World.sweep, 2),
+    (World.trim, 2),
+    (World.start_anew, 2),
+)
+
+__all__ = ["GROUP", "Life", "World"]

@@ -1,0 +1,173 @@
+"""The coordinator's state machine by simulation: I7, I8, order per key, and the defects that this must find.
+
+`make simulate` makes ten thousand runs. One seed alone: PENSTOCK_SIMULATION_SEED=<seed>.
+"""
+
+# ruff: noqa: ARG005 - what is planted takes the arguments of what it replaces
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from penstock.transactions import inherited
+from penstock.transactions.delays import Delays
+from penstock.transactions.inherited import Inherited
+from penstock.transactions.key_order import KeyOrder
+from penstock.transactions.pending import Pending
+from penstock.transactions.settlement import Settlement
+from penstock.transactions.sharing import Decisions
+from settlement_world import World
+from simulation.varied import ONE_SEED, RUNS
+
+CHUNK = 500
+CHUNKS = [(int(ONE_SEED), 1)] if ONE_SEED else [(begin, min(CHUNK, RUNS - begin)) for begin in range(0, RUNS, CHUNK)]
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(("first", "count"), CHUNKS)
+def test_each_transaction_ends_once_as_decided_first_whatever_is_restarted_lost_or_trimmed(
+    first: int, count: int
+) -> None:
+    for seed in range(first, first + count):
+        World(seed).run()
+
+
+def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
+    seen: Counter[str] = Counter()
+
+    for seed in range(60):
+        world = World(seed)
+        world.run()
+        seen += world.happened
+
+    ends = {"committed", "aborted", "in doubt, committed", "in doubt, aborted"}
+    assert set(+seen) == {*ends, "carried", "resumed", "trimmed", "restarted"}
+
+
+def forgets_carries(patch: pytest.MonkeyPatch) -> None:
+    """What was carried is not looked for after a restart."""
+    remember = Settlement.remember
+    patch.setattr(Settlement, "remember", lambda self, notes, carries=(): remember(self, notes))
+
+
+def pops_notes_early(patch: pytest.MonkeyPatch) -> None:
+    """A note is forgotten when the first half of its transaction is read again."""
+    note_on = Inherited.note_on
+
+    def pop(self: Inherited, transaction_id: str, offset: int) -> object:
+        found = note_on(self, transaction_id, offset)
+        self.notes.pop(transaction_id, None)
+        return found
+
+    patch.setattr(Inherited, "note_on", pop)
+
+
+def lets_later_halves_of_a_key_pass(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks is at the head of the line."""
+    enter = Decisions._enter
+
+    def enter_at_once(self: Decisions, pending: Pending) -> None:
+        enter(self, pending)
+        self._ready.setdefault(pending.half.transaction_id, pending)
+
+    patch.setattr(Decisions, "_enter", enter_at_once)
+
+
+def forgets_who_stands_behind(patch: pytest.MonkeyPatch) -> None:
+    """The next one of a key is not told when the head has gone."""
+    remove = KeyOrder.remove
+    patch.setattr(KeyOrder, "remove", lambda self, key, pending: remove(self, key, pending) and None)
+
+
+def commits_what_is_there_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    """A transaction of several messages need not be complete."""
+    patch.setattr(Pending, "is_complete", True)
+    patch.setattr(Settlement, "_waits_for_halves", lambda self, pending, op: False)
+
+
+def publishes_before_time(patch: pytest.MonkeyPatch) -> None:
+    """What is delayed is due at once."""
+    add = Delays.add
+    patch.setattr(Delays, "add", lambda self, pending, due_ms: add(self, pending, 0))
+
+
+def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
+    """A second decision replaces the first, as long as it is not published."""
+    judge = Settlement._judge
+
+    def judge_anew(self: Settlement, pending: Pending, *place: object) -> object:
+        if pending.is_op_open and pending.decided_at != place[0]:
+            pending.verdict = None
+        return judge(self, pending, *place)  # type: ignore[arg-type] # handed through
+
+    patch.setattr(Settlement, "_judge", judge_anew)
+
+
+def forgets_decisions_ahead(patch: pytest.MonkeyPatch) -> None:
+    """Op records with decisions that wait for their halves are passed by the checkpoint."""
+    add_op = Settlement.add_op
+
+    def add(self: Settlement, offset: int, *rest: object) -> object:
+        waiting = sum(map(len, self._ahead.values()))
+        refusal = add_op(self, offset, *rest)  # type: ignore[arg-type] # handed through
+        if sum(map(len, self._ahead.values())) > waiting:
+            self._close(offset)
+        return refusal
+
+    patch.setattr(Settlement, "add_op", add)
+
+
+def passes_halves_that_are_pending(patch: pytest.MonkeyPatch) -> None:
+    """The half checkpoint is the position."""
+    patch.setattr(Settlement, "_half_checkpoint", lambda self, passed: self.half_position)
+
+
+def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch) -> None:
+    """An op is not needed any more once its transaction was carried, whatever the carry says."""
+    carry = Settlement._carry
+
+    def carry_all(self: Settlement, done_from: int, one: inherited.Carry) -> None:
+        carry(self, done_from, one)
+        pending = self.pending.get(one.note.transaction_id)
+        if pending is not None and pending.is_op_open:
+            pending.is_op_open = False
+            self._close(pending.decided_at)
+
+    patch.setattr(Settlement, "_carry", carry_all)
+
+
+def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
+    """Counts of answered checks are not written down."""
+    patch.setattr(Pending, "remember_checks", lambda self, note: None)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        forgets_carries,
+        pops_notes_early,
+        lets_later_halves_of_a_key_pass,
+        forgets_who_stands_behind,
+        commits_what_is_there_of_a_transaction,
+        publishes_before_time,
+        lets_the_last_decision_win,
+        forgets_decisions_ahead,
+        passes_halves_that_are_pending,
+        takes_a_carry_for_the_decision_that_came_after_it,
+        counts_answers_again,
+    ],
+)
+def test_a_planted_defect_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+
+    with pytest.raises(AssertionError):
+        run_many(400)
+
+
+def run_many(seeds: int) -> None:
+    for seed in range(seeds):
+        World(seed).run()
