@@ -17,6 +17,7 @@ from penstock.cli.coordinator import coordinator
 from penstock.cli.demo import demo
 from penstock.cli.dlq import dlq
 from penstock.cli.doctor import doctor
+from penstock.cli.explain import explain
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
@@ -28,6 +29,7 @@ EXIT_CONNECTION = 3
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),
     (run, "penstock run orders:app"),
+    (explain, "penstock explain"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
     (broker, "penstock broker --port 9092"),
     (doctor, "penstock doctor --bootstrap-servers 127.0.0.1:9092"),

@@ -1,0 +1,126 @@
+"""How a running app answers `penstock explain`: a Unix socket in a folder of the user's, one file a process.
+
+Only the same user on the same machine gets in: the folder is his alone. Whoever connects gets the answer of that moment
+as JSON, and the connection is closed; there is nothing to ask for, so nothing to check. An app that cannot serve says
+so in its log and runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import socketserver
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for the whole of an answer.
+_TIMEOUT_S = 5.0
+_SUFFIX = ".sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one process said.
+
+    Attributes:
+        process: its process id.
+        said: what it said, or None where it did not answer in time.
+    """
+
+    process: int
+    said: dict[str, Any] | None
+
+
+def folder() -> Path:
+    """Return the folder of the sockets, which may not exist: in XDG_RUNTIME_DIR, or else where temporary files go."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+
+
+@contextmanager
+def answering(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """Answer whoever asks while the block runs, on a thread.
+
+    Args:
+        answer: returns what to say; called on that thread, for each who asks.
+    """
+    try:
+        server = _Server(_own_folder() / f"{os.getpid()}{_SUFFIX}", answer)
+    except OSError as error:
+        _log.warning("`penstock explain` will not reach this process: %s", error)
+        yield
+        return
+    thread = threading.Thread(target=server.serve_forever, name="penstock-answers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.path.unlink(missing_ok=True)
+        server.shutdown()
+        server.server_close()
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: Path, answer: Callable[[], dict[str, Any]]) -> None:
+        self.path = path
+        self.answer = answer
+        path.unlink(missing_ok=True)  # of a process that had this id before, and did not end in order
+        super().__init__(str(path), _Request)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's names
+        # Who asked has gone away, or what he asked for could not be said; the app runs on.
+        _log.warning("`penstock explain` got no answer from this process", exc_info=True)
+
+
+class _Request(socketserver.StreamRequestHandler):
+    timeout = _TIMEOUT_S
+    server: _Server
+
+    def handle(self) -> None:
+        self.wfile.write(json.dumps(self.server.answer()).encode())
+
+
+def _own_folder() -> Path:
+    """Return the folder, made where it is missing.
+
+    Raises:
+        OSError: it cannot be made, or others may write there: who made it could answer in this app's place.
+    """
+    path = folder()
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is not a folder of this user's alone; remove it, or set XDG_RUNTIME_DIR")
+    return path
+
+
+def ask_all() -> list[Answer]:
+    """Ask every process of this user that answers, in the order of their ids. Files of processes gone are removed."""
+    answers = []
+    for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name)):
+        with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(_TIMEOUT_S)
+            try:
+                client.connect(str(path))
+                with client.makefile("rb") as whole:
+                    answers.append(Answer(int(path.stem), json.loads(whole.read())))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except (OSError, ValueError):
+                answers.append(Answer(int(path.stem), None))
+    return answers
+
+
+__all__ = ["Answer", "answering", "ask_all", "folder"]

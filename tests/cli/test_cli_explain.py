@@ -1,0 +1,118 @@
+"""`penstock explain`, asked of apps that run in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kafka_tools import produce
+from penstock import answering
+from penstock.devbroker import DevBroker
+from waiting import wait_until
+
+APP = """
+import time
+from pathlib import Path
+from penstock import App
+
+app = App("{name}", bootstrap_servers="{servers}")
+
+@app.handler("{topic}")
+def handle(message):
+    Path("begun").touch()
+    while not Path("go on").exists():
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_the_message_that_holds_a_partition_is_told_with_its_handler_and_for_how_long(
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    penstock_command: Callable[..., tuple[object, ...]],
+) -> None:
+    topic = new_topic(partitions=1)
+    produce(broker.bootstrap_servers, topic, [(b"the key", b"x"), (b"another", b"x")])
+    (tmp_path / "shop.py").write_text(APP.format(name=topic, servers=broker.bootstrap_servers, topic=topic))
+    command = [sys.executable, "-m", "penstock", "run", "shop:app"]
+    with subprocess.Popen(command, cwd=tmp_path) as process:
+        try:
+            wait_until((tmp_path / "begun").exists, 60)
+            wait_until(lambda: len(list(answering.folder().glob("*.sock"))) == 1)
+            code, out, _ = penstock_command("explain", topic)
+            _, with_keys, _ = penstock_command("explain", "--keys")
+            _, as_json, _ = penstock_command("explain", "--json")
+            others_code, _, others = penstock_command("explain", "another-group")
+            os.kill(process.pid, signal.SIGSTOP)
+            wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+            silent_code, _, silent = penstock_command("explain")
+            os.kill(process.pid, signal.SIGCONT)
+        finally:
+            (tmp_path / "go on").touch()
+            process.terminate()
+            ended = process.wait(60)
+    gone_code, _, gone = penstock_command("explain")
+
+    first, partition = str(out).splitlines()
+    assert (code, first) == (0, f"{topic}, process {process.pid}: 1 partition")
+    assert f"{topic}[0]: lag" in partition
+    assert "held by offset 0, in handler handle on penstock-worker-" in partition
+    assert "the key" not in out
+    assert ", key the key" in str(with_keys)
+    said = json.loads(str(as_json))
+    assert (said["process"], said["group"], said["partitions"][0]["blocking_offset"]) == (process.pid, topic, 0)
+    assert (others_code, "no app called another-group" in str(others)) == (1, True)
+    assert (silent_code, f"process {process.pid} did not answer" in str(silent)) == (1, True)
+    assert ended == 0
+    assert (gone_code, "no app of this user's answers" in str(gone)) == (1, True)
+    assert list(answering.folder().glob("*.sock")) == []
+
+
+def test_the_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
+    code = "from penstock.answering import answering\nwith answering(dict): print('up', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        answered = answering.ask_all()
+        process.kill()
+    left = list(answering.folder().iterdir())
+
+    assert answered == [answering.Answer(process.pid, {})]
+    assert [one.name for one in left] == [f"{process.pid}.sock"]
+    assert answering.ask_all() == []
+    assert list(answering.folder().iterdir()) == []
+    assert tmp_path in answering.folder().parents
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    answering.folder().mkdir()
+    answering.folder().chmod(0o777)
+
+    with answering.answering(dict):
+        answers = answering.ask_all()
+
+    assert answers == []
+    assert "is not a folder of this user's alone" in caplog.text
+
+
+def test_an_answer_that_cannot_be_said_leaves_the_app_running(caplog: pytest.LogCaptureFixture) -> None:
+    with answering.answering(lambda: {"not JSON": object()}):
+        answers = answering.ask_all()
+        again = answering.ask_all()
+
+    assert answers == again == [answering.Answer(os.getpid(), None)]
+    assert "got no answer from this process" in caplog.text
+    assert not [one for one in threading.enumerate() if one.name == "penstock-answers"]
