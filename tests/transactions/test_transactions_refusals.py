@@ -22,7 +22,8 @@ def prepared(producer: TransactionalProducer, topic: str, value: bytes = b"v") -
     transaction = producer.transaction(topic, value=value)
     transaction.unknown()
     with transaction:
-        stored = transaction._prepared
+        assert transaction._flight is not None
+        stored = transaction._flight._prepared
     assert isinstance(stored, StoredHalves)
     return stored
 

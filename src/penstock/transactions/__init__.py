@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.transactions.coordinator import Coordinator
 from penstock.transactions.ids import new_id
+from penstock.transactions.messages import Outgoing
 from penstock.transactions.model import (
     CoordinatorStatistics,
     HalfMessage,
@@ -16,14 +17,17 @@ from penstock.transactions.model import (
     TransactionResult,
     TransactionState,
 )
-from penstock.transactions.producer import Transaction, TransactionalProducer
+from penstock.transactions.producer import TransactionalProducer
+from penstock.transactions.transaction import Transaction, TransactionOfSeveral
 
 __all__ = [
     "Coordinator",
     "CoordinatorStatistics",
     "HalfMessage",
+    "Outgoing",
     "ProducerStatistics",
     "Transaction",
+    "TransactionOfSeveral",
     "TransactionResult",
     "TransactionState",
     "TransactionalProducer",

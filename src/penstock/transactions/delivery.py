@@ -6,6 +6,7 @@ else, and no two senders wait for each other.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from penstock.errors import MessageFormatError, StoppedError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.message import Record, headers_of
 from penstock.transactions.records import WireHeaders
+
+_log = logging.getLogger("penstock.transactions")
 
 #: Seconds the delivery thread waits for reports before it looks whether it shall stop.
 _POLL_S = 0.1
@@ -102,11 +105,19 @@ class AckedProducer:
             "enable.idempotence": True,
             "acks": "all",
         }
+        self._settings = settings
         try:
+            # Replaced under the lock after a fatal error; whoever uses it takes it into a local name first.
             self._producer = Producer(settings)
         except KafkaException as error:
             raise client_refused(error) from error
         self._send_timeout_s = send_timeout_s
+        self._name = name
+        self._heal_lock = threading.Lock()
+        # Producers that a fatal error ended, added under the lock; the delivery thread serves their last reports.
+        self._ended: list[Producer] = []
+        #: Called by the delivery thread after each round of reports; set before `start`.
+        self.after_reports: Callable[[], None] = _nothing
         # Set by stop(), read by the delivery thread.
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
@@ -121,6 +132,11 @@ class AckedProducer:
         self._stopping.set()
         self._thread.join()
         return left
+
+    @property
+    def in_delivery_thread(self) -> bool:
+        """Whether the caller is the delivery thread, which may not wait for its own reports."""
+        return threading.get_ident() == self._thread.ident
 
     def send(
         self,
@@ -145,9 +161,30 @@ class AckedProducer:
 
         What becomes of the record is not told: for what is sent again anyhow where it was lost.
         """
+        producer = self._producer
         try:
-            self._producer.produce(topic, value, key, partition, headers=headers)
-        except (KafkaException, BufferError):
+            producer.produce(topic, value, key, partition, headers=headers)
+        except BufferError:
+            return False
+        except KafkaException as error:
+            self._heal(producer, error)
+            return False
+        return True
+
+    def try_post(self, topic: str, partition: int, value: bytes, report: Report) -> bool:
+        """Hand a record to the client library and have its delivery reported, unless the buffer is full. Never waits.
+
+        Raises:
+            KafkaException: the client library refused the record.
+        """
+        producer = self._producer
+        try:
+            producer.produce(topic, value, None, partition, report)
+        except BufferError:
+            return False
+        except KafkaException as error:
+            if not self._heal(producer, error):
+                raise
             return False
         return True
 
@@ -177,8 +214,12 @@ class AckedProducer:
         """
         deadline = 0.0
         while True:
+            producer = self._producer
             try:
-                self._producer.produce(topic, value, key, partition, report, headers=headers)
+                producer.produce(topic, value, key, partition, report, headers=headers)
+            except KafkaException as error:
+                if not self._heal(producer, error):
+                    raise
             except BufferError as error:
                 now = time.monotonic()
                 deadline = deadline or now + self._send_timeout_s
@@ -187,14 +228,51 @@ class AckedProducer:
                         f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}"
                         f"[{partition}]; the broker does not keep up or is not there"
                     ) from error
-                # Serving reports makes room; any thread may.
-                self._producer.poll(0.01)
+                # The delivery thread makes room. Where this is that thread, nobody else does.
+                if self.in_delivery_thread:
+                    producer.poll(0.01)
+                else:
+                    time.sleep(0.001)
             else:
                 return
 
+    def _heal(self, producer: Producer, error: KafkaException) -> bool:
+        """Replace a producer that a fatal error ended, and tell whether it was one.
+
+        An idempotent producer that cannot tell any more what was stored refuses everything from then on. What it had
+        under way is reported as failed; a new producer begins anew.
+        """
+        inner = error.args[0]
+        if not isinstance(inner, KafkaError) or not inner.fatal():
+            return False
+        with self._heal_lock:
+            if self._producer is producer:
+                _log.error(
+                    "the Kafka producer of %s ended with a fatal error and is replaced; what it had under way counts as"
+                    " not stored: %s",
+                    self._name,
+                    reason(error),
+                )
+                self._producer = Producer(self._settings)
+                self._ended.append(producer)
+        return True
+
     def _serve(self) -> None:
         while not self._stopping.is_set():
-            self._producer.poll(_POLL_S)
+            try:
+                self._producer.poll(_POLL_S)
+                self.after_reports()
+                while self._ended:
+                    ended = self._ended.pop()
+                    ended.purge()
+                    ended.flush(_POLL_S)
+            except Exception:  # noqa: BLE001 - whatever a report raised, the other senders are told
+                # A report that raises is a mistake; without this thread every sender would wait for ever.
+                _log.exception("a delivery report of %s failed", self._name)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 __all__ = ["AckedProducer", "Receipt", "Report", "wire_headers"]

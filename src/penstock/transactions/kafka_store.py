@@ -6,10 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
@@ -23,7 +22,9 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.kafka import admin_client, base_config, client_refused, partition_counts, reason
-from penstock.transactions.delivery import AckedProducer, wire_headers
+from penstock.transactions.delivery import AckedProducer, Report, wire_headers
+from penstock.transactions.op_batches import OpBatches
+from penstock.transactions.published import DoneWatch
 from penstock.transactions.records import (
     Author,
     CheckRequest,
@@ -32,24 +33,31 @@ from penstock.transactions.records import (
     Verdict,
     decode_check_request,
     encode_half,
-    encode_op,
 )
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
 from penstock.transactions.topics import StoreTopics, open_topics
 
 _log = logging.getLogger("penstock.transactions")
 
+_STOP_POLL_S = 0.005
+#: Settings of the user's that have no meaning for consumers.
+_PRODUCER_ONLY = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
+
 #: Requests taken from the check topic at once.
 _REQUESTS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class StoredHalves:
-    """The halves of one transaction and their places in the half topic."""
+class StoredHalves(NamedTuple):
+    """The halves of one transaction and their places in the half topic. A named tuple, for it is quick to make."""
 
     halves: Sequence[Half]
     partition: int
     offsets: tuple[int, ...]
+
+
+def _log_lost(error: DecisionNotStoredError | None) -> None:
+    if error is not None:
+        _log.warning("%s", error)
 
 
 class _Storing:
@@ -76,8 +84,17 @@ class _Storing:
         self._lock = threading.Lock()
         self._left = len(halves)
 
-    def report(self, number: int, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of one half."""
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report of the first half."""
+        if len(self.halves) > 1:
+            self.report_part(0, error, message)
+        elif error is None:
+            self._told(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
+        else:
+            self._settle(1, reason(error))
+
+    def report_part(self, number: int, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report of one half of several."""
         self._offsets[number] = message.offset() or 0
         self._settle(1, None if error is None else reason(error))
 
@@ -96,6 +113,11 @@ class _Storing:
             self._told(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
         else:
             self._told(self._describe(self))
+
+
+def consumer_config(config: ClientConfig) -> ClientConfig:
+    """Return those of the user's settings that have a meaning for consumers."""
+    return {key: setting for key, setting in config.items() if not key.startswith(_PRODUCER_ONLY)}
 
 
 class KafkaStore:
@@ -126,10 +148,16 @@ class KafkaStore:
         self._config = config
         self._send_timeout_s = send_timeout_s
         self._admin = admin_client(bootstrap_servers, config)
+        self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
         # Set by start() before any other call.
         self._topics = StoreTopics(prefix, partitions)
-        # Partition counts of target topics found so far. Replaced as a whole under the lock, read without it.
+        # Set by start() before any other call; it writes to the op topic of these topics.
+        self._ops = OpBatches(self._sends, self._topics.op)
+        # Made at the first watch, under its lock.
+        self._watch: DoneWatch | None = None
+        self._watch_lock = threading.Lock()
+        # Partition counts of allowed target topics found so far. Replaced as a whole under the lock, read without it.
         self._targets: dict[str, int] = {}
         self._targets_lock = threading.Lock()
 
@@ -140,13 +168,21 @@ class KafkaStore:
             BrokerConnectionError: no broker answered.
         """
         self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
+        self._ops = OpBatches(self._sends, self._topics.op)
+        self._sends.after_reports = self._ops.after_reports
         self._sends.start()
 
     def stop(self, timeout_s: float) -> None:
         """Wait for what is being sent, at most `timeout_s` seconds."""
-        left = self._sends.stop(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while self._ops.open and time.monotonic() < deadline:
+            time.sleep(_STOP_POLL_S)
+        left = self._sends.stop(max(0.0, deadline - time.monotonic()))
         if left:
             _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
+        with self._watch_lock:
+            if self._watch is not None:
+                self._watch.stop()
 
     def require_target(self, topic: str, partition: int | None) -> None:
         """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
@@ -155,12 +191,15 @@ class KafkaStore:
             TopicNotFoundError: there is no such topic.
             ConfigurationError: the topic has no such partition, or belongs to the store.
         """
+        count = self._targets.get(topic)
+        if count is not None and partition is None:
+            return
         if not self._topics.may_publish_to(topic):
             raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        count = self._targets.get(topic)
         if count is None or (partition is not None and partition >= count):
             with self._targets_lock:
-                self._targets = partition_counts(self._admin, self._bootstrap_servers)
+                found = partition_counts(self._admin, self._bootstrap_servers)
+                self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
             count = self._targets.get(topic)
         if count is None:
             raise TopicNotFoundError(
@@ -179,8 +218,10 @@ class KafkaStore:
         key = first.key if ordering_key is None else ordering_key
         partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
         storing = _Storing(halves, partition, told, self._not_stored)
+        report: Report = storing.report
         for number, half in enumerate(halves):
-            report = partial(storing.report, number)
+            if number:
+                report = partial(storing.report_part, number)
             try:
                 self._sends.post(
                     self._topics.half, partition, half.key, half.value, headers=encode_half(half), report=report
@@ -193,7 +234,7 @@ class KafkaStore:
         half, partition = storing.halves[0], storing.partition
         if storing.posted:
             op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
-            self._write_op(op, self._log_lost)
+            self._ops.add(op, _log_lost)
         return HalfNotStoredError(
             f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
             f"{self._topics.half}[{partition}]: {storing.error}; the local transaction did not run, send it again"
@@ -204,7 +245,7 @@ class KafkaStore:
         assert isinstance(prepared, StoredHalves)  # noqa: S101 - a store gets back what it gave out
         half = prepared.halves[0]
         place = (prepared.partition, prepared.offsets)
-        self._write_op(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), told)
+        self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), told)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -216,48 +257,28 @@ class KafkaStore:
         place = (request.half_partition, (request.half_offset,))
         op = Op(half.transaction_id, verdict, author, half.group, *place, request.check_number)
         heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
-        self._write_op(op, heard.put)
+        self._ops.add(op, heard.put)
         error = heard.get()
         if error is not None:
             raise error
 
     def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled."""
-        raise NotImplementedError
+        """Tell how a transaction is settled, as soon as a committed reader of the done log sees it."""
+        with self._watch_lock:
+            if self._watch is None:
+                self._watch = DoneWatch(
+                    self._bootstrap_servers, consumer_config(self._config), self._topics, self._name
+                )
+            self._watch.add(transaction_id, told)
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
-        raise NotImplementedError
-
-    def _write_op(self, op: Op, told: ToldDecided) -> None:
-        def report(error: KafkaError | None, _: Message) -> None:
-            told(None if error is None else self._not_decided(op, reason(error)))
-
-        value = encode_op(op)
-        try:
-            key = op.transaction_id.encode()
-            self._sends.post(self._topics.op, op.half_partition, key, value, headers=None, report=report)
-        except (KafkaException, StoppedError) as error:
-            told(self._not_decided(op, reason(error) if isinstance(error, KafkaException) else str(error)))
-
-    def _not_decided(self, op: Op, cause: str) -> DecisionNotStoredError:
-        return DecisionNotStoredError(
-            f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
-            f"{self._topics.op}[{op.half_partition}]: {cause}; a check of group {op.group} will settle it"
-        )
-
-    @staticmethod
-    def _log_lost(error: DecisionNotStoredError | None) -> None:
-        if error is not None:
-            _log.warning("%s", error)
+        if self._watch is not None:
+            self._watch.remove(transaction_id)
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the questions to a producer group: its share of `<prefix>.check`."""
         return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
-
-
-#: Settings of the user's that have no meaning for the consumer of checks.
-_PRODUCER_ONLY = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
 
 
 class KafkaCheckSource:
@@ -267,7 +288,7 @@ class KafkaCheckSource:
         self._group = group
         self._topics = topics
         settings: dict[str, Any] = {
-            **base_config(bootstrap_servers, {k: v for k, v in config.items() if not k.startswith(_PRODUCER_ONLY)}),
+            **base_config(bootstrap_servers, consumer_config(config)),
             "group.id": topics.checkers(group),
             # A request that came before the first start of the group shall be answered, too.
             "auto.offset.reset": "earliest",

@@ -5,99 +5,52 @@ What becomes of a half is decided by how the `with` block is left::
     with producer.transaction("orders", key=b"42", value=b"...") as tx:   # the half is durable here
         db.insert_order(...)                                              # the local transaction
     # left normally: COMMIT; by an exception: ROLLBACK; after tx.unknown(): left to a check
+
+All ways to send are thin layers on one core that waits for nothing (`core`).
 """
 
 from __future__ import annotations
 
-import logging
+import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from queue import SimpleQueue
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
-from penstock.config import ClientConfig, a_callable, not_empty, not_negative, positive, positive_int
-from penstock.errors import (
-    ConfigurationError,
-    DecisionNotStoredError,
-    HalfNotStoredError,
-    StoppedError,
-    TransactionError,
-)
-from penstock.message import Headers
-from penstock.transactions.checker import VERDICTS, Check, Checker
+from penstock.config import ClientConfig, a_callable, not_empty, positive, positive_int
+from penstock.errors import ConfigurationError, StoppedError
+from penstock.transactions.checker import Check, Checker
+from penstock.transactions.core import Core
 from penstock.transactions.ids import new_id
+from penstock.transactions.in_flight import InFlight
 from penstock.transactions.kafka_store import KafkaStore
-from penstock.transactions.model import ProducerStatistics, TransactionResult, TransactionState
-from penstock.transactions.records import RESERVED_PREFIX, Half, Verdict, is_topic_name
-from penstock.transactions.store import Prepared, Store
+from penstock.transactions.messages import Outgoing, Terms, UserHeaders, a_half, encoded, terms
+from penstock.transactions.model import Order, ProducerStatistics, TransactionResult, TransactionState, Wait
+from penstock.transactions.records import Half
+from penstock.transactions.sending import Sending
+from penstock.transactions.store import Store
 from penstock.transactions.topics import DEFAULT_PARTITIONS
-
-_log = logging.getLogger("penstock.transactions")
+from penstock.transactions.transaction import Desk, Transaction, TransactionOfSeveral
 
 _MAX_GROUP_LENGTH = 200
-
-UserHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
-
-
-class Transaction:
-    """One transaction: a context manager, made by `TransactionalProducer.transaction` and entered once.
-
-    Entering stores the half; leaving stores the decision. Used by one thread.
-
-    Attributes:
-        transaction_id: a UUID of version 7; write it beside your own data, so that a check can find it.
-    """
-
-    __slots__ = ("_half", "_prepared", "_producer", "_state", "transaction_id")
-
-    def __init__(self, producer: TransactionalProducer, half: Half) -> None:
-        self.transaction_id = half.transaction_id
-        self._producer = producer
-        self._half = half
-        self._prepared: Prepared | None = None
-        self._state = TransactionState.COMMIT
-
-    def unknown(self) -> None:
-        """Leave the decision to a check, however the block is left."""
-        self._state = TransactionState.UNKNOWN
-
-    def rollback(self) -> None:
-        """Roll the message back when the block is left, without an exception."""
-        self._state = TransactionState.ROLLBACK
-
-    def __enter__(self) -> Self:
-        if self._prepared is not None:
-            raise TransactionError(
-                f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
-            )
-        self._prepared = self._producer._prepare(self._half)  # noqa: SLF001 - two halves of one idea
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._prepared is not None  # noqa: S101 - __enter__ set it
-        state = self._state
-        if isinstance(error, Exception):
-            state = TransactionState.UNKNOWN if state is TransactionState.UNKNOWN else TransactionState.ROLLBACK
-        elif error is not None:
-            # KeyboardInterrupt and its like may strike after the local commit: they say nothing about it.
-            state = TransactionState.UNKNOWN
-        self._producer._finish(self._prepared, state, error)  # noqa: SLF001 - two halves of one idea
-
+_NO_TERMS = Terms()
+_WAITS = ("sent", "stored", "published")
 
 Execute = Callable[[Transaction], TransactionState | None]
+AsyncExecute = Callable[[Transaction], Awaitable[TransactionState | None] | TransactionState | None]
 
 
 class TransactionalProducer:
     """Sends messages that become visible only if a local transaction commits.
 
-    Thread-safe: any number of threads may have transactions in flight. It connects at the first use, or at `start`;
-    call `start` (or use it as a context manager) in a process that shall answer checks without sending first.
+    Thread-safe: any number of threads may have transactions in flight, and one thread or event loop thousands of them.
+    It connects at the first use, or at `start`; call `start` (or use it as a context manager) in a process that shall
+    answer checks without sending first.
 
     Args:
-        group: name of the producer group, 1 to 200 characters: any live producer of the group may be asked to check a
+        group: name of the producer group, 1 to 200 bytes: any live producer of the group may be asked to check a
             transaction, so all of them must see the same data.
         bootstrap_servers: Kafka's addresses.
         check: says what became of an undecided local transaction; runs on threads of its own. Without one, this
@@ -106,7 +59,19 @@ class TransactionalProducer:
         partitions: partitions of half, op and done, if they have to be created.
         config: settings of the Kafka clients, by librdkafka's names.
         check_workers: threads that run checks.
-        send_timeout: seconds after which an unacknowledged half or decision counts as not stored.
+        send_timeout: seconds after which an unacknowledged half or decision counts as not stored, and for which a
+            send waits for room.
+        order: "commit": messages of one key are published in the order of their decisions; "half": in the order in
+            which their halves were stored, so that an undecided one holds the later ones of its key.
+        wait: what a send waits for, unless it says so itself: "sent": the decision is handed to the client (what
+            becomes of it is logged and counted, and a check settles what is lost); "stored": it is durable;
+            "published": a committed reader can see the message.
+        max_in_flight: transactions that may be in flight at once.
+        max_in_flight_bytes: bytes of their keys and values.
+        when_full: "block": a send waits for room, at most `send_timeout`; "raise": it raises `BufferFullError`.
+        publish_timeout: seconds that `wait="published"` waits at most.
+        store: another store than Kafka's topics; `bootstrap_servers`, `prefix`, `partitions` and `config` are its own
+            then.
 
     Raises:
         ConfigurationError: an argument is wrong. Nothing was started.
@@ -116,39 +81,55 @@ class TransactionalProducer:
         self,
         group: str,
         *,
-        bootstrap_servers: str,
+        bootstrap_servers: str | None = None,
         check: Check | None = None,
         prefix: str = "penstock",
         partitions: int = DEFAULT_PARTITIONS,
         config: ClientConfig | None = None,
         check_workers: int = 4,
         send_timeout: float = 15.0,
+        order: Order = "commit",
+        wait: Wait = "stored",
+        max_in_flight: int = 10_000,
+        max_in_flight_bytes: int = 256 << 20,
+        when_full: Literal["block", "raise"] = "block",
+        publish_timeout: float = 30.0,
+        store: Store | None = None,
     ) -> None:
         not_empty("group", group)
-        if len(group.encode()) > _MAX_GROUP_LENGTH:
+        if len(encoded("group", group) or b"") > _MAX_GROUP_LENGTH:
             raise ConfigurationError(f"group must have at most {_MAX_GROUP_LENGTH} bytes, but has {len(group)}")
         if check is not None:
             a_callable("check", check)
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         positive("send_timeout", send_timeout)
+        positive_int("max_in_flight", max_in_flight)
+        positive_int("max_in_flight_bytes", max_in_flight_bytes)
+        positive("publish_timeout", publish_timeout)
+        _one_of("order", order, "commit", "half")
+        _one_of("wait", wait, *_WAITS)
+        _one_of("when_full", when_full, "block", "raise")
+        if (store is None) == (bootstrap_servers is None):
+            raise ConfigurationError("give either bootstrap_servers or a store, not both and not none of them")
         self._group = group
-        self._store: Store = KafkaStore(
-            bootstrap_servers,
+        self._by_half = order == "half"
+        self._wait: Wait = wait
+        self._store: Store = store or KafkaStore(
+            bootstrap_servers or "",
             prefix=prefix,
             partitions=partitions,
             config=config or {},
             send_timeout_s=send_timeout,
             name=group,
         )
+        room_timeout_s = send_timeout if when_full == "block" else 0.0
+        self._core = Core(self._store, InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s))
+        self._desk = Desk(self._core, group, self._open, room_timeout_s, publish_timeout)
         self._checker = Checker(self._store, group, check, check_workers) if check is not None else None
         self._start_lock = threading.Lock()
         # Written under the start lock; read without it, for it only ever goes on.
         self._state = "new"
-        # Counts, under a lock of their own: transactions of many threads add to them.
-        self._count_lock = threading.Lock()
-        self._entered = self._left = self._failed = 0
-        self._ended = dict.fromkeys(TransactionState, 0)
 
     def start(self) -> Self:
         """Connect, create the store's topics where they are absent, and begin to answer checks. May be repeated.
@@ -162,8 +143,14 @@ class TransactionalProducer:
                 raise StoppedError(f"the producer of group {self._group} was stopped; make a new one")
             if self._state == "new":
                 self._store.start()
-                if self._checker is not None:
-                    self._checker.start()
+                try:
+                    if self._checker is not None:
+                        self._checker.start()
+                except BaseException:
+                    # What was started cannot be started again.
+                    self._state = "stopped"
+                    self._store.stop(0)
+                    raise
                 self._state = "started"
         return self
 
@@ -196,44 +183,80 @@ class TransactionalProducer:
         headers: UserHeaders = (),
         partition: int | None = None,
         check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
     ) -> Transaction:
         """Return a transaction to enter with `with`: the half is durable inside, the decision is stored on leaving.
 
         Left normally it commits; left by an exception it rolls back and the exception goes on; left by an interrupt
-        (KeyboardInterrupt, SystemExit), or after `tx.unknown()`, it is left to a check. Committed means decided for
-        good: the message becomes visible some milliseconds later.
+        (KeyboardInterrupt, SystemExit, a cancelled task), or after `tx.unknown()`, it is left to a check. Committed
+        means decided for good: the message becomes visible some milliseconds later. With `async with` it is the same
+        from an event loop, which is not held up.
 
         Args:
             topic: where the message is published; it must exist.
-            key: its key; text is encoded as UTF-8. Messages of one key are published in the order of their decisions.
+            key: its key; text is encoded as UTF-8. Messages of one key are published in the order of their decisions,
+                or of their halves, as the producer's `order` says.
             value: its value, or None for a tombstone.
             headers: its headers; names must not begin with `penstock-`.
             partition: the partition to publish to; Kafka's partitioner chooses where it is None.
             check_immunity: seconds from now before the first check, where that is more than the coordinator's
                 transaction timeout: for local transactions that are known to take long.
+            deliver_at: when to publish it, where that is later than its commit: a datetime with a time zone, or
+                seconds since the epoch.
+            wait: what leaving waits for, in place of the producer's `wait`.
 
         Raises:
             ConfigurationError: an argument is wrong. (All that follow are raised on entering or leaving.)
             TopicNotFoundError: there is no such topic.
             BrokerConnectionError: no broker answered at the first use.
+            BufferFullError: on entering: too many transactions are in flight.
             HalfNotStoredError: on entering: the half is not known to be durable, and the block did not run.
             DecisionNotStoredError: on leaving normally: a check will settle the transaction.
+            PublicationNotSeenError: on leaving with `wait="published"`: committed, but not seen to be visible in time.
+            TransactionRefusedError: on leaving with `wait="published"`: a check had decided otherwise before.
         """
-        if not isinstance(topic, str) or not is_topic_name(topic):
-            raise ConfigurationError(f"topic must be a topic's name, but is {topic!r}")
-        if check_immunity is not None:
-            not_negative("check_immunity", check_immunity)
-        half = Half(
-            transaction_id=new_id(),
-            group=self._group,
-            topic=topic,
-            partition=partition,
-            key=_bytes("key", key),
-            value=_bytes("value", value),
-            headers=_headers(headers) if headers else (),
-            immunity_ms=None if check_immunity is None else int(check_immunity * 1000),
+        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
+        return Transaction(self._desk, half.transaction_id, (half,), None, self._chosen(wait))
+
+    def transaction_of(
+        self,
+        messages: Sequence[Outgoing] = (),
+        *,
+        ordering_key: bytes | str | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+    ) -> TransactionOfSeveral:
+        """Return a transaction of several messages, to any topics: all become visible at once, or none.
+
+        The messages are given here, or added in the block and then stored by `prepare`::
+
+            with producer.transaction_of() as tx:
+                tx.add("orders", key=b"42", value=b"...")
+                tx.add("invoices", key=b"7", value=b"...")
+                tx.prepare()                                    # all halves are durable from here on
+                db.insert_order(...)                            # the local transaction
+
+        Args:
+            messages: those known already; where there are any, entering stores them, and none can be added.
+            ordering_key: what orders this transaction among others; the first message's key where it is None.
+            check_immunity: as in `transaction`.
+            deliver_at: as in `transaction`; one time for all.
+            wait: as in `transaction`.
+
+        Raises:
+            ConfigurationError: an argument is wrong.
+        """
+        under = replace(
+            self._terms(check_immunity, deliver_at),
+            ordering_key=encoded("ordering_key", ordering_key),
+            by_half=self._by_half,
         )
-        return Transaction(self, half)
+        made = TransactionOfSeveral(self._desk, new_id(), under, self._chosen(wait))
+        if messages:
+            made.give(messages)
+        return made
 
     def send(
         self,
@@ -244,6 +267,8 @@ class TransactionalProducer:
         headers: UserHeaders = (),
         partition: int | None = None,
         check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
         execute: Execute | None = None,
     ) -> TransactionResult:
         """Send a message in a transaction around a function; the arguments and errors are those of `transaction`.
@@ -255,117 +280,149 @@ class TransactionalProducer:
             headers: its headers.
             partition: the partition to publish to.
             check_immunity: seconds from now before the first check.
+            deliver_at: when to publish it.
+            wait: what to wait for.
             execute: the local transaction: called with the `Transaction` once the half is durable. It returns a
-                `TransactionState`; None means COMMIT. If it raises, the message is rolled back and the exception goes
-                on, as in the context manager. Anything else it returns leaves the message to a check and raises
-                `ConfigurationError`. Without a function the message commits at once.
+                `TransactionState`; None means COMMIT (in a listener it means UNKNOWN, as in RocketMQ). If it raises,
+                the message is rolled back and the exception goes on, as in the context manager. Anything else it
+                returns leaves the message to a check and raises `ConfigurationError`. Without a function the message
+                commits at once.
 
         Returns:
             The id and the stored decision.
         """
-        transaction = self.transaction(
-            topic, key=key, value=value, headers=headers, partition=partition, check_immunity=check_immunity
-        )
+        under = self._terms(check_immunity, deliver_at)
+        half = self._half(topic, key, value, headers, partition, under)
+        chosen = self._chosen(wait)
+        if execute is None:
+            sending = self._sending(half, chosen)
+            self._open()
+            sending.start()
+            try:
+                return sending.result(self._desk.publish_timeout_s if chosen == "published" else None)
+            except TimeoutError:
+                raise self._desk.not_seen(sending.flight) from None
+        transaction = Transaction(self._desk, half.transaction_id, (half,), None, chosen)
         with transaction as tx:
+            _apply(tx, execute(tx))
+        return tx.result
+
+    def submit(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        value: bytes | str | None,
+        headers: UserHeaders = (),
+        partition: int | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+    ) -> Sending:
+        """Send a message without a local transaction and without waiting: thousands may be under way.
+
+        The arguments and errors are those of `transaction`. It waits only for the first connection, for the first
+        message to a topic, and for room where too many are in flight and `when_full` is "block".
+
+        Returns:
+            A future: `result(timeout)`, `exception(timeout)`, `done()`, `add_done_callback(function)`; it can be
+            awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`. With
+            `wait="published"` its `result` waits as long as it is told to.
+        """
+        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
+        sending = self._sending(half, self._chosen(wait))
+        self._open()
+        sending.start()
+        return sending
+
+    async def send_async(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        value: bytes | str | None,
+        headers: UserHeaders = (),
+        partition: int | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+        execute: AsyncExecute | None = None,
+    ) -> TransactionResult:
+        """Do what `send` does from an event loop, which is not held up.
+
+        `execute` may be a coroutine function; a plain function runs on the event loop. A task that is cancelled while
+        `execute` runs leaves the message to a check.
+        """
+        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
+        transaction = Transaction(self._desk, half.transaction_id, (half,), None, self._chosen(wait))
+        async with transaction as tx:
             answer: object = execute(tx) if execute is not None else None
-            if answer is TransactionState.ROLLBACK:
-                tx.rollback()
-            elif answer is TransactionState.UNKNOWN:
-                tx.unknown()
-            elif answer is not None and answer is not TransactionState.COMMIT:
-                tx.unknown()
-                raise ConfigurationError(
-                    f"execute must return a TransactionState or None, but returned a {type(answer).__name__}; "
-                    f"transaction {tx.transaction_id} is left to a check"
-                )
-        return TransactionResult(tx.transaction_id, tx._state, topic)  # noqa: SLF001 - two halves of one idea
+            _apply(tx, await answer if inspect.isawaitable(answer) else answer)
+        return tx.result
 
     def statistics(self) -> ProducerStatistics:
         """Return counts since the start. Safe from any thread."""
-        checker = self._checker
-        with self._count_lock:
-            return ProducerStatistics(
-                in_flight=self._entered - self._left,
-                committed=self._ended[TransactionState.COMMIT],
-                rolled_back=self._ended[TransactionState.ROLLBACK],
-                unknown=self._ended[TransactionState.UNKNOWN],
-                failed=self._failed,
-                checks=checker.answered if checker else 0,
-                failed_checks=checker.failed if checker else 0,
-                skipped_checks=checker.skipped if checker else 0,
-            )
+        counts, checker = self._core.statistics(), self._checker
+        if checker is None:
+            return counts
+        return replace(
+            counts,
+            checks=checker.answered,
+            failed_checks=checker.failed,
+            skipped_checks=checker.skipped,
+            hung_checks=checker.hung,
+        )
 
-    def _prepare(self, half: Half) -> Prepared:
+    def _open(self) -> None:
         if self._state != "started":
             self.start()
-        self._store.require_target(half.topic, half.partition)
-        try:
-            prepared = _prepared(self._store, half)
-        except TransactionError:
-            with self._count_lock:
-                self._failed += 1
-            raise
-        with self._count_lock:
-            self._entered += 1
-        return prepared
 
-    def _finish(self, prepared: Prepared, state: TransactionState, error: BaseException | None) -> None:
-        stored = True
-        try:
-            if state is not TransactionState.UNKNOWN:
-                _decide(self._store, prepared, VERDICTS[state])
-        except DecisionNotStoredError as lost:
-            stored = False
-            if error is None:
-                raise
-            # The user's own exception says more; a check finds out that the local transaction did not commit.
-            _log.warning("%s", lost)
-        finally:
-            with self._count_lock:
-                self._left += 1
-                if stored:
-                    self._ended[state] += 1
-                else:
-                    self._failed += 1
+    def _chosen(self, wait: Wait | None) -> Wait:
+        if wait is None:
+            return self._wait
+        _one_of("wait", wait, *_WAITS)
+        return wait
 
+    def _terms(self, check_immunity: float | None, deliver_at: datetime | float | None) -> Terms:
+        if check_immunity is None and deliver_at is None:
+            return _NO_TERMS
+        return terms(check_immunity, deliver_at, by_half=self._by_half)
 
-def _prepared(store: Store, half: Half) -> Prepared:
-    heard: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
-    store.prepare((half,), heard.put)
-    answer = heard.get()
-    if isinstance(answer, HalfNotStoredError):
-        raise answer
-    return answer
+    def _half(  # noqa: PLR0917 - the arguments of a message, handed on
+        self,
+        topic: str,
+        key: bytes | str | None,
+        value: bytes | str | None,
+        headers: UserHeaders,
+        partition: int | None,
+        under: Terms,
+    ) -> Half:
+        half = a_half(
+            new_id(), self._group, under, topic=topic, key=key, value=value, headers=headers, partition=partition
+        )
+        return half._replace(order_key=half.key) if self._by_half else half
+
+    def _sending(self, half: Half, wait: Wait) -> Sending:
+        return Sending(self._core.flight((half,), None, wait))
 
 
-def _decide(store: Store, prepared: Prepared, verdict: Verdict) -> None:
-    heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
-    store.decide(prepared, verdict, heard.put)
-    error = heard.get()
-    if error is not None:
-        raise error
+def _apply(tx: Transaction, answer: object) -> None:
+    """Take the answer of a local transaction."""
+    if answer is TransactionState.ROLLBACK:
+        tx.rollback()
+    elif answer is TransactionState.UNKNOWN:
+        tx.unknown()
+    elif answer is not None and answer is not TransactionState.COMMIT:
+        tx.unknown()
+        raise ConfigurationError(
+            f"execute must return a TransactionState or None, but returned a {type(answer).__name__}; "
+            f"transaction {tx.transaction_id} is left to a check"
+        )
 
 
-def _bytes(option: str, content: bytes | str | None) -> bytes | None:
-    if content is None or isinstance(content, bytes):
-        return content
-    if isinstance(content, str):
-        return content.encode()
-    raise ConfigurationError(
-        f"{option} must be bytes, text or None, but is a {type(content).__name__}; encode it first"
-    )
+def _one_of(option: str, value: object, *choices: str) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{option} must be one of {', '.join(map(repr, choices))}, but is {value!r}")
 
 
-def _headers(headers: UserHeaders) -> Headers:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    checked = []
-    for name, content in pairs:
-        if not isinstance(name, str) or name.startswith(RESERVED_PREFIX):
-            raise ConfigurationError(
-                f"header names must be text that does not begin with {RESERVED_PREFIX!r}, but one is {name!r}"
-            )
-        checked.append((name, _bytes(f"header {name}", content)))
-    return tuple(checked)
-
-
-__all__ = ["Execute", "Transaction", "TransactionalProducer", "UserHeaders"]
+__all__ = ["AsyncExecute", "Execute", "TransactionalProducer"]

@@ -1,0 +1,235 @@
+"""The core of the transactional producer: transactions as they fly, none of which a thread has to wait for.
+
+`Flight` is one transaction. It is started, tells when its halves are stored, is ended with a state, and tells when
+what the caller wanted to wait for has come. The context manager, `send`, `submit`, the listeners and the async
+variants are thin layers on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionRefusedError
+from penstock.transactions.in_flight import InFlight
+from penstock.transactions.model import ProducerStatistics, TransactionState, Wait
+from penstock.transactions.records import Half, Verdict
+from penstock.transactions.store import Prepared, Store
+
+_log = logging.getLogger("penstock.transactions")
+
+VERDICTS = {
+    TransactionState.COMMIT: Verdict.COMMIT,
+    TransactionState.ROLLBACK: Verdict.ROLLBACK,
+}
+
+Told = Callable[["Flight"], None]
+
+
+class Core:
+    """What all transactions of one producer share. Thread-safe.
+
+    Args:
+        store: where halves and decisions go.
+        in_flight: the bounds.
+    """
+
+    def __init__(self, store: Store, in_flight: InFlight) -> None:
+        self.store = store
+        self.in_flight = in_flight
+        # Guards the counts below: transactions of many threads add to them.
+        self._lock = threading.Lock()
+        self._ended = dict.fromkeys(TransactionState, 0)
+        self._failed = 0
+        self._lost = 0
+
+    def flight(self, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> Flight:
+        """Return a transaction that has not been started."""
+        return Flight(self, halves, ordering_key, wait)
+
+    def count_end(self, state: TransactionState) -> None:
+        """Count a transaction that ended as it should."""
+        with self._lock:
+            self._ended[state] += 1
+
+    def count_failure(self, *, lost: bool = False) -> None:
+        """Count a half or a decision that is not known to be stored."""
+        with self._lock:
+            self._failed += 1
+            self._lost += lost
+
+    def statistics(self) -> ProducerStatistics:
+        """Return the counts; those of checks are 0."""
+        with self._lock:
+            return ProducerStatistics(
+                in_flight=self.in_flight.count,
+                committed=self._ended[TransactionState.COMMIT],
+                rolled_back=self._ended[TransactionState.ROLLBACK],
+                unknown=self._ended[TransactionState.UNKNOWN],
+                failed=self._failed,
+                checks=0,
+                failed_checks=0,
+                skipped_checks=0,
+                lost_decisions=self._lost,
+            )
+
+
+class Flight:
+    """One transaction on its way. Driven by its owner, told by the store's threads; the two never at once.
+
+    Attributes:
+        halves: its messages.
+        error: why its halves, or its decision, are not known to be stored, or why it was refused.
+        state: what it was ended with.
+        wait: what its owner waits for at the end.
+    """
+
+    __slots__ = (
+        "_abandoned",
+        "_core",
+        "_ordering_key",
+        "_prepared",
+        "_settled",
+        "_size",
+        "_stored",
+        "_told",
+        "error",
+        "halves",
+        "state",
+        "wait",
+    )
+
+    def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
+        self.halves = halves
+        self.error: Exception | None = None
+        self.state = TransactionState.UNKNOWN
+        self._core = core
+        self._ordering_key = ordering_key
+        self.wait: Wait = wait
+        self._size = sum(len(half.key or b"") + len(half.value or b"") for half in halves)
+        self._prepared: Prepared | None = None
+        self._told: Told = _nobody
+        self._abandoned: list[None] = []
+        # With wait="published": two tellers, one for each; whoever is the second tells on. Lists, for taking the last
+        # item of one is a single step.
+        self._stored: list[None] = []
+        self._settled: Verdict | None = None
+
+    def start(self, told: Told, *, may_wait: bool = True) -> None:
+        """Store the halves; `told` is called once they are stored, or with an error.
+
+        Raises:
+            BufferFullError: too many are in flight.
+            PenstockError: a target does not exist, or the store cannot be asked.
+        """
+        core = self._core
+        for half in self.halves:
+            core.store.require_target(half.topic, half.partition)
+        core.in_flight.enter(self._size, may_wait=may_wait)
+        self._told = told
+        try:
+            if self.wait == "published":
+                # Before the halves are stored: what is told of later cannot have been missed.
+                self._stored = [None]
+                core.store.watch(self.halves[0].transaction_id, self._is_settled)
+            core.store.prepare(self.halves, self._is_prepared, self._ordering_key)
+        except BaseException:
+            core.in_flight.leave(self._size)
+            raise
+
+    def end(self, state: TransactionState, told: Told) -> None:
+        """Store the decision; `told` is called once what the caller waits for has come, or with an error."""
+        self.state = state
+        self._told = told
+        core = self._core
+        if state is not TransactionState.COMMIT and self.wait == "published":
+            self.give_up_watch()
+        if state is TransactionState.UNKNOWN:
+            core.in_flight.leave(self._size)
+            core.count_end(state)
+            told(self)
+            return
+        assert self._prepared is not None  # noqa: S101 - it was told of
+        if self.wait == "sent":
+            self._told = _nobody
+            core.store.decide(self._prepared, VERDICTS[state], self._is_decided)
+            told(self)
+        else:
+            core.store.decide(self._prepared, VERDICTS[state], self._is_decided)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its halves are stored."""
+        return self._prepared is not None
+
+    def abandon(self) -> None:
+        """Roll it back, now or once its halves are stored: nobody waits for it, and its local transaction never ran."""
+        self._abandoned = [None]
+        self._told = Flight._roll_back
+        if self._prepared is not None:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        try:
+            self._abandoned.pop()
+        except IndexError:
+            # The other of two threads did it.
+            return
+        if self.error is None:
+            self.end(TransactionState.ROLLBACK, _nobody)
+
+    def give_up_watch(self) -> None:
+        """Wait no longer for the message to become visible."""
+        self._core.store.forget(self.halves[0].transaction_id)
+
+    def _is_prepared(self, answer: Prepared | HalfNotStoredError) -> None:
+        if isinstance(answer, HalfNotStoredError):
+            self.error = answer
+            self._core.in_flight.leave(self._size)
+            self._core.count_failure()
+            if self.wait == "published":
+                self.give_up_watch()
+        else:
+            self._prepared = answer
+        self._told(self)
+
+    def _is_decided(self, error: DecisionNotStoredError | None) -> None:
+        core = self._core
+        core.in_flight.leave(self._size)
+        if error is None:
+            core.count_end(self.state)
+            if self.wait == "published" and self.state is TransactionState.COMMIT:
+                self._one_of_two()
+                return
+        else:
+            self.error = error
+            core.count_failure(lost=self.wait == "sent")
+            if self.wait == "sent":
+                _log.warning("%s", error)
+            elif self.wait == "published":
+                self.give_up_watch()
+        self._told(self)
+
+    def _is_settled(self, verdict: Verdict) -> None:
+        self._settled = verdict
+        self._one_of_two()
+
+    def _one_of_two(self) -> None:
+        """Tell, once the decision is stored and the transaction settled."""
+        try:
+            self._stored.pop()
+        except IndexError:
+            if self._settled is not Verdict.COMMIT and self._settled is not None:
+                self.error = TransactionRefusedError(
+                    f"transaction {self.halves[0].transaction_id}: its COMMIT came too late, it was settled before as "
+                    f"{self._settled.name} by a check or an operator; the message is not published"
+                )
+            self._told(self)
+
+
+def _nobody(_: Flight) -> None:
+    """Nobody waits."""
+
+
+__all__ = ["Core", "Flight", "Told"]

@@ -1,0 +1,175 @@
+"""A result to come, for threads, for callbacks and for event loops.
+
+Like `concurrent.futures.Future` to look at, at a fifth of its cost: thousands are made and ended a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Generic, TypeVar, cast
+
+_log = logging.getLogger("penstock.transactions")
+
+T = TypeVar("T")
+
+
+class Pledge(Generic[T]):
+    """A result to come. Ended once, by any thread; asked by any number of them.
+
+    There is no lock: the outcome is set before the callbacks are taken, and a callback is either taken by who ends the
+    pledge or taken back by who added it, since taking from a list is one step under the interpreter lock.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_result", "_set")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._result: T | None = None
+        self._error: Exception | None = None
+        self._callbacks: list[Callable[[Pledge[T]], object]] = []
+
+    def done(self) -> bool:
+        """Tell whether the result, or the error, is there."""
+        return self._set
+
+    def cancelled(self) -> bool:
+        """Tell whether it was cancelled: never."""
+        return False
+
+    def cancel(self) -> bool:
+        """Do nothing and return False: what is on its way to Kafka cannot be called back."""
+        return False
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result, or raise the error it ended with.
+
+        Args:
+            timeout: seconds to wait at most; None: as long as it takes.
+
+        Raises:
+            TimeoutError: it is not there yet.
+        """
+        self._wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._result)
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Return the error it ended with, or None; the timeout is that of `result`."""
+        self._wait(timeout)
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[Pledge[T]], object]) -> None:
+        """Have a function called with this object once it is done; at once where it is.
+
+        It runs in the thread that serves all deliveries: it must not wait, nor call what waits. What it raises is
+        logged.
+        """
+        callbacks = self._callbacks
+        callbacks.append(callback)
+        if self._set:
+            try:
+                callbacks.remove(callback)
+            except ValueError:
+                return
+            self._call(callback)
+
+    def __await__(self) -> Generator[object, None, T]:
+        """Wait on the running event loop; cancelling the wait changes nothing of the transaction."""
+        if not self._set:
+            loop = asyncio.get_running_loop()
+            there: asyncio.Future[None] = loop.create_future()
+            ring = _bell(loop).ring
+            self.add_done_callback(lambda _: ring(there))
+            yield from there
+        return self.result()
+
+    def succeed(self, result: T) -> None:
+        """End it with a result."""
+        self._result = result
+        self._end()
+
+    def fail(self, error: Exception) -> None:
+        """End it with an error."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._set = True
+        callbacks = self._callbacks
+        while callbacks:
+            try:
+                callback = callbacks.pop(0)
+            except IndexError:
+                return
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Pledge[T]], object]) -> None:
+        try:
+            callback(self)
+        except Exception:  # noqa: BLE001 - the user's function may raise anything
+            _log.exception("a callback of a transaction raised")
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._set:
+            return
+        gate = threading.Lock()
+        gate.acquire()
+        self.add_done_callback(lambda _: gate.release())
+        if not gate.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"no result within {timeout:g} s; the transaction goes on")
+
+
+class _Bell:
+    """Wakes futures of one event loop. One call into the loop serves all that were rung until it runs."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        # Added by any thread, taken by the loop.
+        self._rung: deque[asyncio.Future[None]] = deque()
+        # Set by any thread after adding, cleared by the loop before taking: nothing that was added is missed.
+        self._called = False
+
+    def ring(self, there: asyncio.Future[None]) -> None:
+        """Have a future ended."""
+        self._rung.append(there)
+        if not self._called:
+            self._called = True
+            loop = self._loop()
+            if loop is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(self._serve)
+
+    def _serve(self) -> None:
+        self._called = False
+        while self._rung:
+            there = self._rung.popleft()
+            if not there.done():
+                there.set_result(None)
+
+
+class _Bells:
+    """One bell for each event loop, for as long as the loop lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = weakref.WeakKeyDictionary()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop) -> _Bell:
+        """Return the bell of a loop."""
+        with self._lock:
+            bell = self._bells.get(loop)
+            if bell is None:
+                bell = self._bells[loop] = _Bell(loop)
+            return bell
+
+
+#: Whose future it is does not matter to a bell, only whose loop: so they are shared by all.
+_bell = _Bells()
+
+
+__all__ = ["Pledge"]

@@ -1,0 +1,184 @@
+"""The arguments of a message, checked, and the half they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.config import not_negative
+from penstock.errors import ConfigurationError
+from penstock.message import Headers
+from penstock.transactions.records import MAX_PARTS, RESERVED_PREFIX, Half, is_topic_name
+
+UserHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+
+#: The longest time that is taken for one: a hundred years.
+_LONGEST_S = 100 * 365 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to send in a transaction.
+
+    Attributes:
+        topic: where it is published; the topic must exist.
+        value: its value, or None for a tombstone; text is encoded as UTF-8.
+        key: its key, or None; text is encoded as UTF-8.
+        headers: its headers; names must not begin with `penstock-`.
+        partition: the partition to publish to; Kafka's partitioner chooses where it is None.
+    """
+
+    topic: str
+    value: bytes | str | None
+    key: bytes | str | None = None
+    headers: UserHeaders = ()
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for all messages of a transaction.
+
+    Attributes:
+        immunity_ms: milliseconds from birth before the first check, or None.
+        deliver_at_ms: when to publish, in milliseconds since the epoch, or None.
+        ordering_key: what chooses the half partition, where the first message's key shall not.
+        by_half: whether halves of one ordering key are published in the order they were sent.
+    """
+
+    immunity_ms: int | None = None
+    deliver_at_ms: int | None = None
+    ordering_key: bytes | None = None
+    by_half: bool = False
+
+
+def terms(
+    check_immunity: float | None,
+    deliver_at: datetime | float | None,
+    *,
+    by_half: bool,
+) -> Terms:
+    """Check what holds for a whole transaction.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+    """
+    immunity_ms = None
+    if check_immunity is not None:
+        not_negative("check_immunity", check_immunity)
+        if check_immunity > _LONGEST_S:
+            raise ConfigurationError(f"check_immunity must be at most {_LONGEST_S:g} s, but is {check_immunity!r}")
+        immunity_ms = int(check_immunity * 1000)
+    deliver_at_ms = None
+    if deliver_at is not None:
+        if by_half:
+            raise ConfigurationError(
+                'deliver_at cannot be had with order="half": a message that waits would hold all later ones of its key'
+            )
+        deliver_at_ms = _milliseconds(deliver_at)
+    return Terms(immunity_ms, deliver_at_ms)
+
+
+def _milliseconds(at: datetime | float) -> int:
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise ConfigurationError("deliver_at must say its time zone: datetime.now(timezone.utc) does")
+        at = at.timestamp()
+    if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at) or not 0 <= at < 1e11:  # noqa: PLR2004 - the year 5138
+        raise ConfigurationError(f"deliver_at must be a datetime or seconds since the epoch, but is {at!r}")
+    return int(at * 1000)
+
+
+def halves(transaction_id: str, group: str, messages: Sequence[Outgoing], under: Terms) -> list[Half]:
+    """Return the halves of a transaction of several messages.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or there are none or too many.
+    """
+    if not 1 <= len(messages) <= MAX_PARTS:
+        raise ConfigurationError(f"a transaction has 1 to {MAX_PARTS} messages, but this one has {len(messages)}")
+    key = under.ordering_key if under.ordering_key is not None else encoded("key", messages[0].key)
+    order_key = key if under.by_half else None
+    made = []
+    for number, message in enumerate(messages, 1):
+        half = a_half(
+            transaction_id,
+            group,
+            under,
+            topic=message.topic,
+            key=message.key,
+            value=message.value,
+            headers=message.headers,
+            partition=message.partition,
+        )
+        made.append(half._replace(part=(number, len(messages)) if len(messages) > 1 else None, order_key=order_key))
+    return made
+
+
+def a_half(
+    transaction_id: str,
+    group: str,
+    under: Terms,
+    *,
+    topic: str,
+    key: bytes | str | None,
+    value: bytes | str | None,
+    headers: UserHeaders,
+    partition: int | None,
+) -> Half:
+    """Return the half of one message.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+    """
+    if not isinstance(topic, str) or not is_topic_name(topic):
+        raise ConfigurationError(f"topic must be a topic's name, but is {topic!r}")
+    if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
+        raise ConfigurationError(f"partition must be a number from 0, or None, but is {partition!r}")
+    return Half(
+        transaction_id,
+        group,
+        topic,
+        partition,
+        key if key is None or type(key) is bytes else encoded("key", key),
+        value if value is None or type(value) is bytes else encoded("value", value),
+        _headers(headers) if headers else (),
+        under.immunity_ms,
+        under.deliver_at_ms,
+    )
+
+
+def encoded(option: str, content: bytes | str | None) -> bytes | None:
+    """Return bytes as they are, text as UTF-8.
+
+    Raises:
+        ConfigurationError: it is neither, or text that has no UTF-8.
+    """
+    if content is None or isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
+        try:
+            return content.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"{option} is text that cannot be encoded as UTF-8; encode it first") from error
+    raise ConfigurationError(
+        f"{option} must be bytes, text or None, but is a {type(content).__name__}; encode it first"
+    )
+
+
+def _headers(headers: UserHeaders) -> Headers:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    checked = []
+    for name, content in pairs:
+        if not isinstance(name, str) or name.startswith(RESERVED_PREFIX):
+            raise ConfigurationError(
+                f"header names must be text that does not begin with {RESERVED_PREFIX!r}, but one is {name!r}"
+            )
+        encoded("a header's name", name)
+        checked.append((name, encoded(f"header {name}", content)))
+    return tuple(checked)
+
+
+__all__ = ["Outgoing", "Terms", "UserHeaders", "a_half", "encoded", "halves", "terms"]

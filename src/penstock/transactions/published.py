@@ -1,0 +1,114 @@
+"""Who waits until a message is visible: the done log read as every committed reader reads, and whom to tell.
+
+A note in `done` stands in the same Kafka transaction as the message it speaks of: once a committed reader sees the one,
+it sees the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from penstock.config import ClientConfig
+from penstock.errors import MessageFormatError
+from penstock.kafka import base_config, client_refused, reason
+from penstock.transactions.records import Verdict, decode_done
+from penstock.transactions.store import ToldSettled
+from penstock.transactions.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+_POLL_S = 0.1
+_ANSWER_S = 10.0
+_RECORDS = 1_000
+
+
+class DoneWatch:
+    """Follows the done log from its end and tells who waits. `add` and `remove` are thread-safe.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        topics: the store's topics.
+        name: what the thread's name ends with.
+
+    Raises:
+        KafkaException: the end of the done log could not be learnt.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str) -> None:
+        self._topics = topics
+        # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
+        self._waiting: dict[str, ToldSettled] = {}
+        self._stopping = threading.Event()
+        try:
+            self._consumer = Consumer(
+                {
+                    **base_config(bootstrap_servers, config),
+                    "group.id": f"{topics.prefix}.watch",
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "isolation.level": "read_committed",
+                    "fetch.wait.max.ms": 100,
+                }
+            )
+        except KafkaException as error:
+            raise client_refused(error) from error
+        try:
+            # Where the log ends for a committed reader now: what is told of from here on comes behind.
+            places = [TopicPartition(topics.done, number) for number in range(topics.partitions)]
+            for place in places:
+                place.offset = self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
+            self._consumer.assign(places)
+        except KafkaException:
+            self._consumer.close()
+            raise
+        self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{name}", daemon=True)
+        self._thread.start()
+
+    def add(self, transaction_id: str, told: ToldSettled) -> None:
+        """Have someone told how a transaction is settled."""
+        self._waiting[transaction_id] = told
+
+    def remove(self, transaction_id: str) -> None:
+        """Tell nobody."""
+        self._waiting.pop(transaction_id, None)
+
+    def stop(self) -> None:
+        """End. Who still waits is told nothing."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                first = self._consumer.poll(_POLL_S)
+                if first is not None:
+                    for message in (first, *self._consumer.consume(_RECORDS, 0)):
+                        self._take(message)
+        finally:
+            self._consumer.close()
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            _log.warning("%s cannot be read: %s; it is tried again", self._topics.done, reason(error))
+            # Errors come back at once: without a pause this would spin.
+            time.sleep(_POLL_S)
+            return
+        try:
+            notes = decode_done(message.value()).notes
+        except MessageFormatError as bad:
+            _log.warning("%s[%s]@%s: %s", self._topics.done, message.partition(), message.offset(), bad)
+            return
+        for note in notes:
+            if note.verdict is not Verdict.UNKNOWN:
+                told = self._waiting.pop(note.transaction_id, None)
+                if told is not None:
+                    told(note.verdict)
+
+
+__all__ = ["DoneWatch"]

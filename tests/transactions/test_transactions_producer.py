@@ -1,0 +1,280 @@
+"""The producer's core on a real broker: many in flight from one thread, bounds, several messages, healing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from transaction_tools import Bench
+
+from penstock.errors import (
+    BufferFullError,
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    TransactionError,
+)
+from penstock.transactions import Outgoing, TransactionResult, TransactionState
+from penstock.transactions.futures import Pledge
+from penstock.transactions.in_flight import InFlight
+from penstock.transactions.records import Op, Verdict, decode_half, decode_ops
+from waiting import wait_until
+
+
+def ops_of(bench: Bench) -> list[Op]:
+    """Return the decisions in the op log, in their order within each half partition."""
+    records = sorted(bench.messages(bench.topics.op), key=lambda record: (record.partition(), record.offset()))
+    return [op for record in records for op in decode_ops(record.value()) if op.verdict is not Verdict.TICK]
+
+
+def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+    threads = threading.active_count()
+
+    pledges = [producer.submit(bench.topic, key=b"%d" % (n % 50), value=b"%d" % n) for n in range(5_000)]
+    most_threads = threading.active_count()
+    results = [pledge.result(60) for pledge in pledges]
+    bench.settled(coordinator, committed=5_000)
+
+    assert most_threads <= threads + 1
+    assert {result.state for result in results} == {TransactionState.COMMIT}
+    assert [result.transaction_id for result in results] == [pledge.transaction_id for pledge in pledges]
+    assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % n for n in range(5_000))
+    assert (producer.statistics().committed, producer.statistics().in_flight) == (5_000, 0)
+
+
+def test_decisions_of_many_transactions_share_op_records_and_keep_their_order(bench: Bench) -> None:
+    producer = bench.producer()
+
+    pledges = [producer.submit(bench.topic, key=b"k", value=b"%d" % n) for n in range(2_000)]
+    for pledge in pledges:
+        pledge.result(60)
+
+    assert [op.transaction_id for op in ops_of(bench)] == [pledge.transaction_id for pledge in pledges]
+    assert len(bench.messages(bench.topics.op)) < 2_000
+
+
+def test_a_callback_hears_of_the_end_and_what_it_raises_harms_nobody(bench: Bench) -> None:
+    producer = bench.producer()
+    heard: list[TransactionResult] = []
+
+    def bad(_: Pledge[TransactionResult]) -> None:
+        raise RuntimeError("a mistake of the user's")
+
+    first = producer.submit(bench.topic, value=b"1")
+    first.add_done_callback(bad)
+    first.add_done_callback(lambda pledge: heard.append(pledge.result(0)))
+    second = producer.submit(bench.topic, value=b"2")
+
+    assert second.result(60).state is TransactionState.COMMIT
+    wait_until(lambda: [result.transaction_id for result in heard] == [first.transaction_id])
+    assert not first.cancel()
+
+
+def test_a_full_buffer_blocks_or_raises_as_chosen(bench: Bench) -> None:
+    raising = bench.producer(max_in_flight=1, when_full="raise")
+    blocking = bench.producer(max_in_flight=1, send_timeout=30.0)
+
+    with raising.transaction(bench.topic, value=b"first"):
+        with pytest.raises(BufferFullError, match="max_in_flight is 1"):
+            raising.submit(bench.topic, value=b"second")
+        assert raising.statistics().in_flight == 1
+    assert raising.submit(bench.topic, value=b"third").result(60).state is TransactionState.COMMIT
+
+    ended: list[TransactionState] = []
+    with blocking.transaction(bench.topic, value=b"first"):
+        other = threading.Thread(target=lambda: ended.append(blocking.send(bench.topic, value=b"second").state))
+        other.start()
+        wait_until(lambda: blocking._core.in_flight._waiting == 1)
+        assert ended == []
+    other.join(60)
+    assert ended == [TransactionState.COMMIT]
+
+
+def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more() -> None:
+    room = InFlight(10, 100, timeout_s=0)
+
+    room.enter(500)
+    with pytest.raises(BufferFullError, match="500 bytes"):
+        room.enter(1)
+    room.leave(500)
+    room.enter(60)
+    with pytest.raises(BufferFullError, match="max_in_flight_bytes 100"):
+        room.enter(41)
+    room.enter(40)
+
+    assert (room.count, room.bytes) == (2, 100)
+
+
+def test_room_that_never_comes_is_told_after_the_time_to_wait() -> None:
+    room = InFlight(1, 100, timeout_s=0.05)
+    room.enter(1)
+
+    with pytest.raises(BufferFullError, match="1 transactions"):
+        room.enter(1)
+
+    room.leave(1)
+    room.enter(1)
+
+
+def test_several_messages_share_one_id_one_half_partition_and_one_decision(
+    bench: Bench, new_topic: Callable[..., str]
+) -> None:
+    producer, other = bench.producer(), new_topic()
+
+    with producer.transaction_of() as tx:
+        tx.add(bench.topic, key=b"a", value=b"1")
+        tx.add(other, key=b"b", value=b"2")
+        tx.add(bench.topic, key="c", value="3", headers={"h": b"x"})
+        tx.prepare()
+        with pytest.raises(TransactionError, match="is prepared"):
+            tx.add(bench.topic, value=b"4")
+
+    records = bench.messages(bench.topics.half)
+    halves = [decode_half(r.key(), r.value(), r.headers()) for r in records]
+    assert [(half.part, half.topic, half.value) for half in halves] == [
+        ((1, 3), bench.topic, b"1"),
+        ((2, 3), other, b"2"),
+        ((3, 3), bench.topic, b"3"),
+    ]
+    assert {half.transaction_id for half in halves} == {tx.transaction_id}
+    assert {record.partition() for record in records} == {bench.topics.half_partition(b"a")}
+    (decision,) = ops_of(bench)
+    assert (decision.transaction_id, decision.verdict) == (tx.transaction_id, Verdict.COMMIT)
+    assert decision.half_offsets == tuple(record.offset() for record in records)
+
+
+def test_messages_given_beforehand_are_stored_on_entering_under_the_ordering_key(bench: Bench) -> None:
+    producer = bench.producer()
+    messages = [Outgoing(bench.topic, b"1", b"a"), Outgoing(bench.topic, b"2", b"b")]
+
+    with producer.transaction_of(messages, ordering_key=b"z") as tx:
+        stored = bench.messages(bench.topics.half)
+        tx.rollback()
+
+    assert [record.value() for record in stored] == [b"1", b"2"]
+    assert {record.partition() for record in stored} == {bench.topics.half_partition(b"z")}
+    assert [op.verdict for op in ops_of(bench)] == [Verdict.ROLLBACK]
+
+
+def test_a_block_that_never_prepares_its_messages_is_told_so(bench: Bench) -> None:
+    producer = bench.producer()
+
+    with pytest.raises(TransactionError, match="never prepared"), producer.transaction_of() as tx:
+        tx.add(bench.topic, value=b"1")
+    with pytest.raises(RuntimeError, match="own"), producer.transaction_of() as tx:
+        raise RuntimeError("its own error")
+    with pytest.raises(ConfigurationError, match="1 to 1000 messages"), producer.transaction_of() as tx:
+        tx.prepare()
+
+    assert bench.messages(bench.topics.half) == []
+
+
+def test_one_of_three_halves_not_stored_rolls_back_all(bench: Bench) -> None:
+    producer, ran = bench.producer(), []
+    sizes = (10, 2_000_000, 10)
+
+    with (
+        pytest.raises(HalfNotStoredError, match="did not run"),
+        producer.transaction_of([Outgoing(bench.topic, bytes(size), b"k") for size in sizes]),
+    ):
+        ran.append(1)
+
+    assert ran == []
+    wait_until(lambda: ops_of(bench))
+    (rollback,) = ops_of(bench)
+    assert (rollback.verdict, rollback.half_offsets) == (Verdict.ROLLBACK, ())
+    assert (producer.statistics().failed, producer.statistics().in_flight) == (1, 0)
+
+
+def test_half_order_and_delivery_time_are_written_into_the_half(bench: Bench) -> None:
+    by_half, by_commit = bench.producer(order="half"), bench.producer()
+    at = datetime.now(UTC) + timedelta(hours=1)
+
+    by_half.send(bench.topic, key=b"account", value=b"1")
+    by_half.send(bench.topic, value=b"2")
+    by_commit.send(bench.topic, value=b"3", deliver_at=at)
+    by_commit.send(bench.topic, value=b"4", deliver_at=at.timestamp())
+
+    halves = {r.value(): decode_half(r.key(), r.value(), r.headers()) for r in bench.messages(bench.topics.half)}
+    assert (halves[b"1"].order_key, halves[b"2"].order_key) == (b"account", None)
+    assert halves[b"3"].deliver_at_ms == halves[b"4"].deliver_at_ms == int(at.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"check_immunity": float("inf")}, "check_immunity"),
+        ({"check_immunity": float("nan")}, "check_immunity"),
+        ({"partition": "a"}, "partition"),
+        ({"partition": True}, "partition"),
+        ({"key": "\ud800"}, "key"),
+        ({"value": "\udfff"}, "value"),
+        ({"headers": {"\ud800": b""}}, "header"),
+        ({"deliver_at": "tomorrow"}, "deliver_at"),
+        ({"deliver_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 - that is the point
+        ({"deliver_at": float("inf")}, "deliver_at"),
+        ({"wait": "long"}, "wait"),
+    ],
+)
+def test_arguments_that_cannot_be_are_told_as_such(bench: Bench, wrong: dict[str, Any], told: str) -> None:
+    producer = bench.producer()
+
+    with pytest.raises(ConfigurationError, match=told):
+        producer.send(bench.topic, **{"value": b"v", **wrong})
+
+
+def test_a_delayed_message_cannot_hold_a_key(bench: Bench) -> None:
+    with pytest.raises(ConfigurationError, match='order="half"'):
+        bench.producer(order="half").send(bench.topic, key=b"k", value=b"v", deliver_at=time.time() + 60)
+
+
+def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = bench.producer()
+    producer.send(bench.topic, value=b"before")
+    sends = producer._store._sends  # type: ignore[attr-defined] # the store is Kafka's
+    broken = sends._producer
+
+    class Broken:
+        """A client that a fatal error ended: it refuses all, for good."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(broken, name)
+
+        def produce(self, *_: Any, **__: Any) -> None:
+            fired.append(1)
+            raise KafkaException(KafkaError(KafkaError._FATAL, "out of order", fatal=True))
+
+    fired: list[int] = []
+    monkeypatch.setattr(sends, "_producer", Broken())
+
+    producer.send(bench.topic, value=b"after")
+
+    assert fired == [1]
+    assert sends._producer is not broken
+    assert [op.verdict for op in ops_of(bench)] == [Verdict.COMMIT] * 2
+
+
+def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.producer()
+    producer.send(bench.topic, value=b"warm")
+    refused: list[int] = []
+
+    def refuse(*_: Any) -> bool:
+        refused.append(1)
+        raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "no"))
+
+    monkeypatch.setattr(producer._store._sends, "try_post", refuse)  # type: ignore[attr-defined] # the store is Kafka's
+    with pytest.raises(DecisionNotStoredError, match="will settle it"):
+        producer.send(bench.topic, value=b"v")
+
+    assert refused == [1]
+    assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
