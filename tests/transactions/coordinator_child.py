@@ -1,18 +1,25 @@
 """A coordinator in a process of its own, for tests that kill it.
 
-Arguments: bootstrap servers, prefix, and when to stand still so that the kill falls there: `never`, `before commit`
-(all of the Kafka transaction is sent, its end is not) or `after commit` (it ended, and nobody here knows yet).
+Arguments: bootstrap servers, prefix, when to stand still so that the kill falls there, and an instance name or nothing.
+It stands still `never`, `before commit` (all of the Kafka transaction is sent, its end is not), `after commit` (it
+ended, and nobody here knows yet) or until it `thaw`s (as before commit; it goes on when it was frozen in between). Only
+Kafka transactions that settle something stand still.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from penstock.transactions import Coordinator
-from penstock.transactions.publisher import Publisher
+from penstock.transactions.publisher import InDoubtError, Publisher
+from penstock.transactions.settlement import Share
+
+#: A pause of the process that only a freeze makes.
+FROZEN_S = 5.0
 
 
 def stand_still(where: str) -> None:
@@ -21,20 +28,47 @@ def stand_still(where: str) -> None:
     threading.Event().wait()
 
 
+def freeze() -> None:
+    """Return only after this process was frozen and went on: its clock stood still, or rather all else did."""
+    last = time.monotonic()
+    while time.monotonic() - last < FROZEN_S:
+        last = time.monotonic()
+        time.sleep(0.01)
+
+
 def main() -> None:
-    servers, prefix, where = sys.argv[1:]
-    commit = Publisher._commit
+    servers, prefix, where, *instance = sys.argv[1:]
+    commit, produce = Publisher._commit, Publisher._produce
+    settling: set[Publisher] = set()
+
+    def noting_produce(self: Publisher, producer: Producer, partition: int, share: Share) -> None:
+        if share.decided:
+            settling.add(self)
+        produce(self, producer, partition, share)
 
     def halting_commit(self: Publisher, producer: Producer) -> None:
+        if self not in settling:
+            commit(self, producer)
+            return
         if where == "before commit":
             producer.flush(10)
             stand_still(where)
-        commit(self, producer)
+        if where == "thaw":
+            producer.flush(10)
+            print(where, flush=True)  # noqa: T201 - the test reads it
+            freeze()
+        try:
+            commit(self, producer)
+        except (KafkaException, InDoubtError):
+            print("refused", flush=True)  # noqa: T201 - the test reads it
+            raise
         if where == "after commit":
             stand_still(where)
 
+    Publisher._produce = noting_produce  # type: ignore[method-assign] # as the fault below
     Publisher._commit = halting_commit  # type: ignore[method-assign] # the fault
-    with Coordinator(bootstrap_servers=servers, prefix=prefix) as coordinator:
+    named = instance[0] if instance else None
+    with Coordinator(bootstrap_servers=servers, prefix=prefix, instance=named) as coordinator:
         print("started", flush=True)  # noqa: T201 - the test reads it
         coordinator.wait()
 

@@ -38,7 +38,7 @@ def test_a_coordinator_killed_around_the_end_of_its_kafka_transaction_loses_and_
         # The markers come after the answer: that they come shows that there was a commit.
         wait_until(lambda: bench.ends(bench.topic, "read_committed") == written)
     coordinator = bench.coordinator()
-    # Not before the dead one's transaction has timed out.
+    # Not before the dead one's session is over.
     bench.settled(coordinator, timeout=90)
     assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
 

@@ -12,7 +12,7 @@ from penstock.cli.signals import until_signal
 _LOOK_INTERVAL_S = 0.2
 
 
-def coordinator(
+def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     bootstrap_servers: BootstrapServers,
     prefix: Annotated[str, typer.Option(help="First part of the names of its topics; producers take the same.")] = (
         "penstock"
@@ -22,6 +22,10 @@ def coordinator(
     ] = 6.0,
     check_interval: Annotated[float, typer.Option(help="Seconds between two checks of one transaction.")] = 30.0,
     check_max: Annotated[int, typer.Option(help="Answered checks after which a transaction is discarded.")] = 15,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="Name that no other running coordinator has, the same after a restart: it goes on at once."),
+    ] = None,
 ) -> None:
     """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
 
@@ -38,6 +42,7 @@ def coordinator(
             transaction_timeout=transaction_timeout,
             check_interval=check_interval,
             check_max=check_max,
+            instance=instance,
         ) as running,
     ):
         typer.echo(f"The coordinator of {prefix!r} runs at {bootstrap_servers}; Ctrl-C stops it.")

@@ -7,16 +7,18 @@ partitions it owns, in `membership`.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from types import TracebackType
 from typing import Self
 
 from penstock.config import ClientConfig, positive, positive_int, reserved
-from penstock.errors import StoppedError
+from penstock.errors import ConfigurationError, StoppedError
 from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.fencing import Fence, encode_claim, transactional_ids
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
@@ -34,7 +36,11 @@ _log = logging.getLogger("penstock.transactions")
 _SEND_TIMEOUT_S = 15.0
 _LAST_SENDS_S = 5.0
 
+_INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
 _OWNED = {
+    "group.instance.id": "it follows from instance; give that",
+    "session.timeout.ms": "it is session_timeout, in seconds; give that",
     "group.id": "it is <prefix>.coordinator; choose another prefix",
     "transactional.id": "it is made anew for each coordinator; leave it out",
     "transaction.timeout.ms": "it is 10 s, so that a dead coordinator holds readers back no longer; leave it out",
@@ -62,8 +68,13 @@ class Coordinator:
         partitions: partitions of half, op and done, if they have to be created.
         target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
             as many decisions share one as end within it.
-        config: settings of the Kafka clients, by librdkafka's names. With a `group.instance.id` of its own, a
-            coordinator that is killed and restarted gets its partitions back without waiting for its session to end.
+        instance: a name of letters, digits, `.`, `_` and `-` that no other running coordinator of the prefix has, the
+            same after each restart. With it a coordinator that was killed goes on at once: it gets its partitions back
+            without waiting for its session to end, and what it left open ends when it starts. Without it, another
+            coordinator takes over within the session timeout; and so it does where it does not come back.
+        session_timeout: seconds after which a coordinator that fell silent loses its partitions to the others. The
+            broker bounds it (`group.min.session.timeout.ms`, 6 s).
+        config: settings of the Kafka clients, by librdkafka's names.
 
     Raises:
         ConfigurationError: an argument is wrong. Nothing was started.
@@ -79,6 +90,8 @@ class Coordinator:
         check_max: int = 15,
         partitions: int = DEFAULT_PARTITIONS,
         target_latency: float = 0.02,
+        instance: str | None = None,
+        session_timeout: float = 6.0,
         config: ClientConfig | None = None,
     ) -> None:
         positive("transaction_timeout", transaction_timeout)
@@ -86,11 +99,18 @@ class Coordinator:
         positive_int("check_max", check_max)
         positive_int("partitions", partitions)
         positive("target_latency", target_latency)
+        positive("session_timeout", session_timeout)
+        if instance is not None and not _INSTANCE.fullmatch(instance):
+            raise ConfigurationError(
+                f"instance must be up to 100 letters, digits, '.', '_' or '-', but is {instance!r}; choose such a name"
+            )
         given = config or {}
         reserved(given, _OWNED, "the coordinator")
         self._bootstrap_servers = bootstrap_servers
         self._prefix = prefix
         self._partitions = partitions
+        self._instance = instance
+        self._session_timeout = session_timeout
         self._target_latency = target_latency
         self._policy = CheckPolicy(transaction_timeout, check_interval, check_max)
         self._for_producers = {k: v for k, v in given.items() if not k.startswith(_FOR_CONSUMERS)}
@@ -178,13 +198,21 @@ class Coordinator:
                 may_publish_to=topics.may_publish_to,
             )
 
-        logs = LogReader(servers, self._for_consumers, topics, stopping.is_set)
-        membership = Membership(servers, self._for_consumers, topics=topics, logs=logs, own=own, stopping=stopping)
-        name = new_id()
-        turns = Turns(
-            [Publisher(servers, self._for_producers, topics, f"{topics.coordinators}.{name}.{turn}") for turn in "ab"],
-            self._prefix,
+        ids = transactional_ids(topics, self._instance or new_id())
+        fence = Fence(servers, self._for_producers, topics, ids)
+        logs = LogReader(servers, self._for_consumers, topics, stopping.is_set, fence)
+        membership = Membership(
+            servers,
+            self._for_consumers,
+            topics=topics,
+            logs=logs,
+            own=own,
+            stopping=stopping,
+            instance=self._instance,
+            session_timeout_s=self._session_timeout,
         )
+        claim = encode_claim(ids)
+        turns = Turns([Publisher(servers, self._for_producers, topics, name, claim) for name in ids], self._prefix)
         sends = AckedProducer(servers, self._for_producers, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         settling = Settling(
             servers,

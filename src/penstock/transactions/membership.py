@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.config import ClientConfig
-from penstock.errors import StoppedError
+from penstock.errors import PenstockError, StoppedError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.owned import OwnedPartition
 from penstock.transactions.takeover import Inheritance, LogReader
@@ -29,6 +29,8 @@ _log = logging.getLogger("penstock.transactions")
 _READ = 10_000
 _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
+#: Heartbeats in the time of a session.
+_BEATS = 4
 
 
 class Membership:
@@ -41,6 +43,8 @@ class Membership:
         logs: finds out what a partition was left with.
         own: makes the object that drives a partition taken over.
         stopping: set when the coordinator ends.
+        instance: name of this member, the same after a restart: then it gets its partitions back at once.
+        session_timeout_s: seconds after which a member that fell silent loses its partitions.
 
     Raises:
         ConfigurationError: the client library refused a setting.
@@ -55,6 +59,8 @@ class Membership:
         logs: LogReader,
         own: Callable[[int, Inheritance], OwnedPartition],
         stopping: threading.Event,
+        instance: str | None,
+        session_timeout_s: float,
     ) -> None:
         self._topics = topics
         self._logs = logs
@@ -73,13 +79,15 @@ class Membership:
         }
         member: dict[str, Any] = {
             "topic.metadata.refresh.interval.ms": 10_000,
-            "session.timeout.ms": 6000,
-            "heartbeat.interval.ms": 1500,
+            "session.timeout.ms": int(session_timeout_s * 1000),
+            "heartbeat.interval.ms": int(session_timeout_s * 1000) // _BEATS,
             "partition.assignment.strategy": "cooperative-sticky",
             **common,
             # The member reads nothing: the end is a place without records.
             "auto.offset.reset": "latest",
         }
+        if instance is not None:
+            member["group.instance.id"] = instance
         reader = {
             # An idle log answers ten times a second, so that it is soon known that all of it was read.
             "fetch.wait.max.ms": 100,
@@ -101,8 +109,19 @@ class Membership:
         )
 
     def serve(self) -> None:
-        """Take part in the group, and start to read partitions whose take-over is finished. Does not wait."""
-        self._member.poll(0)
+        """Take part in the group, and start to read partitions whose take-over is finished. Does not wait.
+
+        Raises:
+            PenstockError: the group has no place for this member any more: another took its instance name.
+        """
+        message = self._member.poll(0)
+        error = message.error() if message is not None else None
+        # A fenced static member hears of it in a message whose error is not marked fatal.
+        if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):  # noqa: SLF001 - the library's public constants look so
+            raise PenstockError(
+                f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}; "
+                "each coordinator that runs needs an instance name of its own"
+            )
         while self._taking:
             try:
                 number, token, inheritance = self._taken.get_nowait()

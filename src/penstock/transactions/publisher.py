@@ -69,14 +69,17 @@ class Publisher:
         config: client settings by librdkafka's names.
         topics: the store's topics.
         transactional_id: an id no other producer uses.
+        claim: what is written beside the half positions: who it was that committed them.
     """
 
     def __init__(
-        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, transactional_id: str
+        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, transactional_id: str, claim: str
     ) -> None:
         self._topics = topics
+        self._claim = claim
         self._settings: dict[str, Any] = {
-            "linger.ms": 1,
+            # Nothing is sent before its partition is part of the transaction: by then the batches are full anyhow.
+            "linger.ms": 0,
             # What passed the half topic shall not fail here on the client's own limit: the broker's decides.
             "message.max.bytes": 100_000_000,
             "queue.buffering.max.messages": 1_000_000,
@@ -204,7 +207,7 @@ class Publisher:
     def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
         positions = []
         for partition, share in shares.items():
-            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint))
+            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, self._claim))
             positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint))
         return positions
 

@@ -112,6 +112,8 @@ class Settling:
         self._turns = turns
         self._limit = limit
         self._flight: _Flight | None = None
+        # Partitions beside whose positions the name of this coordinator stands.
+        self._claimed: dict[int, OwnedPartition] = {}
         # Nothing is published before, in monotonic seconds: what was aborted is not tried again at once.
         self._not_before = 0.0
         self._asker = asker
@@ -216,6 +218,9 @@ class Settling:
                     shares = {number: share}
                     break
                 shares[number] = share
+            elif self._claimed.get(number) is not partition:
+                # Nothing to settle: what is written is who owns it now, for those who may have to take it over.
+                shares[number] = Share([], [], *partition.checkpoints)
         if not shares:
             return
         self._flight = _Flight(
@@ -236,13 +241,14 @@ class Settling:
             _log.warning("%s; the Kafka producers are replaced and the done log asked", landing.error)
             self._turns.discard()
         else:
-            self._counts.groups += 1
+            self._counts.groups += flight.count() > 0
             self._limit.measured(flight.count(), flight.size_bytes(), landing.took_s)
             for number, (partition, share) in flight.shares.items():
                 # Answers that came meanwhile are not written down yet.
                 noted = flight.answered[number]
                 share.answered[:] = [p for p in share.answered if p.check_count == noted[p.half.transaction_id]]
                 partition.settled(share)
+                self._claimed[number] = partition
 
     def _publishable(self, pending: Pending) -> bool:
         """Tell whether the target of a half exists, so that a missing one does not fail the whole group."""

@@ -2,9 +2,10 @@
 
 The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
 predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
-past. Then the done log to its end, and that is where the log ended *before* reading, not where readers of committed
-records may read to now: markers of a transaction may reach `done` after they reached the positions. What is found
-above the half checkpoint is all that was ever settled there.
+past. A transaction that does not end by itself is ended under its owner's name, which stands beside the position. Then
+the done log to its end, and that is where the log ended *before* reading, not where readers of committed records may
+read to now: markers of a transaction may reach `done` after they reached the positions. What is found above the half
+checkpoint is all that was ever settled there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.kafka import base_config, reason
+from penstock.transactions.fencing import Fence
 from penstock.transactions.records import Note, decode_done
 from penstock.transactions.topics import StoreTopics
 
@@ -28,6 +30,8 @@ _log = logging.getLogger("penstock.transactions")
 _ANSWER_S = 10.0
 _POLL_S = 0.1
 _MESSAGES = 1_000
+#: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
+_PATIENCE_S = 1.0
 _INVALID = -1001
 
 
@@ -60,12 +64,19 @@ class LogReader:
         config: client settings by librdkafka's names.
         topics: the store's topics.
         stopping: asked between waits; once it is true, waiting ends with `StoppedError`.
+        fence: ends what a predecessor left open.
     """
 
     def __init__(
-        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, stopping: Callable[[], bool]
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        topics: StoreTopics,
+        stopping: Callable[[], bool],
+        fence: Fence,
     ) -> None:
         self._topics = topics
+        self._fence = fence
         self._stopping = stopping
         self._settings: dict[str, Any] = {
             **base_config(bootstrap_servers, config),
@@ -102,6 +113,7 @@ class LogReader:
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
             found: dict[tuple[str, int], tuple[int, int]] = {}
+            patient_until = time.monotonic() + _PATIENCE_S
             while len(found) < len(places):
                 self._check_stopping()
                 open_places = [place for place in places if (place.topic, place.partition) not in found]
@@ -109,13 +121,28 @@ class LogReader:
                     if place.error is None:
                         low, end = consumer.get_watermark_offsets(place, _ANSWER_S)
                         found[place.topic, place.partition] = self._start(place, low), end
+                if len(found) < len(places) and time.monotonic() >= patient_until:
+                    patient_until = time.monotonic() + _PATIENCE_S
+                    self._end_predecessors([p for p in places if (p.topic, p.partition) not in found])
             return found
+        finally:
+            consumer.close()
+
+    def _end_predecessors(self, places: list[TopicPartition]) -> None:
+        """End the transactions that hold positions back."""
+        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        try:
+            # The names stand beside half positions; a transaction holds back those of its half and its op alike.
+            halves = [TopicPartition(self._topics.half, number) for number in {place.partition for place in places}]
+            self._fence.end([answer.metadata for answer in consumer.committed(halves, _ANSWER_S)])
+        except KafkaException as error:
+            _log.info("it cannot be told who holds back positions of %s: %s", self._topics.coordinators, reason(error))
         finally:
             consumer.close()
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
         try:
-            answers = consumer.committed(places, 2.0)
+            answers = consumer.committed(places, _PATIENCE_S)
         except KafkaException as error:
             # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
             _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))

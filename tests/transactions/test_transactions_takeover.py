@@ -1,0 +1,151 @@
+"""Coordinators that die, freeze and come back: who goes on, how soon, and that a zombie publishes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from transaction_tools import Bench, child, kill, line_of
+
+from kafka_tools import ANSWER_S
+from penstock.errors import ConfigurationError, StoppedError
+from penstock.transactions import Coordinator
+from penstock.transactions.fencing import Fence, decode_claim, encode_claim, transactional_ids
+from penstock.transactions.publisher import TRANSACTION_TIMEOUT_MS
+from waiting import wait_until
+
+#: What a Kafka transaction that nobody ends holds readers back: its time limit, and the broker's look every 10 s.
+NOBODY_ENDS_IT_S = TRANSACTION_TIMEOUT_MS / 1000
+
+
+def claims(bench: Bench) -> dict[int, list[str]]:
+    """Return whose names stand beside the half positions."""
+    consumer = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
+    places = [TopicPartition(bench.topics.half, number) for number in range(bench.topics.partitions)]
+    answers = consumer.committed(places, ANSWER_S)
+    consumer.close()
+    return {answer.partition: decode_claim(bench.topics, answer.metadata) for answer in answers}
+
+
+def killed_inside_a_transaction(bench: Bench, *instance: str) -> float:
+    """Let a coordinator die with a Kafka transaction open, and return when, in monotonic seconds."""
+    with child("coordinator_child.py", bench.servers, bench.topics.prefix, "before commit", *instance) as first:
+        assert line_of(first) == "started"
+        wait_until(lambda: all(claims(bench).values()), timeout=60)
+        producer = bench.producer()
+        for number in range(20):
+            producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)
+        assert line_of(first) == "before commit"
+        kill(first)
+    # The fault happened: messages were written, and their transaction is open.
+    assert bench.ends(bench.topic, "read_committed") < bench.ends(bench.topic, "read_uncommitted")
+    return time.monotonic()
+
+
+def test_another_coordinator_takes_over_within_the_session_timeout(bench: Bench) -> None:
+    died = killed_inside_a_transaction(bench)
+    coordinator = bench.coordinator()
+    statistics = bench.settled(coordinator, timeout=90, committed=20)
+    took = time.monotonic() - died
+
+    assert statistics.committed == 20
+    assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
+    # The session and the taking over; a transaction that is left to its time limit would come on top.
+    assert took < 6.0 + NOBODY_ENDS_IT_S
+
+
+def test_a_restarted_instance_goes_on_at_once(bench: Bench) -> None:
+    died = killed_inside_a_transaction(bench, "one")
+    coordinator = bench.coordinator(instance="one", session_timeout=40.0)
+    bench.settled(coordinator, timeout=90, committed=20)
+    took = time.monotonic() - died
+
+    assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
+    # Neither the session nor the time limit of the transaction had to pass.
+    assert took < NOBODY_ENDS_IT_S
+
+
+@pytest.fixture
+def frozen(bench: Bench) -> Iterator[subprocess.Popen[str]]:
+    """A coordinator that freezes with a Kafka transaction open, all written and its end not sent."""
+    with child("coordinator_child.py", bench.servers, bench.topics.prefix, "thaw") as process:
+        assert line_of(process) == "started"
+        wait_until(lambda: all(claims(bench).values()), timeout=60)
+        yield process
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen: subprocess.Popen[str]) -> None:
+    producer = bench.producer()
+    for number in range(20):
+        producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)
+    assert line_of(frozen) == "thaw"
+    os.kill(frozen.pid, signal.SIGSTOP)
+    coordinator = bench.coordinator()
+    bench.settled(coordinator, timeout=90, committed=20)
+
+    os.kill(frozen.pid, signal.SIGCONT)
+    # It goes on where it stood: with the end of its transaction. It is refused, and it learns what it lost.
+    assert line_of(frozen) == "refused"
+    producer.send(bench.topic, key=b"last", value=b"last")
+    wait_until(lambda: (b"last", b"last") in bench.visible(), timeout=60)
+
+    wanted = Counter([*(b"%d" % number for number in range(20)), b"last"])
+    assert Counter(value for _, value in bench.visible()) == wanted
+
+
+def test_who_owns_a_partition_is_written_beside_its_position_before_anything_is_sent(bench: Bench) -> None:
+    with bench.coordinator(instance="named"):
+        wait_until(lambda: all(claims(bench).values()))
+
+    ids = transactional_ids(bench.topics, "named")
+    assert claims(bench) == dict.fromkeys(range(bench.topics.partitions), ids)
+
+
+def test_a_second_coordinator_of_one_instance_name_ends_the_first_with_a_clear_error(bench: Bench) -> None:
+    first = Coordinator(bootstrap_servers=bench.servers, prefix=bench.topics.prefix, instance="same").start()
+    bench.settled(first)
+    second = bench.coordinator(instance="same")
+
+    assert first.wait(60)
+    with pytest.raises(StoppedError, match="instance name of its own"):
+        first.stop()
+    bench.producer().send(bench.topic, value=b"v")
+    bench.settled(second, committed=1)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 101])
+def test_an_instance_name_that_cannot_be_one_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="instance must be"):
+        Coordinator(bootstrap_servers="127.0.0.1:1", instance=name)
+
+
+def test_only_ids_of_coordinators_of_the_store_are_read_from_a_claim(bench: Bench) -> None:
+    ids = transactional_ids(bench.topics, "one")
+
+    assert decode_claim(bench.topics, encode_claim(ids)) == ids
+    assert decode_claim(bench.topics, f"somebody-else {ids[0]}  ") == ids[:1]
+    assert decode_claim(bench.topics, None) == []
+    assert len(decode_claim(bench.topics, " ".join(ids * 50))) < 10
+
+
+def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Bench) -> None:
+    own, other = transactional_ids(bench.topics, "own"), transactional_ids(bench.topics, "other")
+    left = Producer({"bootstrap.servers": bench.servers, "transactional.id": other[0]})
+    left.init_transactions(60)
+    left.begin_transaction()
+    left.produce(bench.topic, b"left open")
+    left.flush(30)
+
+    ended = Fence(bench.servers, {}, bench.topics, own).end([encode_claim(own), encode_claim(other), None])
+
+    assert ended == 2
+    assert bench.visible() == []
+    with pytest.raises(Exception, match=r"FENCED|EPOCH"):
+        left.commit_transaction(30)
