@@ -137,7 +137,7 @@ class Run:
             self.clock += self.chance.randrange(5_000)
             # Nobody decides, or settles, what is not acknowledged yet.
             known = [one for one in self.ids if one in self.model.rows or self.chance.random() < 0.1]
-            self.commit([self.change(known) for _ in range(self.chance.choice((1, 1, 2, 5)))])
+            self.commit([self.change(known, place) for place in range(self.chance.choice((1, 1, 2, 5)))])
         self.journal = self.open()
         self.damage()
 
@@ -173,12 +173,13 @@ class Run:
         if self.chance.random() < 0.1:
             self.compare(self.journal)
 
-    def change(self, ids: list[str]) -> Change:
-        """Choose a change among transactions; some must be refused."""
+    def change(self, ids: list[str], place: int) -> Change:
+        """Choose a change among transactions, for a place in a batch; some must be refused."""
         chance = self.chance
         if not ids or chance.random() < 0.45:
             repeated = [one for one in ids if (row := self.model.rows.get(one)) is not None and row.verdict is None]
-            transaction_id = chance.choice(repeated) if repeated and chance.random() < 0.05 else self.new_id()
+            again = repeated and place == 0 and chance.random() < 0.1
+            transaction_id = chance.choice(repeated) if again else self.new_id()
             self.ids.append(transaction_id)
             return Prepare(self.halves(transaction_id), self.clock)
         # The latest are the likeliest; some stay undecided for long.

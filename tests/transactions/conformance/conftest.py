@@ -10,17 +10,12 @@ from conformance.store_cases import FileBench, KafkaBench, StoreBench
 
 from penstock.devbroker import DevBroker
 
-#: What a store cannot do yet, and why; printed with the run.
-MISSING: dict[str, dict[str, str]] = {"kafka": {}, "file": {}}
-
 
 @pytest.fixture(params=["kafka", "file"])
 def store_bench(
     request: pytest.FixtureRequest, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> Iterator[StoreBench]:
     """One store of each kind, of this test's own; all on it is stopped at its end."""
-    needs = request.node.get_closest_marker("parametrize")
-    assert needs is None or needs.args
     topic = new_topic(partitions=1)
     made: StoreBench
     if request.param == "file":

@@ -11,6 +11,7 @@ from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, 
 
 from penstock.transactions import new_id
 from penstock.transactions.records import CheckRequest, Verdict
+from penstock.transactions.store import Prepared
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 #: A coordinator that asks nobody during the test.
@@ -39,17 +40,19 @@ def test_what_rolls_back_is_never_visible(store_bench: StoreBench) -> None:
     assert store_bench.seen() == []
 
 
-@pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
-def test_what_is_undecided_is_settled_by_a_check(store_bench: StoreBench, verdict: Verdict) -> None:
+def test_what_is_undecided_is_settled_by_a_check(store_bench: StoreBench) -> None:
     settler = store_bench.settler()
-    half = store_bench.half(b"v", key=b"k", headers=(("h", b"1"),))
+    yes = store_bench.half(b"yes", key=b"k", headers=(("h", b"1"),))
+    no = store_bench.half(b"no")
 
-    with store_bench.answering(lambda _: verdict) as asked:
-        store_bench.send(None, half)
-        settled(settler, **{"committed" if verdict is COMMIT else "rolled_back": 1})
+    with store_bench.answering(lambda request: COMMIT if request.half.value == b"yes" else ROLLBACK) as asked:
+        store_bench.send(None, yes)
+        store_bench.send(None, no)
+        settled(settler, committed=1, rolled_back=1)
 
-    assert {(one.half, one.check_number) for one in asked} == {(half, 1)}
-    assert store_bench.seen() == ([b"v"] if verdict is COMMIT else [])
+    assert {one.check_number for one in asked} == {1}
+    assert next(one.half for one in asked if one.half.value == b"yes") == yes
+    assert store_bench.seen() == [b"yes"]
 
 
 def test_what_stays_unknown_is_discarded_after_exactly_15_answered_checks(store_bench: StoreBench) -> None:
@@ -90,25 +93,20 @@ def test_120_messages_with_a_five_way_mix_of_outcomes(store_bench: StoreBench) -
 
 
 @pytest.mark.parametrize("settled_first", [False, True], ids=["at once", "long after"])
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(COMMIT, COMMIT), (ROLLBACK, COMMIT), (COMMIT, ROLLBACK)],
-    ids=["commit twice", "commit after rollback", "rollback after commit"],
-)
-def test_the_first_decision_stands_and_the_second_is_refused(
-    store_bench: StoreBench, *, first: Verdict, second: Verdict, settled_first: bool
-) -> None:
+def test_the_first_decision_stands_and_the_second_is_refused(store_bench: StoreBench, *, settled_first: bool) -> None:
     settler = store_bench.settler(**NO_CHECKS)
-    visible = int(first is COMMIT)
+    cases = [(COMMIT, COMMIT), (ROLLBACK, COMMIT), (COMMIT, ROLLBACK), (ROLLBACK, ROLLBACK)]
 
-    prepared = store_bench.send(first, store_bench.half())
+    halves = [store_bench.half(b"%s then %s" % (a.name.encode(), b.name.encode())) for a, b in cases]
+    prepared = [store_bench.send(first, half) for (first, _), half in zip(cases, halves, strict=True)]
     if settled_first:
-        settled(settler, committed=visible, rolled_back=1 - visible)
-    store_bench.decide(prepared, second)
-    statistics = settled(settler, refused=1, committed=visible, rolled_back=1 - visible)
+        settled(settler, committed=2, rolled_back=2)
+    for (_, second), one in zip(cases, prepared, strict=True):
+        store_bench.decide(one, second)
+    statistics = settled(settler, refused=4, committed=2, rolled_back=2)
 
-    assert (statistics.committed, statistics.rolled_back, statistics.refused) == (visible, 1 - visible, 1)
-    assert len(store_bench.seen()) == visible
+    assert (statistics.committed, statistics.rolled_back, statistics.refused) == (2, 2, 4)
+    assert store_bench.seen() == [half.value for (first, _), half in zip(cases, halves, strict=True) if first is COMMIT]
 
 
 def test_a_decision_for_an_unknown_id_or_of_another_group_is_refused(store_bench: StoreBench) -> None:
@@ -127,19 +125,28 @@ def test_a_decision_for_an_unknown_id_or_of_another_group_is_refused(store_bench
 
 
 def test_a_decision_that_races_a_check_makes_one_message(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(transaction_timeout_s=0.3, check_interval_s=0.2)
+    settler = store_bench.settler()
+    prepared: dict[str, Prepared] = {}
+    late: list[threading.Thread] = []
 
-    with store_bench.answering(lambda _: COMMIT) as asked:
-        prepared = [store_bench.prepare(store_bench.half(b"%d" % number)) for number in range(20)]
-        begin = time.monotonic()
-        for number, one in enumerate(prepared):
-            # From well before to well after their checks.
-            while time.monotonic() < begin + number * 0.04:
-                time.sleep(0.005)
-            store_bench.decide(one, COMMIT)
-        settled(settler, committed=20)
+    def answer(request: CheckRequest) -> Verdict:
+        # The producer's own decision comes just now.
+        one = prepared.pop(request.half.transaction_id, None)
+        if one is not None:
+            late.append(threading.Thread(target=store_bench.decide, args=(one, COMMIT)))
+            late[-1].start()
+        return COMMIT
 
-    assert asked
+    for number in range(20):
+        half = store_bench.half(b"%d" % number)
+        prepared[half.transaction_id] = store_bench.prepare(half)
+    with store_bench.answering(answer):
+        # Both are stored; the one that comes second is refused.
+        settled(settler, committed=20, refused=20)
+
+    assert len(late) == 20
+    for thread in late:
+        thread.join(20)
     assert Counter(store_bench.seen()) == Counter(b"%d" % number for number in range(20))
 
 
