@@ -21,10 +21,10 @@ from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.publisher import InDoubtError
-from penstock.transactions.records import Author, Half, Note, Op, Verdict
+from penstock.transactions.records import Author, Done, Half, Note, Op, Verdict
 from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling
-from penstock.transactions.takeover import Inheritance
+from penstock.transactions.takeover import DoneRead, Inheritance
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.turns import Turns
 from waiting import wait_until
@@ -55,11 +55,10 @@ class DoneLog:
             self.doubts += 1
             raise InDoubtError("the answer was lost")
 
-    def done(
-        self, partitions: Iterable[int], starts: Mapping[int, int]
-    ) -> tuple[dict[int, int], dict[int, list[Note]]]:
+    def done(self, partitions: Iterable[int], starts: Mapping[int, int]) -> dict[int, DoneRead]:
         assert list(partitions) == [0]
-        return {0: len(self.records)}, {0: [note for record in self.records[starts[0] :] for note in record]}
+        found = list(enumerate(self.records))[starts[0] :]
+        return {0: DoneRead(len(self.records), [(at, Done(notes, [])) for at, notes in found])}
 
 
 class Member:

@@ -13,7 +13,7 @@ EndTxn of the old one is refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.endings import CONTEXT, EndWatch
-from penstock.transactions.records import Verdict, encode_discarded, encode_done
+from penstock.transactions.records import Carry, Verdict, encode_discarded, encode_done
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.topics import StoreTopics
 
@@ -47,6 +47,12 @@ _NOT_ITS_FAULT = frozenset(
 )
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
+#: Bytes of messages carried in one done record; a larger one goes alone.
+_CARRIED_BYTES = 400_000
+
+
+#: Bytes of carried transactions in one done record, about; one that is larger has a record of its own.
+_CARRIED_BYTES = 512 << 10
 
 
 class AbortedError(PenstockError):
@@ -212,29 +218,34 @@ class Publisher:
         return positions
 
     def _produce(self, producer: Producer, partition: int, share: Share) -> None:
-        produce = producer.produce
         for pending in share.decided:
-            half = pending.half
             if pending.verdict is Verdict.COMMIT:
-                target = -1 if half.partition is None else half.partition
-                failed = partial(self._refused, pending)
-                try:
-                    if half.headers:
-                        produce(
-                            half.topic, half.value, half.key, target, failed, headers=cast("Any", list(half.headers))
-                        )
-                    else:
-                        produce(half.topic, half.value, half.key, target, failed)
-                except KafkaException:
-                    self._failed.append(pending)
-                    raise
+                self._produce_messages(producer, pending)
             elif pending.verdict is Verdict.DISCARD:
-                headers = cast("Any", encode_discarded(half, "checks exhausted", pending.check_count))
-                produce(self._topics.discarded, half.value, half.key, headers=headers)
+                for half in pending.halves:
+                    headers = cast("Any", encode_discarded(half, "checks exhausted", pending.check_count))
+                    failed = partial(self._refused, pending)
+                    producer.produce(self._topics.discarded, half.value, half.key, -1, failed, headers=headers)
         notes = share.notes()
         for start in range(0, len(notes), _NOTES_PER_RECORD):
             value = encode_done(notes[start : start + _NOTES_PER_RECORD])
-            produce(self._topics.done, value, None, partition)
+            producer.produce(self._topics.done, value, None, partition)
+        for carries in _in_records(share.carried):
+            producer.produce(self._topics.done, encode_done((), carries), None, partition)
+
+    def _produce_messages(self, producer: Producer, pending: Pending) -> None:
+        produce = producer.produce
+        failed = partial(self._refused, pending)
+        for half in pending.halves:
+            target = -1 if half.partition is None else half.partition
+            try:
+                if half.headers:
+                    produce(half.topic, half.value, half.key, target, failed, headers=cast("Any", list(half.headers)))
+                else:
+                    produce(half.topic, half.value, half.key, target, failed)
+            except KafkaException:
+                self._failed.append(pending)
+                raise
 
     def _refused(self, pending: Pending, error: KafkaError | None, message: Message) -> None:
         if error is not None and error.code() not in _NOT_ITS_FAULT:
@@ -242,6 +253,36 @@ class Publisher:
             self._failure = (
                 f"{message.topic()} refused the message of transaction {pending.half.transaction_id}: {reason(error)}"
             )
+
+
+def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
+    """Yield what goes into one done record each."""
+    group: list[Carry] = []
+    size = 0
+    for carry in carries:
+        carried = sum(len(half.value or b"") + len(half.key or b"") for _, _, half in carry.halves)
+        if group and size + carried > _CARRIED_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(carry)
+        size += carried
+    if group:
+        yield group
+
+
+def _in_records(carries: list[Carry]) -> Iterator[list[Carry]]:
+    """Divide carries so that each part fits into a record of the done log."""
+    part: list[Carry] = []
+    size = 0
+    for carry in carries:
+        more = sum(len(one.half.key or b"") + len(one.half.value or b"") for one in carry.halves)
+        if part and size + more > _CARRIED_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(carry)
+        size += more
+    if part:
+        yield part
 
 
 __all__ = ["TRANSACTION_TIMEOUT_MS", "AbortedError", "InDoubtError", "Publisher"]

@@ -18,12 +18,12 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.errors import PenstockError, StoppedError
 from penstock.kafka import partition_counts, reason
-from penstock.transactions.asking import Asked, Asker
-from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.publisher import AbortedError, InDoubtError
+from penstock.transactions.questions import Questions
+from penstock.transactions.records import Half
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.takeover import LogReader
 from penstock.transactions.topics import StoreTopics
@@ -35,10 +35,6 @@ _log = logging.getLogger("penstock.transactions")
 _IDLE_S = 0.05
 #: Seconds it waits for records while more is to be published as soon as the Kafka transaction under way has ended.
 _BUSY_S = 0.001
-#: Checks sent in one round: a crowd of undecided halves delays nobody's commit.
-_CHECKS = 200
-#: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
-_SOON_S = 0.1
 #: Seconds between rounds of housekeeping: trimming the logs, looking again at what is held.
 _TEND_S = 5.0
 #: Seconds between two questions for the list of topics.
@@ -54,11 +50,9 @@ class _Flight:
     Attributes:
         shares: what it settles, with the objects they were taken from: by the time it ends a partition may be lost, or
             lost and taken again.
-        answered: by share, the counts of answered checks as it writes them down.
     """
 
     shares: Mapping[int, tuple[OwnedPartition, Share]]
-    answered: Mapping[int, Mapping[str, int]]
 
     def count(self) -> int:
         """Return how many transactions it settles."""
@@ -66,7 +60,7 @@ class _Flight:
 
     def size_bytes(self) -> int:
         """Return how large the messages are that it publishes."""
-        return sum(len(p.half.value or b"") for _, share in self.shares.values() for p in share.decided)
+        return sum(len(h.value or b"") for _, share in self.shares.values() for p in share.decided for h in p.halves)
 
 
 class Settling:
@@ -75,12 +69,11 @@ class Settling:
     Args:
         bootstrap_servers: Kafka's addresses, for errors.
         topics: the store's topics.
-        policy: when to check.
         admin: an admin client.
         membership: which partitions are owned, and their records.
         turns: Kafka transactions.
         limit: how many decisions go into one.
-        asker: checks.
+        questions: checks.
         logs: tells what a transaction in doubt became.
         counts: where to count.
         ration: where to say what bad input could repeat without end.
@@ -92,12 +85,11 @@ class Settling:
         bootstrap_servers: str,
         *,
         topics: StoreTopics,
-        policy: CheckPolicy,
         admin: AdminClient,
         membership: Membership,
         turns: Turns,
         limit: GroupLimit,
-        asker: Asker,
+        questions: Questions,
         logs: LogReader,
         counts: Counts,
         ration: RationedLog,
@@ -105,7 +97,6 @@ class Settling:
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
-        self._policy = policy
         self._admin = admin
         self._membership = membership
         self._owned = membership.owned
@@ -116,7 +107,7 @@ class Settling:
         self._claimed: dict[int, OwnedPartition] = {}
         # Nothing is published before, in monotonic seconds: what was aborted is not tried again at once.
         self._not_before = 0.0
-        self._asker = asker
+        self._questions = questions
         self._logs = logs
         self._counts = counts
         self._ration = ration
@@ -133,7 +124,7 @@ class Settling:
         self._read(self._patience_s())
         now = time.monotonic()
         for partition in self._owned.values():
-            self._ask(partition, now)
+            self._questions.ask(partition, now)
         if self._flight is not None:
             self._land(self._flight)
         # Neither while a Kafka transaction is under way nor while one is in doubt: tending takes the end of the done
@@ -154,7 +145,7 @@ class Settling:
     def _read(self, timeout_s: float) -> None:
         half_topic = self._topics.half
         records = self._membership.read(timeout_s)
-        now, wall = time.monotonic(), time.time()
+        now = time.monotonic()
         for message in records:
             error = message.error()
             if error is not None:
@@ -164,55 +155,18 @@ class Settling:
             if partition is None:
                 continue
             if message.topic() == half_topic:
-                partition.feed_half(message, now, wall)
+                partition.feed_half(message, now)
             else:
-                partition.feed_op(message)
+                partition.feed_op(message, now)
         for partition in self._owned.values():
-            partition.note_progress()
-
-    def _ask(self, partition: OwnedPartition, now: float) -> None:
-        due = partition.schedule.next_due()
-        if due is None or due > now or not self._caught_up(partition):
-            return
-        interval = self._policy.interval_s
-        for pending in partition.schedule.take_due(now, _CHECKS):
-            if pending.check_count >= self._policy.maximum:
-                self._discard(partition, pending)
-                partition.schedule.postpone(pending, now + interval)
-                continue
-            unanswered = pending.requested > pending.check_count
-            asked = self._asker.check(partition, pending, now)
-            partition.schedule.postpone(pending, now + (_SOON_S if asked is Asked.LATER else interval))
-            self._counts.checks += asked is Asked.SENT
-            if asked is Asked.NOBODY or (asked is Asked.SENT and unanswered):
-                self._counts.no_producer += 1
-                self._ration.warn(
-                    f"nobody {pending.half.group}",
-                    "no producer of group %s answers the check of transaction %s; start one with a check function",
-                    pending.half.group,
-                    pending.half.transaction_id,
-                )
-
-    def _caught_up(self, partition: OwnedPartition) -> bool:
-        """Tell whether all decisions stored so far were read: a decided half needs no check."""
-        return 0 <= self._membership.known_end(self._topics.op, partition.number) <= partition.settlement.op_position
-
-    def _discard(self, partition: OwnedPartition, pending: Pending) -> None:
-        _log.error(
-            "transaction %s for %s is undecided after %d checks: it is moved to %s",
-            pending.half.transaction_id,
-            pending.half.topic,
-            pending.check_count,
-            self._topics.discarded,
-        )
-        self._asker.discard(partition, pending)
+            partition.note_progress(now)
 
     def _publish(self) -> None:
         shares: dict[int, Share] = {}
         # Each partition has its part of the group: one that is crowded does not keep the others out.
         limit = max(1, self._limit.decisions // max(1, len(self._owned)))
         for number, partition in self._owned.items():
-            share = partition.settlement.share(limit, self._publishable)
+            share = partition.share(limit, self._publishable)
             if share is not None:
                 if share.decided and share.decided[0].suspect:
                     shares = {number: share}
@@ -223,10 +177,7 @@ class Settling:
                 shares[number] = Share([], [], *partition.checkpoints)
         if not shares:
             return
-        self._flight = _Flight(
-            {number: (self._owned[number], share) for number, share in shares.items()},
-            {n: {p.half.transaction_id: p.check_count for p in share.answered} for n, share in shares.items()},
-        )
+        self._flight = _Flight({number: (self._owned[number], share) for number, share in shares.items()})
         self._turns.begin(shares, self._membership.group_metadata())
 
     def _land(self, flight: _Flight) -> None:
@@ -244,15 +195,14 @@ class Settling:
             self._counts.groups += flight.count() > 0
             self._limit.measured(flight.count(), flight.size_bytes(), landing.took_s)
             for number, (partition, share) in flight.shares.items():
-                # Answers that came meanwhile are not written down yet.
-                noted = flight.answered[number]
-                share.answered[:] = [p for p in share.answered if p.check_count == noted[p.half.transaction_id]]
                 partition.settled(share)
                 self._claimed[number] = partition
 
     def _publishable(self, pending: Pending) -> bool:
-        """Tell whether the target of a half exists, so that a missing one does not fail the whole group."""
-        half = pending.half
+        """Tell whether the targets of a transaction exist, so that a missing one does not fail the whole group."""
+        return all(self._has_target(half) for half in pending.halves)
+
+    def _has_target(self, half: Half) -> bool:
         wanted = 1 if half.partition is None else half.partition + 1
         if self._targets.get(half.topic, 0) < wanted:
             self._ask_for_targets()
@@ -300,9 +250,10 @@ class Settling:
             if self._owned:
                 self._counts.recoveries += 1
                 starts = {number: partition.done_end for number, partition in self._owned.items()}
-                ends, notes = self._logs.done(starts, starts)
+                found = self._logs.done(starts, starts)
                 for number, partition in self._owned.items():
-                    partition.settled_in_doubt(ends[number], partition.settlement.settle(notes[number]))
+                    done = found[number]
+                    partition.settled_in_doubt(done.end, partition.settlement.settle(done.notes, done.carries))
         except (InDoubtError, KafkaException) as error:
             text = reason(error) if isinstance(error, KafkaException) else str(error)
             _log.warning("the coordinator of %s cannot publish yet: %s; trying again", self._topics.prefix, text)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -22,7 +22,8 @@ from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.kafka import base_config, reason
 from penstock.transactions.fencing import Fence
-from penstock.transactions.records import Note, decode_done
+from penstock.transactions.inherited import live_carries
+from penstock.transactions.records import Carry, Done, Note, decode_done
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -44,16 +45,41 @@ class Inheritance:
         op_position: where to read the op log from.
         half_end: the end of the half log when it was taken over.
         op_end: the end of the op log then.
-        notes: what the done log says.
+        records: what the done log says, by offset.
         done_end: the end of the done log when it was read.
+        carries: pending transactions that the done log holds whole, each with the offset of its record.
     """
 
     half_position: int
     op_position: int
     half_end: int
     op_end: int
-    notes: list[Note]
+    records: list[tuple[int, Done]]
     done_end: int
+    carries: list[tuple[int, Carry]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DoneRead:
+    """What was read of the done log of one half partition.
+
+    Attributes:
+        end: where it ended.
+        records: what it says, each with its offset.
+    """
+
+    end: int
+    records: list[tuple[int, Done]]
+
+    @property
+    def notes(self) -> list[Note]:
+        """Ends and counts, in their order."""
+        return [note for _, record in self.records for note in record.notes]
+
+    @property
+    def carries(self) -> list[tuple[int, Carry]]:
+        """Transactions that are pending still and written down whole."""
+        return live_carries(self.records)
 
 
 class LogReader:
@@ -99,12 +125,14 @@ class LogReader:
         """
         wanted = list(partitions)
         bounds = self._committed(wanted)
-        done_ends, notes = self.done(wanted, {})
+        done = self.done(wanted, {})
         inheritances = {}
         for p in wanted:
             half_position, half_end = bounds[self._topics.half, p]
             op_position, op_end = bounds[self._topics.op, p]
-            inheritances[p] = Inheritance(half_position, op_position, half_end, op_end, notes[p], done_ends[p])
+            inheritances[p] = Inheritance(
+                half_position, op_position, half_end, op_end, done[p].notes, done[p].end, done[p].carries
+            )
         return inheritances
 
     def _committed(self, partitions: list[int]) -> dict[tuple[str, int], tuple[int, int]]:
@@ -165,9 +193,7 @@ class LogReader:
             )
         return max(place.offset, low)
 
-    def done(
-        self, partitions: Iterable[int], starts: Mapping[int, int]
-    ) -> tuple[dict[int, int], dict[int, list[Note]]]:
+    def done(self, partitions: Iterable[int], starts: Mapping[int, int]) -> dict[int, DoneRead]:
         """Read done logs to their ends, waiting for open transactions to end.
 
         Args:
@@ -175,30 +201,28 @@ class LogReader:
             starts: where to start, by partition; at the beginning where none is given.
 
         Returns:
-            The end and the notes of each partition.
+            What each partition says.
 
         Raises:
             KafkaException: a broker does not answer; try again.
             StoppedError: the coordinator stops.
         """
-        wanted = list(partitions)
-        bounds = self._done_bounds(wanted)
-        ends = {p: end for p, (_, end) in bounds.items()}
+        bounds = self._done_bounds(partitions)
+        found = {p: DoneRead(end, []) for p, (_, end) in bounds.items()}
         begins = {p: max(starts.get(p, 0), low) for p, (low, _) in bounds.items()}
-        notes: dict[int, list[Note]] = {p: [] for p in wanted}
-        behind = {p for p in wanted if begins[p] < ends[p]}
+        behind = {p for p in found if begins[p] < found[p].end}
         if not behind:
-            return ends, notes
+            return found
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
             consumer.assign([TopicPartition(self._topics.done, p, begins[p]) for p in behind])
             while behind:
                 self._check_stopping()
                 for message in consumer.consume(_MESSAGES, _POLL_S):
-                    self._take(message, ends, notes, behind)
+                    self._take(message, found, behind)
         finally:
             consumer.close()
-        return ends, notes
+        return found
 
     def _done_bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Return the beginnings and ends of done logs, records of open transactions included."""
@@ -210,23 +234,21 @@ class LogReader:
         finally:
             consumer.close()
 
-    def _take(
-        self, message: Message, ends: Mapping[int, int], notes: Mapping[int, list[Note]], behind: set[int]
-    ) -> None:
+    def _take(self, message: Message, found: Mapping[int, DoneRead], behind: set[int]) -> None:
         partition, offset = message.partition() or 0, message.offset() or 0
         error = message.error()
         if error is not None:
             # The end of what may be read now: markers give no message, so only this tells how far reading came.
             if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
-                if offset >= ends[partition]:
+                if offset >= found[partition].end:
                     behind.discard(partition)
                 return
             raise KafkaException(error)
         try:
-            notes[partition].extend(decode_done(message.value()).notes)
+            found[partition].records.append((offset, decode_done(message.value())))
         except MessageFormatError as bad:
             _log.error("%s[%d]@%d: %s", self._topics.done, partition, offset, bad)
-        if offset + 1 >= ends[partition]:
+        if offset + 1 >= found[partition].end:
             behind.discard(partition)
 
     def _check_stopping(self) -> None:
@@ -234,4 +256,4 @@ class LogReader:
             raise StoppedError(f"the coordinator of {self._topics.prefix} stops while taking partitions over")
 
 
-__all__ = ["Inheritance", "LogReader"]
+__all__ = ["DoneRead", "Inheritance", "LogReader"]
