@@ -1,0 +1,428 @@
+"""The file store alone: the lock, killed processes, ends in doubt, disks that fail, what it does besides the suite."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance.store_cases import FileBench, counted, decide, prepare, settled
+from transaction_tools import child, kill, line_of
+from xxhash import xxh32_intdigest
+
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
+from penstock.errors import (
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoppedError,
+    StoreDamagedError,
+    StoreFailedError,
+    StoreInUseError,
+    TopicNotFoundError,
+)
+from penstock.transactions import HalfMessage, TransactionState, new_id
+from penstock.transactions.file import FileStore
+from penstock.transactions.file.folder import OsFolder
+from penstock.transactions.file.journal import Change, Settle
+from penstock.transactions.file.redo import SUFFIX
+from penstock.transactions.file.table import State, read_table
+from penstock.transactions.file.writer import ToldChanged, Writer
+from penstock.transactions.outbound import InDoubtError, Outbound
+from penstock.transactions.records import Half, Verdict
+from penstock.transactions.store import CoordinatorOptions
+from waiting import wait_until
+
+COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
+NO_CHECKS = {"transaction_timeout_s": 600.0}
+#: Nothing answers there: what does not need Kafka shall not ask for it.
+NOWHERE = "127.0.0.1:9"
+
+
+@pytest.fixture
+def bench(broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path) -> Iterator[FileBench]:
+    """A file store of this test's own."""
+    made = FileBench(broker.bootstrap_servers, new_topic(partitions=1), tmp_path / "store")
+    yield made
+    made.close()
+
+
+def half(value: bytes = b"v", **fields: Any) -> Half:
+    return Half(new_id(), "orders", "t", None, None, value, (), None)._replace(**fields)
+
+
+def store_of(path: Path, **options: Any) -> FileStore:
+    return FileStore(path, bootstrap_servers=NOWHERE, segment_bytes=4_096, **options)
+
+
+def test_a_second_process_is_refused_and_told_which_one_has_the_store(tmp_path: Path) -> None:
+    script = (
+        "import sys; from penstock.transactions.file import FileStore\n"
+        f"FileStore(sys.argv[1], bootstrap_servers={NOWHERE!r}).start(); print('open', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert line_of(holder) == "open"
+
+        with pytest.raises(StoreInUseError, match=rf"process {holder.pid}\b"):
+            store_of(tmp_path).start()
+    finally:
+        holder.kill()
+        holder.communicate(timeout=30)
+    # The lock of a process that was killed is gone with it.
+    with store_of(tmp_path), pytest.raises(StoreInUseError, match=rf"process {os.getpid()}\b"):
+        store_of(tmp_path).start()
+
+
+def test_a_process_that_is_killed_again_and_again_loses_and_doubles_nothing(bench: FileBench) -> None:
+    acknowledged: set[int] = set()
+    for round_number in range(4):
+        first = round_number * 1_000_000
+        with child(
+            "file_store_child.py", bench.servers, str(bench.folder), bench.prefix, bench.topic, str(first)
+        ) as process:
+            # It dies while it stores, publishes and settles; each time a little later.
+            for _ in range(60 + 70 * round_number):
+                acknowledged.add(int(line_of(process)))
+            kill(process)
+            assert process.stdout is not None
+            acknowledged.update(int(line) for line in process.stdout.read().split("\n")[:-1])
+    assert len(acknowledged) > 4 * 60
+    # Each began where another was killed while it published.
+    assert len(read_all(bench.servers, bench.topic, committed_only=False)) > 60
+
+    settler = bench.settler(transaction_timeout_s=0.2)
+    with bench.answering(lambda request: COMMIT if int(request.half.value or b"") % 3 else ROLLBACK):
+        settled(settler)
+
+    seen = Counter(int(value or b"") for value in bench.seen())
+    assert [number for number, count in seen.items() if count > 1] == []
+    assert [number for number in seen if number % 3 == 0] == []
+    assert {number for number in acknowledged if number % 3} - set(seen) == set()
+
+
+def test_what_kafka_has_and_the_store_does_not_know_of_is_not_published_again(
+    bench: FileBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        # It dies after the end of the Kafka transaction, before it has settled.
+        submit = Writer.submit
+
+        def lose(self: Writer, change: Change, told: ToldChanged) -> None:
+            if not isinstance(change, Settle):
+                submit(self, change, told)
+
+        patch.setattr(Writer, "submit", lose)
+        settler = bench.settler(**NO_CHECKS)
+        for number in range(5):
+            bench.send(COMMIT, bench.half(b"%d" % number))
+        counted(settler, committed=5)
+        bench.reopen()
+    assert len(bench.store.opened.kept) == 5
+
+    settler = bench.settler(**NO_CHECKS)
+    bench.send(COMMIT, bench.half(b"5"))
+    statistics = settled(settler, committed=6)
+
+    assert statistics.recoveries == 0
+    assert bench.seen() == [b"%d" % number for number in range(6)]
+    wait_until(lambda: not bench.store.opened.kept)
+
+
+def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, ends = Outbound._commit, []
+
+    def in_doubt(self: Outbound, producer: Any) -> None:
+        ends.append("known")
+        if len(ends) % 3 == 0:
+            ends[-1] = "committed" if len(ends) % 2 else "lost"
+            if ends[-1] == "committed":
+                commit(self, producer)
+            raise InDoubtError("the answer was lost")
+        commit(self, producer)
+
+    monkeypatch.setattr(Outbound, "_commit", in_doubt)
+    settler = bench.settler(**NO_CHECKS)
+
+    for number in range(12):
+        bench.send(COMMIT, bench.half(b"%d" % number, key=b"k"))
+        statistics = settled(settler, committed=number + 1)
+
+    assert {"committed", "lost"} <= set(ends)
+    assert statistics.recoveries >= 2
+    assert bench.seen() == [b"%d" % number for number in range(12)]
+
+
+def test_a_disk_that_fails_ends_the_store_and_what_it_acknowledged_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = half(b"kept")
+    with store_of(tmp_path) as store:
+        prepared = prepare(store, [kept])
+        sync = OsFolder.sync
+
+        def fail(self: OsFolder, name: str) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(OsFolder, "sync", fail)
+        with pytest.raises(HalfNotStoredError, match="Input/output error"):
+            prepare(store, [half(b"lost")])
+        monkeypatch.setattr(OsFolder, "sync", sync)
+
+        # After a sync that failed, nothing is asked of the disk again.
+        with pytest.raises(DecisionNotStoredError, match="takes nothing more"):
+            decide(store, prepared, COMMIT)
+        with pytest.raises(HalfNotStoredError, match="open the store anew"):
+            prepare(store, [half()])
+
+    with store_of(tmp_path) as again:
+        assert kept.transaction_id in again.opened.kept
+
+
+def test_a_full_disk_refuses_what_comes_and_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_of(tmp_path) as store:
+        prepared = prepare(store, [half(b"x" * 3_000)])
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            with pytest.raises(HalfNotStoredError, match="No space left"):
+                prepare(store, [half(b"y" * 3_000)])
+            # What needs no more room is stored.
+            decide(store, prepared, ROLLBACK)
+        prepare(store, [half(b"y" * 3_000)])
+
+        assert [one.state for one in read_table(tmp_path)] == [State.SETTLED, State.PREPARED]
+
+
+def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    with store_of(tmp_path) as store:
+        for _ in range(3):
+            prepare(store, [half()])
+    (segment,) = tmp_path.glob(f"*{SUFFIX}")
+    content = bytearray(segment.read_bytes())
+    content[150] ^= 1
+    segment.write_bytes(content)
+
+    with pytest.raises(StoreDamagedError, match=rf"{segment.name}.*restore its folder from a backup"):
+        store_of(tmp_path).start()
+
+    assert segment.read_bytes() == content
+    # The lock was let go.
+    with pytest.raises(StoreDamagedError):
+        store_of(tmp_path).start()
+
+
+def test_others_may_look_at_the_table_while_the_store_is_in_use(tmp_path: Path) -> None:
+    with store_of(tmp_path) as store:
+        before = int(time.time())
+        first = prepare(store, [half()])
+        second = prepare(store, [half()])
+        prepare(store, [half()])
+        decide(store, first, COMMIT)
+        decide(store, second, ROLLBACK)
+
+        script = (
+            "import sys; from pathlib import Path; from penstock.transactions.file.table import read_table\n"
+            "print([(r.state.name, r.birth_s, r.group_hash) for r in read_table(Path(sys.argv[1]))])"
+        )
+        looked = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
+
+        rows = eval(looked.stdout)  # noqa: S307 - it is what the line above prints
+        assert [row[0] for row in rows] == ["COMMIT", "SETTLED", "PREPARED"]
+        assert all(before <= birth <= time.time() and group == xxh32_intdigest(b"orders") for _, birth, group in rows)
+
+
+def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
+    with store_of(tmp_path) as store:
+        old = prepare(store, [half(b"old" * 100)])
+        for _ in range(400):
+            decide(store, prepare(store, [half(b"x" * 200)]), ROLLBACK)
+        segments = list(tmp_path.glob(f"*{SUFFIX}"))
+
+        # 80 kB went through; the old one was carried along.
+        assert len(segments) <= 4
+        kept = store.opened.kept[old.halves[0].transaction_id]
+        assert store.opened.halves(kept) == tuple(old.halves)
+        assert store.opened.journal.halves(kept) == tuple(old.halves)
+        (record,) = (one for one in read_table(tmp_path) if one.state is State.PREPARED)
+        assert (record.place, record.size) == (kept.place, kept.size)
+
+    with store_of(tmp_path) as again:
+        assert list(again.opened.kept) == [old.halves[0].transaction_id]
+        # What does not fit into memory is read from the log.
+        again.opened._cache.clear()
+        assert again.opened.halves(next(iter(again.opened.kept.values()))) == tuple(old.halves)
+
+
+def test_several_messages_are_visible_together_or_not_at_all(bench: FileBench, new_topic: Callable[..., str]) -> None:
+    other, settler = new_topic(partitions=2), bench.settler(**NO_CHECKS)
+    for verdict, value in ((COMMIT, b"yes"), (ROLLBACK, b"no")):
+        one = bench.half(value, part=(1, 2))
+        bench.send(verdict, one, one._replace(topic=other, partition=1, part=(2, 2)))
+
+    settled(settler, committed=1, rolled_back=1)
+
+    assert bench.seen() == bench.seen(other) == [b"yes"]
+    assert [message.partition() for message in bench.messages(other)] == [1]
+
+
+def test_a_delayed_message_is_published_when_it_is_due_and_not_before(bench: FileBench) -> None:
+    settler = bench.settler(**NO_CHECKS)
+    due = time.time() + 1.5
+
+    bench.send(COMMIT, bench.half(b"later", deliver_at_ms=int(due * 1000)))
+    bench.send(COMMIT, bench.half(b"now"))
+    waiting = counted(settler, committed=1, delayed=1)
+    assert (waiting.pending, bench.seen()) == (1, [b"now"])
+    settled(settler, committed=2)
+
+    assert time.time() >= due
+    assert bench.seen() == [b"now", b"later"]
+
+
+def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(bench: FileBench) -> None:
+    settler = bench.settler(**NO_CHECKS)
+    first = bench.prepare(bench.half(b"1", order_key=b"k"))
+    second = bench.prepare(bench.half(b"2", order_key=b"k"))
+    third = bench.prepare(bench.half(b"3", order_key=b"k"))
+
+    bench.decide(third, COMMIT)
+    bench.send(COMMIT, bench.half(b"other", order_key=b"o"))
+    bench.send(COMMIT, bench.half(b"none"))
+    waiting = counted(settler, committed=2, held_by_key=1)
+    assert waiting.pending == 3
+    assert Counter(bench.seen()) == Counter([b"other", b"none"])
+    # It comes back to the same.
+    bench.reopen()
+    settler = bench.settler(**NO_CHECKS)
+    counted(settler, held_by_key=1)
+    bench.decide(second, ROLLBACK)
+    bench.decide(first, COMMIT)
+    settled(settler, committed=2)
+
+    assert bench.seen()[2:] == [b"1", b"3"]
+
+
+def test_a_topic_that_is_gone_holds_its_messages_and_their_key_alone(
+    bench: FileBench, new_topic: Callable[..., str]
+) -> None:
+    gone = f"{bench.topic}-gone"
+    settler = bench.settler(**NO_CHECKS)
+
+    bench.send(COMMIT, bench.half(b"1", topic=gone, order_key=b"k"))
+    bench.send(COMMIT, bench.half(b"2", order_key=b"k"))
+    bench.send(COMMIT, bench.half(b"3"))
+    statistics = counted(settler, committed=1, held=1)
+
+    assert statistics.pending == 2
+    assert bench.seen() == [b"3"]
+
+
+POLICIES: dict[str, tuple[Any, str]] = {
+    "commit": ("commit", "committed"),
+    "rollback": ("rollback", "rolled_back"),
+    "function": (lambda half: TransactionState.COMMIT if half.value == b"v" else None, "committed"),
+    "unsure": (lambda _: TransactionState.UNKNOWN, "discarded"),
+    "raising": (lambda half: half.nonsense, "discarded"),
+}
+
+
+def test_each_discard_policy_does_what_it_says(bench: FileBench) -> None:
+    for name, (policy, count) in POLICIES.items():
+        settler = bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=policy)
+        with bench.answering(lambda _: Verdict.UNKNOWN):
+            bench.send(None, bench.half())
+            statistics = settled(settler, **{count: 1})
+
+        assert {key: getattr(statistics, key) for key in ("committed", "rolled_back", "discarded")} == {
+            **dict.fromkeys(("committed", "rolled_back", "discarded"), 0),
+            count: 1,
+        }, name
+        bench.reopen()
+
+    assert bench.seen() == [b"v", b"v"]
+    assert len(bench.seen(bench.discarded)) == 2
+
+
+def test_a_discard_policy_that_hangs_is_given_up(bench: FileBench) -> None:
+    release = threading.Event()
+
+    def hang(half: HalfMessage) -> TransactionState:
+        release.wait(60)
+        return TransactionState.COMMIT
+
+    settler = bench.settler(
+        check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=hang, check_timeout_s=0.3
+    )
+    with bench.answering(lambda _: Verdict.UNKNOWN):
+        bench.send(None, bench.half())
+        statistics = settled(settler, discarded=1)
+    release.set()
+
+    assert statistics.hung_checks == 1
+    assert bench.seen() == []
+
+
+def test_a_watch_is_told_how_its_transaction_ends(bench: FileBench) -> None:
+    bench.settler(**NO_CHECKS)
+    told: dict[str, list[Verdict]] = {"commit": [], "rollback": [], "given up": []}
+    halves = {name: bench.half() for name in told}
+    for name, one in halves.items():
+        bench.store.watch(one.transaction_id, told[name].append)
+    bench.store.forget(halves["given up"].transaction_id)
+
+    bench.send(COMMIT, halves["commit"])
+    bench.send(ROLLBACK, halves["rollback"])
+    bench.send(COMMIT, halves["given up"])
+    wait_until(lambda: told["commit"] and told["rollback"] and len(bench.seen()) == 2)
+
+    assert told == {"commit": [COMMIT], "rollback": [ROLLBACK], "given up": []}
+
+
+def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(bench: FileBench, tmp_path: Path) -> None:
+    for options in ({"segment_bytes": 100}, {"segment_bytes": 1.5}, {"prefix": "no topic!"}, {"send_timeout": 0}):
+        with pytest.raises(ConfigurationError):
+            FileStore(tmp_path, **{"bootstrap_servers": NOWHERE, **options})  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(ConfigurationError):
+        FileStore(tmp_path, bootstrap_servers=" ")
+    idle = store_of(tmp_path / "idle")
+    with pytest.raises(HalfNotStoredError, match="not started"):
+        prepare(idle, [half()])
+    with pytest.raises(StoppedError, match="not started"):
+        idle.checks("orders")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreFailedError, match="cannot be opened"):
+        store_of(tmp_path / "file").start()
+    for topic in (bench.discarded, f"{bench.prefix}.file.x.done", "__consumer_offsets"):
+        with pytest.raises(ConfigurationError, match="belongs to the store"):
+            bench.store.require_target(topic, None)
+    with pytest.raises(TopicNotFoundError):
+        bench.store.require_target(f"{bench.topic}-absent", None)
+    with pytest.raises(ConfigurationError, match="partitions 0 to 0"):
+        bench.store.require_target(bench.topic, 1)
+    bench.settler()
+    with pytest.raises(ConfigurationError, match="has a coordinator already"):
+        bench.make_settler(CoordinatorOptions()).start()
+
+
+def test_a_store_that_a_parent_process_opened_is_not_used_in_the_child(tmp_path: Path) -> None:
+    with store_of(tmp_path) as store:
+        store._pid = os.getpid() + 1
+
+        with pytest.raises(HalfNotStoredError, match="belongs to process"):
+            prepare(store, [half()])
