@@ -1,0 +1,111 @@
+"""The seam between the databases: how to connect, how a transaction begins, what the database's clock says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg_dialect
+from sqlalchemy.dialects import sqlite as sqlite_dialect
+
+from penstock.errors import ConfigurationError
+
+#: Seconds to wait for another's lock, and for a connection.
+_LOCK_TIMEOUT_S = 30
+_CONNECT_TIMEOUT_S = 15
+_CLOCK = {
+    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)",
+}
+#: The next number: above all that any row has (SQLite has one writer at a time), or from a sequence.
+_NEXT = {
+    "sqlite": (
+        "(MAX((SELECT COALESCE(MAX(seq), 0) FROM penstock_tx), "
+        "(SELECT COALESCE(MAX(decided_seq), 0) FROM penstock_tx)) + 1)"
+    ),
+    "postgresql": "nextval('penstock_seq')",
+}
+
+
+class Database:
+    """An engine of SQLAlchemy, and what differs between SQLite and PostgreSQL. Thread-safe.
+
+    Args:
+        url: `sqlite:///file.db` or `postgresql+psycopg://user@host/database`.
+
+    Raises:
+        ConfigurationError: the address is none of these.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = _parse(url)
+        self.kind = parsed.get_backend_name()
+        # Without parameters, no payload is in an error's text.
+        options: dict[str, Any] = {"hide_parameters": True, "pool_size": 10, "max_overflow": 20}
+        if self.kind == "sqlite":
+            connect = {"timeout": _LOCK_TIMEOUT_S, "isolation_level": None, "check_same_thread": False}
+            self.engine = sa.create_engine(parsed, connect_args=connect, poolclass=sa.QueuePool, **options)
+            sa.event.listen(self.engine, "connect", _set_up_sqlite)
+            sa.event.listen(self.engine, "begin", _begin_sqlite)
+        else:
+            connect = {"connect_timeout": _CONNECT_TIMEOUT_S}
+            self.engine = sa.create_engine(
+                parsed, connect_args=connect, isolation_level="READ COMMITTED", pool_pre_ping=True, **options
+            )
+        #: Seconds since 1970, by the database's clock.
+        self.now: sa.ColumnElement[float] = sa.literal_column(_CLOCK[self.kind], sa.Double)
+        self.next: sa.ColumnElement[int] = sa.literal_column(_NEXT[self.kind], sa.BigInteger)
+
+    def insert(self, table: sa.Table) -> sqlite_dialect.Insert | pg_dialect.Insert:
+        """Return an `INSERT` that can have an `ON CONFLICT` clause."""
+        return sqlite_dialect.insert(table) if self.kind == "sqlite" else pg_dialect.insert(table)
+
+    @contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        """Open a transaction that may write; leaving it commits, an exception rolls back."""
+        with self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Open a transaction that only reads, and waits for nobody."""
+        with self.engine.connect() as connection:
+            yield connection.execution_options(penstock_reads=True)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+def _parse(text: str) -> sa.URL:
+    try:
+        url = sa.make_url(text)
+    except sa.exc.ArgumentError:
+        # Not chained: the library's text repeats the address, which may hold a password.
+        raise ConfigurationError(
+            "url is not a database address; write sqlite:///file.db or postgresql+psycopg://user@host/database"
+        ) from None
+    if url.drivername in ("sqlite", "sqlite+pysqlite") and url.database not in (None, "", ":memory:"):
+        return url
+    if url.drivername in ("postgresql", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    raise ConfigurationError(
+        f"url names {url.drivername}, which the SQL store does not know; use sqlite with a file, or postgresql+psycopg"
+    )
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    # Readers do not wait for the writer, and a commit is on the disk when it returns.
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # One that reads first and writes later could be refused its lock when another has written in between.
+    reads = connection.get_execution_options().get("penstock_reads", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+__all__ = ["Database"]

@@ -1,0 +1,26 @@
+"""The SQL store in the conformance suite."""
+
+from __future__ import annotations
+
+from conformance.store_cases import StoreBench
+
+from databases import TestDatabase
+from penstock.transactions.sql import SqlStore
+from penstock.transactions.store import CoordinatorOptions, Settler
+
+
+class SqlBench(StoreBench):
+    """The store in a database of the test's own."""
+
+    def __init__(self, servers: str, topic: str, database: TestDatabase) -> None:
+        super().__init__(servers, topic)
+        self.database = database
+
+    def make_store(self) -> SqlStore:
+        # One shard: the suite asks for an order of decisions where keys differ.
+        return SqlStore(self.database.url, bootstrap_servers=self.servers, prefix=self.prefix, shards=1)
+
+    def make_settler(self, options: CoordinatorOptions) -> Settler:
+        store = self.store
+        assert isinstance(store, SqlStore)
+        return store.settler(options)
