@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("penstock")
 @pytest.fixture(scope="session")
 def broker() -> Iterator[DevBroker]:
     """The Kafka broker of this run. Tests that kill or suspend a broker start their own."""
-    with DevBroker(config=STEADY, start_timeout=150) as running:
+    with DevBroker(config={**STEADY, "log.cleaner.backoff.ms": "500"}, start_timeout=150) as running:
         yield running
 
 

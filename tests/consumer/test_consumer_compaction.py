@@ -1,0 +1,80 @@
+"""A log that Kafka's cleaner has really compacted: offsets that do not exist are neither waited for nor lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from consuming import consumer_of
+
+from kafka_tools import Recorder, committed, ends, produce, read_all
+from penstock.consumer import handler
+from penstock.devbroker import DevBroker
+from penstock.message import Message
+from penstock.offsets import decode
+from waiting import wait_until
+
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.001",
+    "max.compaction.lag.ms": "100",
+}
+KEYS = [b"k%d" % number for number in range(50)]
+
+
+def compacted_topic(servers: str, new_topic: Callable[..., str]) -> tuple[str, list[tuple[bytes, int]]]:
+    """Return a topic whose log has holes, and the key and offset of all that is left in it."""
+    topic = new_topic(partitions=1, config=COMPACTED)
+    written = 0
+
+    def has_holes() -> bool:
+        nonlocal written
+        # Only segments that are no longer written to are compacted, and only a write begins the next one. Some keys
+        # come once, so that what is left lies here and there.
+        produce(servers, topic, [(b"once %d" % written, b"x"), *((key, b"x") for key in KEYS)])
+        written += 1 + len(KEYS)
+        return written > 20 * len(KEYS) and len(read_all(servers, topic)) < written // 2
+
+    wait_until(has_holes, 90, interval=0.3)
+    left = [(message.key() or b"", message.offset() or 0) for message in read_all(servers, topic)]
+    return topic, left
+
+
+def test_what_compaction_left_is_handled_once_and_committed_to_the_end(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    servers = broker.bootstrap_servers
+    topic, left = compacted_topic(servers, new_topic)
+    group = f"group-{topic}"
+    until = threading.Event()
+    seen = Recorder()
+    held = left[0][0]
+
+    def hold_the_first(message: Message) -> None:
+        if message.key == held:
+            until.wait(60)
+        else:
+            seen(message)
+
+    with consumer_of(broker, {topic: handler(hold_the_first)}, stop_timeout=0.5, revoke_timeout=0.5) as consumer:
+        wait_until(lambda: consumer.statistics().in_flight == sum(key == held for key, _ in left))
+        wait_until(lambda: committed(servers, group, topic, 1)[0].metadata)
+        behind_the_first = {offset for key, offset in left if key != held}
+        wait_until(lambda: behind_the_first == told_done(servers, group, topic) & {offset for _, offset in left})
+        drained = consumer.stop()
+    until.set()
+    with consumer_of(broker, {topic: handler(seen)}):
+        wait_until(lambda: committed(servers, group, topic, 1)[0].offset == ends(servers, topic, 1)[0])
+
+    offsets = [offset for _, offset in left]
+    assert offsets[-1] - offsets[0] >= 2 * len(offsets), "nothing was compacted"
+    assert not drained
+    assert sorted(call.offset for call in seen.calls) == offsets
+
+
+def told_done(servers: str, group: str, topic: str) -> set[int]:
+    """Return the offsets above the committed one that the group says are done; those that do not exist included."""
+    one = committed(servers, group, topic, 1)[0]
+    above = decode(one.offset, one.metadata)
+    return {offset for done in (above.done if above is not None else ()) for offset in done}
