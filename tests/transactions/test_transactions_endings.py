@@ -15,6 +15,7 @@ from transaction_tools import Bench
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.transactions import Coordinator
+from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.endings import EndWatch
 from penstock.transactions.group_limit import GroupLimit
@@ -95,6 +96,14 @@ class Admin:
         assert request_timeout
 
 
+class NoQuestions:
+    """Nothing is due."""
+
+    def ask(self, partition: OwnedPartition, now: float) -> None:
+        assert partition.number == 0
+        assert now
+
+
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.settling._TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
@@ -105,6 +114,7 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
         counts=counts,
         log=ration,
         may_publish_to=lambda _: True,
+        clock=BrokerClock(),
     )
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.settlement.add_half(0, half)
@@ -114,12 +124,11 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
     settling = Settling(
         "servers",
         topics=TOPICS,
-        policy=CheckPolicy(6, 30, 15),
         admin=Admin(),  # type: ignore[arg-type] # what is used of it
         membership=Member(owned, log),  # type: ignore[arg-type] # what is used of it
         turns=turns,
         limit=GroupLimit(0.02),
-        asker=None,  # type: ignore[arg-type] # no check is due
+        questions=NoQuestions(),  # type: ignore[arg-type] # nothing is due
         logs=log,  # type: ignore[arg-type] # what is used of it
         counts=counts,
         ration=ration,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.ids import new_id
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
@@ -44,6 +45,7 @@ def taken_over(counts: Counts, inheritance: Inheritance) -> OwnedPartition:
         counts=counts,
         log=RationedLog(),
         may_publish_to=lambda _: True,
+        clock=BrokerClock(),
     )
 
 
@@ -56,16 +58,16 @@ def test_a_partition_counts_as_taken_over_only_when_all_that_was_in_its_logs_is_
     seen = []
 
     def look() -> None:
-        owned.note_progress()
+        owned.note_progress(0.0)
         now = counts.statistics([owned])
         seen.append((now.partitions, now.pending))
 
     look()
-    owned.feed_half(Fetched(5, b"v", encode_half(half)), 0.0, time.time())  # type: ignore[arg-type] # what is used of it
+    owned.feed_half(Fetched(5, b"v", encode_half(half)), 0.0)  # type: ignore[arg-type] # what is used of it
     look()
-    owned.feed_op(Fetched(3, encode_op(op)))  # type: ignore[arg-type] # what is used of it
+    owned.feed_op(Fetched(3, encode_op(op)), 0.0)  # type: ignore[arg-type] # what is used of it
     look()
-    owned.feed_half(Fetched(6, b"v", encode_half(other)), 0.0, time.time())  # type: ignore[arg-type] # what is used of it
+    owned.feed_half(Fetched(6, b"v", encode_half(other)), 0.0)  # type: ignore[arg-type] # what is used of it
     look()
 
     assert seen == [(0, 0), (0, 1), (0, 1), (1, 2)]
@@ -75,6 +77,6 @@ def test_a_partition_whose_logs_are_empty_is_taken_over_at_once() -> None:
     counts = Counts()
     owned = taken_over(counts, Inheritance(5, 3, half_end=5, op_end=3, notes=[], done_end=0))
 
-    owned.note_progress()
+    owned.note_progress(0.0)
 
     assert counts.statistics([owned]).partitions == 1

@@ -222,26 +222,28 @@ def pending(immunity_s: float | None = None) -> Pending:
     return Pending(immune, 0)
 
 
-@given(st.floats(0, 1e6), st.floats(-1e4, 1e4), st.none() | st.floats(0, 1000), st.none() | st.floats(-1e4, 1e4))
+@given(st.floats(0, 1e6), st.none() | st.floats(0, 1000), st.none() | st.floats(0, 1e6))
 def test_a_check_is_due_neither_before_timeout_nor_immunity_nor_interval(
-    now: float, age: float, immunity: float | None, answered_age: float | None
+    birth: float, immunity: float | None, answered: float | None
 ) -> None:
     schedule, one = CheckSchedule(POLICY), pending(immunity)
+    one.birth_ms, one.answered_ms = int(birth * 1000), int((answered or 0) * 1000)
 
-    schedule.add(one, now, age, answered_age)
+    schedule.add(one)
 
     due = schedule.next_due()
     assert due is not None
-    assert now <= due
-    assert due >= now + max(6, int((immunity or 0) * 1000) / 1000) - max(age, 0) - 1e-6
-    if answered_age is not None:
-        assert due >= now + 30 - max(answered_age, 0) - 1e-6
+    assert due >= one.birth_ms / 1000 + max(6, int((immunity or 0) * 1000) / 1000) - 1e-6
+    if one.answered_ms:
+        assert due >= one.answered_ms / 1000 + 30 - 1e-6
+    assert list(schedule.take_due(due - 0.001, 10)) == []
+    assert list(schedule.take_due(due, 10)) == [one]
 
 
 def test_a_decided_half_and_a_postponed_one_are_not_asked_about() -> None:
     schedule, decided, postponed, due = CheckSchedule(POLICY), pending(), pending(), pending()
     for one in (decided, postponed, due):
-        schedule.add(one, 0.0, 0.0, None)
+        schedule.add(one)
     decided.verdict = Verdict.COMMIT
     schedule.postpone(postponed, 100.0)
 
@@ -253,10 +255,56 @@ def test_a_decided_half_and_a_postponed_one_are_not_asked_about() -> None:
 def test_checks_are_taken_in_portions() -> None:
     schedule = CheckSchedule(POLICY)
     for _ in range(5):
-        schedule.add(pending(), 0.0, 0.0, None)
+        schedule.add(pending())
 
     assert len(list(schedule.take_due(6.0, 3))) == 3
     assert len(list(schedule.take_due(6.0, 3))) == 2
+
+
+def test_groups_take_turns_and_a_parked_one_is_left_alone() -> None:
+    schedule = CheckSchedule(POLICY)
+    crowd = [Pending(half()._replace(group="crowd"), n) for n in range(5)]
+    few = [Pending(half()._replace(group="few"), n) for n in range(2)]
+    for one in [*crowd, *few]:
+        schedule.add(one)
+
+    first = list(schedule.take_due(6.0, 4))
+    assert Counter(one.half.group for one in first) == {"crowd": 2, "few": 2}
+    assert schedule.park("crowd", 10.0) == 3
+    assert schedule.next_due() == 10.0
+    assert list(schedule.take_due(9.0, 10)) == []
+    assert list(schedule.take_due(10.0, 10)) == crowd[2:]
+
+
+def test_a_parked_group_does_not_hold_back_what_nobody_has_to_be_asked_about() -> None:
+    schedule, asked, exhausted = CheckSchedule(POLICY), pending(), pending()
+    exhausted.check_count = POLICY.maximum
+    schedule.add(asked)
+    schedule.add(exhausted)
+
+    schedule.park("orders", 100.0)
+
+    assert list(schedule.take_due(7.0, 10)) == [exhausted]
+
+
+def test_intervals_grow_with_the_back_off_to_an_hour() -> None:
+    policy = CheckPolicy(6, 30, 15, backoff=2.0)
+
+    assert [policy.interval(count) for count in (1, 2, 3, 8, 1000)] == [30, 60, 120, 3600, 3600]
+    assert CheckPolicy(6, 7200, 15, backoff=2.0).interval(5) == 7200
+    assert POLICY.interval(9) == 30
+
+
+def test_decided_halves_do_not_stay_in_memory_until_their_check_would_be_due() -> None:
+    schedule = CheckSchedule(POLICY)
+    for n in range(20_000):
+        one = pending()
+        one.birth_ms = n
+        schedule.add(one)
+        if n:
+            one.verdict = Verdict.COMMIT
+
+    assert len(schedule._first) < 10_000
 
 
 def test_of_several_notes_on_one_half_the_end_stands_and_else_the_greatest_count() -> None:

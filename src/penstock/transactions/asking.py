@@ -6,6 +6,7 @@ and finds no heap of stale questions when it comes back.
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
 from enum import Enum
 from typing import Any
@@ -15,7 +16,9 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.errors import StoppedError
 from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.ids import NO_ID
 from penstock.transactions.owned import OwnedPartition
+from penstock.transactions.pending import Pending
 from penstock.transactions.records import (
     Author,
     CheckRequest,
@@ -24,8 +27,9 @@ from penstock.transactions.records import (
     encode_check_request,
     encode_op,
 )
-from penstock.transactions.settlement import Pending
 from penstock.transactions.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
 
 #: Seconds for which it is believed that a group has live producers, or none.
 _FRESH_S = 1.0
@@ -72,27 +76,33 @@ class Asker:
         request = CheckRequest(half, partition.number, pending.offset, number)
         # Each check of a half goes to another partition, and so to another producer, where there are several.
         to = (self._topics.half_partition(half.transaction_id.encode()) + number) % self._topics.check_partitions
-        try:
-            self._sends.send(self._topics.check, to, half.key, half.value, encode_check_request(request))
-        except (KafkaException, StoppedError):
+        if not self._send(self._topics.check, to, half.key, half.value, encode_check_request(request)):
             return Asked.LATER
         pending.requested = number
         return Asked.SENT
 
-    def discard(self, partition: OwnedPartition, pending: Pending) -> None:
-        """Write the coordinator's own decision into the op log; it counts when it is read back, if it is the first."""
+    def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
+        """Write the coordinator's own decision into the op log; it counts when it is read back, if it is the first.
+
+        Thread-safe. Not waited for: if it is lost, the half is still pending at its next due time, and this is done
+        again.
+        """
         half = pending.half
-        op = Op(
-            half.transaction_id,
-            Verdict.DISCARD,
-            Author.COORDINATOR,
-            half.group,
-            partition.number,
-            (pending.offset,),
-            pending.check_count,
-        )
-        # Not waited for: if it is lost, the half is still pending at its next due time, and this is done again.
-        self._sends.send(self._topics.op, partition.number, half.transaction_id.encode(), encode_op(op))
+        op = Op(half.transaction_id, verdict, Author.COORDINATOR, half.group, half_partition, pending.offsets, 0)
+        self._send(self._topics.op, half_partition, half.transaction_id.encode(), encode_op(op))
+
+    def tick(self, half_partition: int) -> None:
+        """Write a mark into the op log: once it is read back, all that was written before it was read."""
+        op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
+        self._send(self._topics.op, half_partition, None, encode_op(op))
+
+    def _send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> bool:
+        """Send without waiting, and tell whether the client took it."""
+        try:
+            return self._sends.try_send(topic, partition, key, value, headers)
+        except (KafkaException, StoppedError) as error:
+            _log.warning("a record for %s[%d] could not be sent: %s", topic, partition, error)
+            return False
 
     def _is_alive(self, group: str, now: float) -> bool | None:
         future = self._asked.get(group)

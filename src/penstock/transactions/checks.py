@@ -1,18 +1,24 @@
-"""When which undecided half is asked about. Pure: the caller gives the time.
+"""When which undecided half is asked about. Pure: the caller gives the time, in the broker's seconds.
 
 The first check of a half is due when it is older than the transaction timeout, or than its own immunity where that is
-longer; the next ones follow at an interval. A check counts when it was answered: a request that nobody took up is
-asked again under the same number.
+longer; the next ones follow at an interval, which may grow. A check counts when it was answered: a request that nobody
+took up is asked again under the same number. Producer groups take turns, so that a crowd of one delays no other's.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.transactions.settlement import Pending
+from penstock.transactions.pending import Pending
+
+#: An interval that grows from check to check grows to no more than this, in seconds.
+_LONGEST_S = 3600.0
+#: Halves that wait for their first check before those decided meanwhile are taken out.
+_CROWD = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,57 +28,127 @@ class CheckPolicy:
     Attributes:
         timeout_s: seconds from the birth of a half to its first check.
         interval_s: seconds between two checks of a half.
-        maximum: answered checks after which an undecided half is discarded.
+        maximum: answered checks after which an undecided half meets the discard policy.
+        backoff: factor by which the interval grows from check to check; it ends at an hour.
+        incomplete_s: seconds from the birth of the first half of a transaction of several messages after which it is
+            rolled back if others are still missing. More than any producer goes on trying to store them.
     """
 
     timeout_s: float
     interval_s: float
     maximum: int
+    backoff: float = 1.0
+    incomplete_s: float = 120.0
+
+    def interval(self, check_count: int) -> float:
+        """Return the seconds between the check of that number and the next."""
+        if self.backoff <= 1.0:
+            return self.interval_s
+        # The exponent has a bound, too: a float has one.
+        grown = self.interval_s * self.backoff ** min(max(check_count - 1, 0), 64)
+        return min(grown, max(self.interval_s, _LONGEST_S))
+
+    def first_due(self, pending: Pending) -> float:
+        """Return when the next check of a half that was just read is due."""
+        born = pending.birth_ms / 1000
+        if not pending.is_complete:
+            return born + max(self.timeout_s, self.incomplete_s)
+        due = born + max(self.timeout_s, (pending.half.immunity_ms or 0) / 1000)
+        if pending.answered_ms:
+            due = max(due, pending.answered_ms / 1000 + self.interval(pending.check_count))
+        return due
 
 
 @dataclass(slots=True)
 class CheckSchedule:
-    """The checks of one half partition, soonest first. Not thread-safe: its coordinator's thread drives it."""
+    """The checks of one half partition. Not thread-safe: its coordinator's thread drives it."""
 
     policy: CheckPolicy
-    #: Due time, a number that settles ties, the half. Decided halves stay until they come up.
-    _due: list[tuple[float, int, Pending]] = field(default_factory=list)
+    #: First checks in the order of their due times, which is that of birth but for few. Decided halves stay until they
+    #: come up, or until there are many.
+    _first: deque[tuple[float, Pending]] = field(default_factory=deque)
+    _crowd: int = _CROWD
+    #: All others: due time, a number that settles ties, the half.
+    _later: list[tuple[float, int, Pending]] = field(default_factory=list)
     _ticket: Iterator[int] = field(default_factory=itertools.count)
+    #: What is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn next.
+    _ripe: OrderedDict[str, deque[Pending]] = field(default_factory=OrderedDict)
+    #: Groups that are left alone until a time.
+    _parked: dict[str, float] = field(default_factory=dict)
 
-    def add(self, pending: Pending, now: float, age_s: float, answered_age_s: float | None) -> None:
-        """Plan the next check of a half that was just read.
-
-        Args:
-            pending: the half.
-            now: monotonic seconds.
-            age_s: seconds since the broker appended the half.
-            answered_age_s: seconds since its last check was answered, or None when none was.
-        """
-        first = max(self.policy.timeout_s, (pending.half.immunity_ms or 0) / 1000)
-        wait = first - max(age_s, 0.0)
-        if answered_age_s is not None:
-            wait = max(wait, self.policy.interval_s - max(answered_age_s, 0.0))
-        self.postpone(pending, now + max(wait, 0.0))
+    def add(self, pending: Pending) -> None:
+        """Plan the next check of a half that was just read, or of one that has just become complete."""
+        due = self.policy.first_due(pending)
+        is_usual = pending.parts is None and not pending.half.immunity_ms and not pending.answered_ms
+        if not is_usual or (self._first and due < self._first[-1][0]):
+            self.postpone(pending, due)
+            return
+        pending.check_due = due
+        self._first.append((due, pending))
+        if len(self._first) > self._crowd:
+            # Or the halves of all that was sent within the timeout would stay in memory.
+            self._first = deque(one for one in self._first if one[1].verdict is None)
+            self._crowd = max(_CROWD, 2 * len(self._first))
 
     def postpone(self, pending: Pending, due: float) -> None:
         """Plan the next check of a half for a time."""
         pending.check_due = due
-        heapq.heappush(self._due, (due, next(self._ticket), pending))
+        heapq.heappush(self._later, (due, next(self._ticket), pending))
+
+    def park(self, group: str, until: float) -> int:
+        """Leave a group alone until a time, and return how many of its checks wait."""
+        self._parked[group] = until
+        return len(self._ripe.get(group, ()))
 
     def take_due(self, now: float, limit: int) -> Iterator[Pending]:
         """Yield halves whose check is due; each must be postponed, or it is not asked about again.
 
-        Entries of halves that were decided since are dropped on the way.
+        Halves that were decided since are dropped on the way.
         """
-        while self._due and limit > 0 and self._due[0][0] <= now:
-            due, _, pending = heapq.heappop(self._due)
-            if pending.verdict is None and pending.check_due == due:
+        self._ripen(now)
+        for group in [group for group, until in self._parked.items() if until <= now]:
+            del self._parked[group]
+        turns = deque(group for group in self._ripe if group not in self._parked)
+        while turns and limit > 0:
+            group = turns.popleft()
+            if group in self._parked:
+                # By the caller, since its last turn.
+                continue
+            waiting = self._ripe[group]
+            pending = waiting.popleft()
+            if waiting:
+                turns.append(group)
+                self._ripe.move_to_end(group)
+            else:
+                del self._ripe[group]
+            if pending.verdict is None:
                 limit -= 1
                 yield pending
 
+    def _ripen(self, now: float) -> None:
+        first, later = self._first, self._later
+        while first and (first[0][0] <= now or first[0][1].verdict is not None):
+            self._put(*first.popleft())
+        while later and later[0][0] <= now:
+            due, _, pending = heapq.heappop(later)
+            self._put(due, pending)
+
+    def _put(self, due: float, pending: Pending) -> None:
+        if pending.verdict is None and pending.check_due == due:
+            asks = pending.is_complete and pending.check_count < self.policy.maximum
+            self._ripe.setdefault(pending.half.group if asks else "", deque()).append(pending)
+
     def next_due(self) -> float | None:
-        """Return the monotonic time at which the next entry is due, or None."""
-        return self._due[0][0] if self._due else None
+        """Return when something is due, or None; what is due already and waits for its turn is due at minus infinity.
+
+        A half that was decided since may be the reason: then nothing comes of it.
+        """
+        times = [self._parked.get(group, float("-inf")) for group in self._ripe]
+        if self._first:
+            times.append(self._first[0][0])
+        if self._later:
+            times.append(self._later[0][0])
+        return min(times, default=None)
 
 
 __all__ = ["CheckPolicy", "CheckSchedule"]

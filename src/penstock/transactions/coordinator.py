@@ -10,21 +10,25 @@ import logging
 import re
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
 from penstock.config import ClientConfig, positive, positive_int, reserved
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
+from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.discarding import Discarding
 from penstock.transactions.fencing import Fence, encode_claim, transactional_ids
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
-from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.publisher import Publisher
+from penstock.transactions.questions import Questions
+from penstock.transactions.records import MAX_CHECK_NUMBER
 from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import Inheritance, LogReader
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
@@ -66,6 +70,11 @@ class Coordinator:
         check_max: answered checks after which a half that is still undecided is moved to `<prefix>.discarded`, one
             interval after the last answer. Counts survive restarts of the coordinator: they are kept in the done log.
         partitions: partitions of half, op and done, if they have to be created.
+        check_backoff: factor by which the interval grows from check to check, to an hour at most.
+        discard: what becomes of a half whose checks are exhausted: `"topic"` moves it to `<prefix>.discarded`,
+            `"commit"` publishes it, `"rollback"` settles it without a trace, and a function is asked; its UNKNOWN means
+            the topic.
+        check_timeout: seconds that such a function may take; one that takes longer has said UNKNOWN.
         target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
             as many decisions share one as end within it.
         instance: a name of letters, digits, `.`, `_` and `-` that no other running coordinator of the prefix has, the
@@ -88,6 +97,9 @@ class Coordinator:
         transaction_timeout: float = 6.0,
         check_interval: float = 30.0,
         check_max: int = 15,
+        check_backoff: float = 1.0,
+        discard: DiscardPolicy = "topic",
+        check_timeout: float = 30.0,
         partitions: int = DEFAULT_PARTITIONS,
         target_latency: float = 0.02,
         instance: str | None = None,
@@ -97,6 +109,18 @@ class Coordinator:
         positive("transaction_timeout", transaction_timeout)
         positive("check_interval", check_interval)
         positive_int("check_max", check_max)
+        if check_max > MAX_CHECK_NUMBER:
+            raise ConfigurationError(f"check_max must be at most {MAX_CHECK_NUMBER}, but is {check_max}")
+        positive("check_timeout", check_timeout)
+        positive("check_backoff", check_backoff)
+        if check_backoff < 1:
+            raise ConfigurationError(
+                f"check_backoff must be at least 1, but is {check_backoff}: intervals do not shrink"
+            )
+        if not callable(discard) and discard not in get_args(get_args(DiscardPolicy)[0]):
+            raise ConfigurationError(
+                f"discard must be 'topic', 'commit', 'rollback' or a function, but is {discard!r}; choose one of them"
+            )
         positive_int("partitions", partitions)
         positive("target_latency", target_latency)
         positive("session_timeout", session_timeout)
@@ -112,7 +136,9 @@ class Coordinator:
         self._instance = instance
         self._session_timeout = session_timeout
         self._target_latency = target_latency
-        self._policy = CheckPolicy(transaction_timeout, check_interval, check_max)
+        self._policy = CheckPolicy(transaction_timeout, check_interval, check_max, check_backoff)
+        self._discard = discard
+        self._check_timeout = check_timeout
         self._for_producers = {k: v for k, v in given.items() if not k.startswith(_FOR_CONSUMERS)}
         self._for_consumers = {k: v for k, v in given.items() if not k.startswith(_FOR_PRODUCERS)}
         self._admin = admin_client(bootstrap_servers, given)
@@ -188,6 +214,8 @@ class Coordinator:
         servers, stopping = self._bootstrap_servers, self._stopping
         topics = open_topics(self._admin, servers, self._prefix, self._partitions)
 
+        clock = BrokerClock()
+
         def own(number: int, inheritance: Inheritance) -> OwnedPartition:
             return OwnedPartition(
                 number,
@@ -196,6 +224,7 @@ class Coordinator:
                 counts=self._counts,
                 log=self._ration,
                 may_publish_to=topics.may_publish_to,
+                clock=clock,
             )
 
         ids = transactional_ids(topics, self._instance or new_id())
@@ -214,15 +243,24 @@ class Coordinator:
         claim = encode_claim(ids)
         turns = Turns([Publisher(servers, self._for_producers, topics, name, claim) for name in ids], self._prefix)
         sends = AckedProducer(servers, self._for_producers, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
+        asker = Asker(self._admin, sends, topics)
+        discarding = Discarding(self._discard, self._check_timeout, asker.decide, self._prefix)
+        questions = Questions(
+            policy=self._policy,
+            asker=asker,
+            discarding=discarding,
+            half_end=lambda number: membership.known_end(topics.half, number),
+            counts=self._counts,
+            ration=self._ration,
+        )
         settling = Settling(
             servers,
             topics=topics,
-            policy=self._policy,
             admin=self._admin,
             membership=membership,
             turns=turns,
             limit=GroupLimit(self._target_latency),
-            asker=Asker(self._admin, sends, topics),
+            questions=questions,
             logs=logs,
             counts=self._counts,
             ration=self._ration,
@@ -231,12 +269,19 @@ class Coordinator:
         self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(settling, membership, turns, sends),
+            args=(settling, membership, turns, sends, discarding),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
 
-    def _run(self, settling: Settling, membership: Membership, turns: Turns, sends: AckedProducer) -> None:
+    def _run(
+        self,
+        settling: Settling,
+        membership: Membership,
+        turns: Turns,
+        sends: AckedProducer,
+        discarding: Discarding,
+    ) -> None:
         try:
             sends.start()
             membership.join()
@@ -248,6 +293,7 @@ class Coordinator:
             self._failure = error
         finally:
             self._stopping.set()
+            discarding.close()
             turns.close()
             membership.leave()
             sends.stop(_LAST_SENDS_S)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from confluent_kafka import Message
 
 from penstock.errors import MessageFormatError
+from penstock.transactions.broker_clock import BrokerClock
+from penstock.transactions.carrying import to_carry
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
 from penstock.transactions.delivery import wire_headers
 from penstock.transactions.model import CoordinatorStatistics
@@ -46,13 +47,18 @@ class Counts:
 
     def statistics(self, partitions: list[OwnedPartition]) -> CoordinatorStatistics:
         """Return a snapshot together with what is pending now."""
-        births = [birth for p in partitions if (birth := p.oldest_birth()) is not None]
+        now = time.monotonic()
+        ages = [
+            p.clock.now_ms(now) - birth
+            for p in partitions
+            if p.settlement.pending and (birth := p.oldest_birth_ms) is not None
+        ]
         return CoordinatorStatistics(
             partitions=sum(p.taken_over for p in partitions),
             pending=sum(len(p.settlement.pending) for p in partitions),
             held_by_key=sum(p.behind for p in partitions),
             delayed=sum(len(p.settlement.decisions.delays) for p in partitions),
-            oldest_pending_age=max(0.0, time.time() - min(births)) if births else 0.0,
+            oldest_pending_age=max(0.0, max(ages) / 1000) if ages else 0.0,
             held=sum(p.held for p in partitions),
             committed=self.committed,
             rolled_back=self.rolled_back,
@@ -100,6 +106,7 @@ class OwnedPartition:
         counts: the coordinator's counts.
         log: where refusals are said.
         may_publish_to: whether a half may name a topic as its target.
+        clock: the broker's time.
     """
 
     def __init__(
@@ -111,11 +118,20 @@ class OwnedPartition:
         counts: Counts,
         log: RationedLog,
         may_publish_to: Callable[[str], bool],
+        clock: BrokerClock,
     ) -> None:
         self.number = number
         self.settlement = Settlement(inheritance.half_position, inheritance.op_position)
-        self.settlement.remember(inheritance.notes)
         self.schedule = CheckSchedule(policy)
+        for pending in self.settlement.remember(inheritance.notes, inheritance.carries):
+            self.schedule.add(pending)
+        self.clock = clock
+        #: Append times of the newest op and half that were read, in the broker's milliseconds.
+        self.ops_read_to_ms = self.halves_read_to_ms = 0
+        #: When the coordinator last marked the op log, in monotonic seconds.
+        self.ticked_at = float("-inf")
+        #: Birth of the oldest pending half in milliseconds, or None. Other threads read it.
+        self.oldest_birth_ms: int | None = None
         #: Committed transactions that cannot be published now.
         self.held = 0
         #: Transactions that stand behind an earlier one of their key.
@@ -133,12 +149,12 @@ class OwnedPartition:
         halves = max((note.half_offset for note in inheritance.notes), default=-1) + 1
         ops = max((note.op_offset for note in inheritance.notes), default=-1) + 1
         self._marks = DoneMarks(Mark(inheritance.done_end, halves, ops))
-        # Birth of the oldest pending half, by its offset: births rise with offsets.
-        self._births: deque[tuple[int, float]] = deque()
 
-    def feed_half(self, message: Message, now: float, wall: float) -> None:
-        """Take a record of the half log in."""
-        offset = message.offset() or 0
+    def feed_half(self, message: Message, now: float) -> None:
+        """Take a record of the half log in; it was read at `now`, in monotonic seconds."""
+        offset, birth_ms = message.offset() or 0, message.timestamp()[1]
+        self.clock.saw(birth_ms, now)
+        self.halves_read_to_ms = birth_ms
         settlement = self.settlement
         if offset < settlement.half_position:
             return
@@ -149,22 +165,22 @@ class OwnedPartition:
             self._counts.forged += 1
             self._log.warn("half", "half partition %d, offset %d: %s", self.number, offset, bad)
             return
-        birth_ms = message.timestamp()[1]
         pending = settlement.add_half(offset, half, birth_ms)
         if isinstance(pending, Pending):
-            # Its first half: the others of its transaction change nothing of when it is checked.
-            if pending.offset == offset:
-                self._births.append((offset, birth_ms / 1000))
-                self._plan(pending, now, wall)
+            # Of the halves of one transaction the first and the last say when it is checked.
+            if pending.offset == offset or pending.is_complete:
+                self.schedule.add(pending)
         elif pending is not None:
             self._refuse(half.transaction_id, offset, pending, forged=True)
         if settlement.has_ahead:
             for op_offset, refusal in settlement.join_ahead(half.transaction_id):
                 self._refuse(half.transaction_id, op_offset, refusal)
 
-    def feed_op(self, message: Message) -> None:
-        """Take a record of the op log in."""
-        offset = message.offset() or 0
+    def feed_op(self, message: Message, now: float) -> None:
+        """Take a record of the op log in; it was read at `now`, in monotonic seconds."""
+        offset, appended_ms = message.offset() or 0, message.timestamp()[1]
+        self.clock.saw(appended_ms, now)
+        self.ops_read_to_ms = appended_ms
         settlement = self.settlement
         if offset < settlement.op_position:
             return
@@ -175,7 +191,7 @@ class OwnedPartition:
             self._counts.forged += 1
             self._log.warn("op", "op partition %d, offset %d: %s", self.number, offset, bad)
             return
-        answers, appended_ms = settlement.answers, message.timestamp()[1]
+        answers = settlement.answers
         for index, op in enumerate(ops):
             if op.verdict is Verdict.TICK:
                 continue
@@ -189,8 +205,6 @@ class OwnedPartition:
         half = decode_half(message.key(), message.value(), wire_headers(message))
         if not self._may_publish_to(half.topic):
             raise MessageFormatError("a half that is addressed to a topic of the store or of Kafka itself")
-        if half.part is not None or half.deliver_at_ms is not None:
-            raise MessageFormatError("a half of a kind that this coordinator cannot settle")
         return half
 
     def _read_ops(self, message: Message) -> list[Op]:
@@ -199,8 +213,11 @@ class OwnedPartition:
             raise MessageFormatError(f"an op record for half partition {ops[0].half_partition} that is not its own")
         return ops
 
-    def note_progress(self) -> None:
-        """Look whether all that was there at the beginning was read. Called between records, never within one."""
+    def note_progress(self, now: float) -> None:
+        """Look how far reading came, and what time it is. Called between records, never within one."""
+        first = next(iter(self.settlement.pending.values()), None)
+        self.oldest_birth_ms = None if first is None else first.birth_ms
+        self.settlement.now_ms = self.clock.now_ms(now)
         self.behind = self.settlement.decisions.keys.behind
         half_end, op_end = self._ends_found
         self.taken_over = self.settlement.half_position >= half_end and self.settlement.op_position >= op_end
@@ -219,9 +236,8 @@ class OwnedPartition:
         for pending in share.decided:
             self._counts.settled(pending)
         for pending in self.settlement.apply(share, self._marks.end):
-            self._plan(pending, time.monotonic(), time.time())
+            self.schedule.add(pending)
         self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
-        self._forget_births()
 
     def settled_in_doubt(self, inheritance_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
         """Take in what the done log told after a Kafka transaction ended in doubt.
@@ -234,14 +250,19 @@ class OwnedPartition:
         for pending in settled:
             self._counts.settled(pending)
         for pending in begun:
-            self._plan(pending, time.monotonic(), time.time())
+            self.schedule.add(pending)
         self.done_end = inheritance_end
-        self._forget_births()
 
-    def _plan(self, pending: Pending, now: float, wall: float) -> None:
-        """Plan the first check of a transaction that became pending."""
-        answered_age = wall - pending.answered_ms / 1000 if pending.answered_ms else None
-        self.schedule.add(pending, now, wall - pending.birth_ms / 1000, answered_age)
+    def share(self, limit: int, publishable: Callable[[Pending], bool]) -> Share | None:
+        """Choose what the next Kafka transaction settles here, and what it carries, or return None.
+
+        Args:
+            limit: most decisions to take.
+            publishable: whether a committed transaction can be published now.
+        """
+        # Before all is read that its predecessors left, what is pending is not known.
+        carry = to_carry(self.settlement, self._marks.end) if self.taken_over else ()
+        return self.settlement.share(limit, publishable, carry)
 
     def mark(self, done_end: int) -> None:
         """Remember where the done log ends now: when the half checkpoint is here, records below it are not needed."""
@@ -253,20 +274,6 @@ class OwnedPartition:
         half, op = self.checkpoints
         carried = (p.carried_at for p in self.settlement.pending.values() if p.carried_at is not None)
         return half, op, self._marks.low(half, op, carried)
-
-    def oldest_birth(self) -> float | None:
-        """Return when the oldest pending half was stored, in seconds since the epoch, or None. Safe to ask anywhere."""
-        try:
-            return self._births[0][1] if self.settlement.pending else None
-        except IndexError:
-            # Another thread took the last one away meanwhile: there is none.
-            return None
-
-    def _forget_births(self) -> None:
-        lowest = next((p.offset for p in self.settlement.pending.values()), self.settlement.half_position)
-        births = self._births
-        while births and births[0][0] < lowest:
-            births.popleft()
 
     def _refuse(self, transaction_id: str, offset: int, refusal: Refusal, *, forged: bool = False) -> None:
         if forged:

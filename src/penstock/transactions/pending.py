@@ -97,6 +97,11 @@ class Pending:
         return tuple(offset for offset, _ in self.parts.stored())
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of keys and values of its messages."""
+        return sum(len(half.key or b"") + len(half.value or b"") for half in self.halves)
+
+    @property
     def is_complete(self) -> bool:
         """Whether all its halves are there and fit together."""
         return self.parts is None or (not self.parts.missing and not self.parts.is_spoiled)

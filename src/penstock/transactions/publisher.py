@@ -47,10 +47,6 @@ _NOT_ITS_FAULT = frozenset(
 )
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
-#: Bytes of messages carried in one done record; a larger one goes alone.
-_CARRIED_BYTES = 400_000
-
-
 #: Bytes of carried transactions in one done record, about; one that is larger has a record of its own.
 _CARRIED_BYTES = 512 << 10
 
@@ -268,21 +264,6 @@ def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
         size += carried
     if group:
         yield group
-
-
-def _in_records(carries: list[Carry]) -> Iterator[list[Carry]]:
-    """Divide carries so that each part fits into a record of the done log."""
-    part: list[Carry] = []
-    size = 0
-    for carry in carries:
-        more = sum(len(one.half.key or b"") + len(one.half.value or b"") for one in carry.halves)
-        if part and size + more > _CARRIED_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(carry)
-        size += more
-    if part:
-        yield part
 
 
 __all__ = ["TRANSACTION_TIMEOUT_MS", "AbortedError", "InDoubtError", "Publisher"]

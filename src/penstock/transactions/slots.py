@@ -20,16 +20,17 @@ _log = logging.getLogger("penstock.transactions")
 #: For each slot so many threads may be given up; more are not replaced, for a process has no endless memory.
 _GIVEN_UP_PER_SLOT = 2
 
-Task = tuple[str, Callable[[], None]]
+Task = tuple[str, Callable[[], None], Callable[[], None] | None]
 
 
 class _Slot:
     """One thread and what it runs. All fields are guarded by the lock of its `Slots`, bar the thread itself."""
 
-    __slots__ = ("given_up", "label", "since", "thread")
+    __slots__ = ("given_up", "label", "on_given_up", "since", "thread")
 
     def __init__(self) -> None:
         self.label = ""
+        self.on_given_up: Callable[[], None] | None = None
         #: Monotonic seconds at which its call began, or None while it waits for one.
         self.since: float | None = None
         #: Its call hangs, and another thread has taken its place.
@@ -60,14 +61,15 @@ class Slots:
         #: Calls that were given up. Written under the lock; reading one number is safe.
         self.hung = 0
 
-    def submit(self, label: str, call: Callable[[], None]) -> None:
+    def submit(self, label: str, call: Callable[[], None], on_given_up: Callable[[], None] | None = None) -> None:
         """Run a call when a slot is free.
 
         Args:
             label: what the call is, for the log.
             call: it must catch its own exceptions; one that gets out is logged.
+            on_given_up: called by `tend` if the call is past its limit.
         """
-        self._tasks.put((label, call))
+        self._tasks.put((label, call, on_given_up))
         with self._lock:
             if len(self._live) < self._count and not self._closing.is_set() and not self._is_short():
                 self._add()
@@ -79,9 +81,11 @@ class Slots:
             hanging = [s for s in self._live if s.since is not None and now - s.since > self._limit_s]
             for slot in hanging:
                 self._give_up(slot)
-            while len(self._live) < self._count and hanging and not self._is_short() and not self._closing.is_set():
-                hanging.pop()
-                self._add()
+                if not self._is_short() and not self._closing.is_set():
+                    self._add()
+        for slot in hanging:
+            if slot.on_given_up is not None:
+                slot.on_given_up()
 
     def close(self, timeout_s: float) -> bool:
         """Drop the calls that wait, let those that run end within `timeout_s` seconds, and tell whether they did.
@@ -133,9 +137,9 @@ class Slots:
 
     def _serve(self, slot: _Slot) -> None:
         while (task := self._tasks.get()) is not None and not self._closing.is_set():
-            label, call = task
+            label, call, on_given_up = task
             with self._lock:
-                slot.label, slot.since = label, time.monotonic()
+                slot.label, slot.on_given_up, slot.since = label, on_given_up, time.monotonic()
             try:
                 call()
             except Exception:  # noqa: BLE001 - a slot outlives whatever runs in it

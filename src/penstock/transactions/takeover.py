@@ -45,7 +45,7 @@ class Inheritance:
         op_position: where to read the op log from.
         half_end: the end of the half log when it was taken over.
         op_end: the end of the op log then.
-        records: what the done log says, by offset.
+        notes: what the done log says.
         done_end: the end of the done log when it was read.
         carries: pending transactions that the done log holds whole, each with the offset of its record.
     """
@@ -54,7 +54,7 @@ class Inheritance:
     op_position: int
     half_end: int
     op_end: int
-    records: list[tuple[int, Done]]
+    notes: list[Note]
     done_end: int
     carries: list[tuple[int, Carry]] = field(default_factory=list)
 

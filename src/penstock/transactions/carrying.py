@@ -1,0 +1,61 @@
+"""Which pending transactions are written down again in the done log, so that the checkpoints can pass them.
+
+Pure. One old half (its group is down for a week, or its message is due in a month) would else pin the half log and the
+op log at its place, and a restart would read all that came since. What is carried is always the lower part of what is
+pending, so that after a restart the rest, which is read from the half log, comes behind it in the order of offsets.
+Carries grow old, too: when the done log has grown far past one that is still needed, it is written down once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.transactions.pending import Pending
+from penstock.transactions.settlement import Settlement
+
+#: How many records a log may be longer than what is pending in it, before what is pending is carried.
+GAP = 20_000
+#: Most transactions, and bytes of their messages, that one Kafka transaction carries.
+_MOST = 2_000
+_MOST_BYTES = 2 << 20
+#: A message that is larger stays where it is, and pins its log: no record of the done log could hold it.
+LARGEST_BYTES = 900_000
+
+
+def to_carry(settlement: Settlement, done_end: int, gap: int = GAP) -> list[Pending]:
+    """Return what the next Kafka transaction shall carry.
+
+    Args:
+        settlement: what is pending.
+        done_end: the end of the done log.
+        gap: how far a log may go on past what is needed of it.
+    """
+    gap = max(gap, 4 * len(settlement.pending))
+    chosen: list[Pending] = []
+    room = _MOST_BYTES
+    for pending in _candidates(settlement, done_end, gap):
+        room -= pending.size_bytes
+        if len(chosen) == _MOST or (room < 0 and chosen):
+            break
+        chosen.append(pending)
+    return chosen
+
+
+def _candidates(settlement: Settlement, done_end: int, gap: int) -> Iterator[Pending]:
+    lowest = next(iter(settlement.uncarried), None)
+    if lowest is not None and settlement.half_position - lowest.offset > gap:
+        for pending in settlement.uncarried:
+            is_old = settlement.half_position - pending.offset > gap // 2
+            if not is_old or not pending.is_complete or pending.size_bytes > LARGEST_BYTES:
+                break
+            yield pending
+    for pending in settlement.pending.values():
+        if pending.carried_at is None:
+            # Those behind it are not carried either.
+            break
+        op_is_old = pending.is_op_open and settlement.op_position - pending.decided_at > gap
+        if op_is_old or done_end - pending.carried_at > gap:
+            yield pending
+
+
+__all__ = ["GAP", "LARGEST_BYTES", "to_carry"]

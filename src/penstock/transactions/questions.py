@@ -1,0 +1,129 @@
+"""What the coordinator asks: which undecided transactions are due for a check, for the discard policy, or for the end.
+
+A check is asked only once the op log was read up to an append time at or past the time at which it was due: what was
+decided before then needs no check. Where nothing new comes, the coordinator writes a mark of its own (a TICK) into the
+op log and waits until it has read it. That also tells it the broker's time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from penstock.transactions.asking import Asked, Asker
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.discarding import Discarding
+from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Verdict
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Checks sent in one round: a crowd of undecided halves delays nobody's commit.
+_CHECKS = 200
+#: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
+_SOON_S = 0.1
+#: Seconds between two marks in one op log.
+_TICK_S = 0.5
+#: Seconds after which the broker's clock is read anew while something is pending.
+_CLOCK_S = 30.0
+
+
+class Questions:
+    """Asks what is due. Used by the coordinator's thread.
+
+    Args:
+        policy: when to ask.
+        asker: sends checks, and the coordinator's own decisions.
+        discarding: what becomes of halves whose checks are exhausted.
+        half_end: tells the end of a partition's half log, as the last fetch told it.
+        counts: where to count.
+        ration: where to say what could repeat without end.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: CheckPolicy,
+        asker: Asker,
+        discarding: Discarding,
+        half_end: Callable[[int], int],
+        counts: Counts,
+        ration: RationedLog,
+    ) -> None:
+        self._policy = policy
+        self._asker = asker
+        self._discarding = discarding
+        self._half_end = half_end
+        self._counts = counts
+        self._ration = ration
+
+    def ask(self, partition: OwnedPartition, now: float) -> None:
+        """Ask what is due in a partition.
+
+        Args:
+            partition: one that is owned.
+            now: monotonic seconds.
+        """
+        self._discarding.tend()
+        if not partition.settlement.pending or not partition.taken_over:
+            return
+        due = partition.schedule.next_due()
+        time_s = partition.clock.now_ms(now) / 1000
+        is_due = due is not None and due <= time_s
+        if (is_due and partition.ops_read_to_ms / 1000 < time_s - _TICK_S) or now - partition.clock.set_at > _CLOCK_S:
+            self._tick(partition, now)
+        if is_due:
+            for pending in partition.schedule.take_due(min(time_s, partition.ops_read_to_ms / 1000), _CHECKS):
+                self._ask(partition, pending, now, time_s)
+
+    def _tick(self, partition: OwnedPartition, now: float) -> None:
+        if now - partition.ticked_at >= _TICK_S:
+            partition.ticked_at = now
+            self._asker.tick(partition.number)
+
+    def _ask(self, partition: OwnedPartition, pending: Pending, now: float, time_s: float) -> None:
+        schedule, interval = partition.schedule, self._policy.interval(pending.check_count + 1)
+        if not pending.is_complete:
+            self._end_incomplete(partition, pending)
+            schedule.postpone(pending, time_s + interval)
+            return
+        if pending.check_count >= self._policy.maximum:
+            self._discarding.settle(partition.number, pending)
+            schedule.postpone(pending, time_s + interval)
+            return
+        group, unanswered = pending.half.group, pending.requested > pending.check_count
+        asked = self._asker.check(partition, pending, now)
+        if asked is Asked.SENT:
+            schedule.postpone(pending, time_s + interval)
+            self._counts.checks += 1
+            if unanswered:
+                text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"
+                self._ration.warn(f"unanswered {group}", text, pending.half.transaction_id, interval, group)
+            return
+        # It comes up again at once when its group has its turn.
+        schedule.postpone(pending, time_s)
+        if asked is Asked.LATER:
+            schedule.park(group, time_s + _SOON_S)
+            return
+        # One question for all of a group: it is left alone, and costs nothing, until it is looked for again.
+        self._counts.no_producer += 1 + schedule.park(group, time_s + self._policy.interval_s)
+        text = "no producer of group %s answers the check of transaction %s; start one with a check function"
+        self._ration.warn(f"nobody {group}", text, group, pending.half.transaction_id)
+
+    def _end_incomplete(self, partition: OwnedPartition, pending: Pending) -> None:
+        """Roll a transaction back whose halves cannot all come any more: its local transaction never began."""
+        born_ms, patience_ms = pending.birth_ms, self._policy.incomplete_s * 1000
+        settlement = partition.settlement
+        all_read = 0 <= self._half_end(partition.number) <= settlement.half_position
+        if not all_read and partition.halves_read_to_ms < born_ms + patience_ms:
+            return
+        _log.error(
+            "transaction %s of group %s is rolled back: not all of its halves are there, or they contradict",
+            pending.half.transaction_id,
+            pending.half.group,
+        )
+        self._asker.decide(partition.number, pending, Verdict.ROLLBACK)
+
+
+__all__ = ["Questions"]
