@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.transactions.coordinator import Coordinator
 from penstock.transactions.ids import new_id
+from penstock.transactions.listeners import LocalTransactionExecutor, TransactionCheckListener, TransactionListener
 from penstock.transactions.messages import Outgoing
 from penstock.transactions.model import (
     CoordinatorStatistics,
@@ -24,9 +25,12 @@ __all__ = [
     "Coordinator",
     "CoordinatorStatistics",
     "HalfMessage",
+    "LocalTransactionExecutor",
     "Outgoing",
     "ProducerStatistics",
     "Transaction",
+    "TransactionCheckListener",
+    "TransactionListener",
     "TransactionOfSeveral",
     "TransactionResult",
     "TransactionState",

@@ -26,6 +26,12 @@ from penstock.transactions.core import Core
 from penstock.transactions.ids import new_id
 from penstock.transactions.in_flight import InFlight
 from penstock.transactions.kafka_store import KafkaStore
+from penstock.transactions.listeners import (
+    LocalTransactionExecutor,
+    TransactionCheckListener,
+    TransactionListener,
+    executing,
+)
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, a_half, encoded, terms
 from penstock.transactions.model import Order, ProducerStatistics, TransactionResult, TransactionState, Wait
 from penstock.transactions.records import Half
@@ -55,6 +61,8 @@ class TransactionalProducer:
         bootstrap_servers: Kafka's addresses.
         check: says what became of an undecided local transaction; runs on threads of its own. Without one, this
             producer answers no checks, and only a producer of the group that has one can.
+        listener: a local transaction and its check in one object, in place of `check`: see `send_in_transaction`.
+        check_listener: a check as an object, in place of `check`, as in RocketMQ 3.x.
         prefix: what the names of the store's topics begin with; the coordinator has the same.
         partitions: partitions of half, op and done, if they have to be created.
         config: settings of the Kafka clients, by librdkafka's names.
@@ -83,6 +91,8 @@ class TransactionalProducer:
         *,
         bootstrap_servers: str | None = None,
         check: Check | None = None,
+        listener: TransactionListener | None = None,
+        check_listener: TransactionCheckListener | None = None,
         prefix: str = "penstock",
         partitions: int = DEFAULT_PARTITIONS,
         config: ClientConfig | None = None,
@@ -99,8 +109,7 @@ class TransactionalProducer:
         not_empty("group", group)
         if len(encoded("group", group) or b"") > _MAX_GROUP_LENGTH:
             raise ConfigurationError(f"group must have at most {_MAX_GROUP_LENGTH} bytes, but has {len(group)}")
-        if check is not None:
-            a_callable("check", check)
+        check = _check_of(check, listener, check_listener)
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         positive("send_timeout", send_timeout)
@@ -113,6 +122,7 @@ class TransactionalProducer:
         if (store is None) == (bootstrap_servers is None):
             raise ConfigurationError("give either bootstrap_servers or a store, not both and not none of them")
         self._group = group
+        self._listener = listener
         self._by_half = order == "half"
         self._wait: Wait = wait
         self._store: Store = store or KafkaStore(
@@ -360,6 +370,34 @@ class TransactionalProducer:
             _apply(tx, await answer if inspect.isawaitable(answer) else answer)
         return tx.result
 
+    def send_in_transaction(
+        self, message: Outgoing, argument: object = None, *, executor: LocalTransactionExecutor | None = None
+    ) -> TransactionResult:
+        """Send a message and run its local transaction by the producer's listener, or by an executor of this call.
+
+        As RocketMQ's `sendMessageInTransaction`: what raises or returns None is UNKNOWN and left to a check, and the
+        caller gets a result, not the exception. The errors are those of `transaction`.
+
+        Args:
+            message: the message.
+            argument: handed to the local transaction.
+            executor: the local transaction; the producer's `listener` where it is None.
+        """
+        if executor is not None:
+            run = executor.execute_local_transaction_branch
+        elif self._listener is not None:
+            run = self._listener.execute_local_transaction
+        else:
+            raise ConfigurationError("send_in_transaction needs a listener of the producer, or an executor")
+        return self.send(
+            message.topic,
+            key=message.key,
+            value=message.value,
+            headers=message.headers,
+            partition=message.partition,
+            execute=executing(run, argument),
+        )
+
     def statistics(self) -> ProducerStatistics:
         """Return counts since the start. Safe from any thread."""
         counts, checker = self._core.statistics(), self._checker
@@ -404,6 +442,23 @@ class TransactionalProducer:
 
     def _sending(self, half: Half, wait: Wait) -> Sending:
         return Sending(self._core.flight((half,), None, wait))
+
+
+def _check_of(
+    check: Check | None, listener: TransactionListener | None, check_listener: TransactionCheckListener | None
+) -> Check | None:
+    """Return the one check among the ways to give it."""
+    given = [
+        *([check] if check is not None else []),
+        *([listener.check_local_transaction] if listener is not None else []),
+        *([check_listener.check_local_transaction_state] if check_listener is not None else []),
+    ]
+    if len(given) > 1:
+        raise ConfigurationError("give one of check, listener and check_listener: a transaction has one check")
+    if not given:
+        return None
+    a_callable("check", given[0])
+    return given[0]
 
 
 def _apply(tx: Transaction, answer: object) -> None:

@@ -13,7 +13,7 @@ import time
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from penstock.config import ClientConfig
-from penstock.errors import MessageFormatError
+from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.records import Verdict, decode_done
 from penstock.transactions.store import ToldSettled
@@ -36,7 +36,7 @@ class DoneWatch:
         name: what the thread's name ends with.
 
     Raises:
-        KafkaException: the end of the done log could not be learnt.
+        BrokerConnectionError: the end of the done log could not be learnt.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str) -> None:
@@ -60,12 +60,16 @@ class DoneWatch:
         try:
             # Where the log ends for a committed reader now: what is told of from here on comes behind.
             places = [TopicPartition(topics.done, number) for number in range(topics.partitions)]
+            deadline = time.monotonic() + _ANSWER_S
             for place in places:
-                place.offset = self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
+                place.offset = self._end(place, deadline)
             self._consumer.assign(places)
-        except KafkaException:
+        except KafkaException as error:
             self._consumer.close()
-            raise
+            raise BrokerConnectionError(
+                f"the end of {topics.done} at {bootstrap_servers} was not told within {_ANSWER_S:g} s: {reason(error)};"
+                ' see that the brokers run, or do without wait="published"'
+            ) from error
         self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{name}", daemon=True)
         self._thread.start()
 
@@ -81,6 +85,16 @@ class DoneWatch:
         """End. Who still waits is told nothing."""
         self._stopping.set()
         self._thread.join()
+
+    def _end(self, place: TopicPartition, deadline: float) -> int:
+        """Return the end of a log; asks again where its leader has just changed, or is not known yet."""
+        while True:
+            try:
+                return self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
 
     def _follow(self) -> None:
         try:

@@ -15,7 +15,7 @@ from penstock.errors import BufferFullError, PublicationNotSeenError, Transactio
 from penstock.transactions.core import Core, Flight
 from penstock.transactions.futures import Pledge
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
-from penstock.transactions.model import TransactionResult, TransactionState, Wait
+from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
 from penstock.transactions.records import Half
 
 _log = logging.getLogger("penstock.transactions")
@@ -118,6 +118,12 @@ class Transaction:
     def result(self) -> TransactionResult:
         """What became of it, once it was left."""
         return TransactionResult(self.transaction_id, self._state, self._halves[0].topic)
+
+    @property
+    def message(self) -> HalfMessage:
+        """Its message, the first of several, as a check would see it."""
+        half = self._halves[0]
+        return HalfMessage(half.topic, half.key, half.value, half.headers, self.transaction_id, 0)
 
     def __enter__(self) -> Self:
         self._store_halves()

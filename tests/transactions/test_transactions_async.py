@@ -1,0 +1,159 @@
+"""Transactions from an event loop, which none of them holds up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from transaction_tools import Bench
+
+from penstock.errors import BufferFullError, HalfNotStoredError, TopicNotFoundError
+from penstock.transactions import Outgoing, Transaction, TransactionState
+
+
+def test_many_async_transactions_fly_at_once_and_the_loop_goes_on(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+    turns: list[float] = []
+
+    async def local(tx: Transaction) -> TransactionState:
+        await asyncio.sleep(0.01)
+        return TransactionState.ROLLBACK if int(tx.message.value or b"") % 3 == 0 else TransactionState.COMMIT
+
+    async def clock() -> None:
+        while True:
+            turns.append(time.monotonic())
+            await asyncio.sleep(0.001)
+
+    async def main() -> None:
+        ticking = asyncio.create_task(clock())
+        await asyncio.gather(
+            *(producer.send_async(bench.topic, value=b"%d" % number, execute=local) for number in range(300))
+        )
+        ticking.cancel()
+
+    asyncio.run(main())
+    bench.settled(coordinator, committed=200, rolled_back=100)
+
+    assert len(turns) > 3
+    assert {value for _, value in bench.visible()} == {b"%d" % number for number in range(300) if number % 3}
+
+
+def test_submitted_messages_can_be_awaited_from_two_loops(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+
+    async def main() -> set[TransactionState]:
+        pledges = [producer.submit(bench.topic, value=b"v") for _ in range(100)]
+        return {(await pledge).state for pledge in pledges}
+
+    assert asyncio.run(main()) == asyncio.run(main()) == {TransactionState.COMMIT}
+    bench.settled(coordinator, committed=200)
+
+
+def test_an_async_block_commits_rolls_back_and_stores_several(bench: Bench) -> None:
+    producer = bench.producer()
+
+    async def main() -> None:
+        async with producer.transaction(bench.topic, value=b"1"):
+            assert len(await asyncio.to_thread(bench.messages, bench.topics.half)) == 1
+        with pytest.raises(RuntimeError, match="no stock"):
+            async with producer.transaction(bench.topic, value=b"2"):
+                raise RuntimeError("no stock")
+        async with producer.transaction_of() as tx:
+            tx.add(bench.topic, value=b"3")
+            await tx.prepare_async()
+            tx.unknown()
+        async with producer.transaction_of([Outgoing(bench.topic, b"4")]):
+            pass
+
+    asyncio.run(main())
+
+    statistics = producer.statistics()
+    assert (statistics.committed, statistics.rolled_back, statistics.unknown) == (2, 1, 1)
+
+
+def test_cancelling_an_async_transaction_leaves_it_to_the_check(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer(check=lambda _: TransactionState.COMMIT)
+
+    async def main() -> None:
+        inside = asyncio.Event()
+
+        async def transact() -> None:
+            async with producer.transaction(bench.topic, value=b"v"):
+                inside.set()
+                await asyncio.sleep(600)
+
+        task = asyncio.create_task(transact())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    bench.settled(coordinator, committed=1)
+
+    assert producer.statistics().unknown == 1
+    assert bench.visible() == [(None, b"v")]
+
+
+def test_cancelling_before_the_block_ran_rolls_back(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+    producer.send(bench.topic, value=b"warm")
+    ran: list[int] = []
+
+    async def main() -> None:
+        async def transact() -> None:
+            async with producer.transaction(bench.topic, value=b"v"):
+                ran.append(1)
+
+        # The half is on its way at once: the target is known.
+        producer._desk.known.add((bench.topic, None))
+        task = asyncio.create_task(transact())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    bench.settled(coordinator, committed=1, rolled_back=1)
+
+    assert ran == []
+    assert producer.statistics().in_flight == 0
+
+
+def test_errors_reach_who_awaits(bench: Bench) -> None:
+    producer = bench.producer(max_in_flight=1, when_full="raise")
+
+    async def main() -> None:
+        with pytest.raises(TopicNotFoundError, match="nowhere"):
+            await producer.send_async("nowhere", value=b"v")
+        with pytest.raises(HalfNotStoredError, match="did not run"):
+            await producer.send_async(bench.topic, value=bytes(2_000_000))
+        async with producer.transaction(bench.topic, value=b"v"):
+            with pytest.raises(BufferFullError, match="in flight"):
+                await producer.send_async(bench.topic, value=b"w")
+
+    asyncio.run(main())
+
+
+def test_an_event_loop_waits_for_room_without_being_held_up(bench: Bench) -> None:
+    producer = bench.producer(max_in_flight=2, send_timeout=30.0)
+
+    async def main() -> None:
+        await asyncio.gather(*(producer.send_async(bench.topic, value=b"%d" % number) for number in range(20)))
+
+    asyncio.run(main())
+
+    assert (producer.statistics().committed, producer.statistics().in_flight) == (20, 0)
+
+
+def test_an_async_send_waits_for_its_publication(bench: Bench) -> None:
+    bench.coordinator()
+    producer = bench.producer(publish_timeout=60)
+
+    async def main() -> None:
+        await producer.send_async(bench.topic, value=b"v", wait="published")
+
+    asyncio.run(main())
+
+    assert bench.visible() == [(None, b"v")]
