@@ -17,6 +17,8 @@ from penstock.transactions.records import is_topic_name
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
 #: cost throughput, for each takes requests and transaction markers of its own.
 DEFAULT_PARTITIONS = 2
+#: Partitions of the check topic: so many producers of a group can share its checks.
+CHECK_PARTITIONS = 8
 
 #: Kafka's own topics: a half that names one of them as its target is forged.
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -25,7 +27,8 @@ _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_gro
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: The broker's clock gives a half its birth time: producers' clocks do not count.
 _BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
-#: A check request or a discarded record is a half with a few headers more: whatever fits as a half must fit here.
+#: A check request or a discarded record is a half with a few headers more, and a half may be written down again in the
+#: done log: whatever fits as a half must fit here.
 _ROOM = {"max.message.bytes": str(2 << 20)}
 _POLL_S = 0.05
 _ONE_HOUR_MS = str(60 * 60 * 1000)
@@ -43,7 +46,7 @@ class StoreTopics:
 
     prefix: str
     partitions: int = DEFAULT_PARTITIONS
-    check_partitions: int = DEFAULT_PARTITIONS
+    check_partitions: int = CHECK_PARTITIONS
 
     @property
     def half(self) -> str:
@@ -71,6 +74,11 @@ class StoreTopics:
         return f"{self.prefix}.discarded"
 
     @property
+    def audit(self) -> str:
+        """Name of the topic that says which operator decided what."""
+        return f"{self.prefix}.audit"
+
+    @property
     def coordinators(self) -> str:
         """Name of the consumer group in which coordinators share the half partitions."""
         return f"{self.prefix}.coordinator"
@@ -83,7 +91,8 @@ class StoreTopics:
         """Tell whether a message may name `topic` as its target: not the store itself, not Kafka's own topics."""
         if not topic.startswith((f"{self.prefix}.", "__")):
             return True
-        return topic not in _INTERNAL and topic not in {self.half, self.op, self.done, self.check, self.discarded}
+        own = {self.half, self.op, self.done, self.check, self.discarded, self.audit}
+        return topic not in _INTERNAL and topic not in own
 
     def half_partition(self, ordering_key: bytes) -> int:
         """Return the half partition of an ordering key: the same in every process, independent of Kafka's own hash."""
@@ -107,8 +116,8 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
         [
             TopicSpec(topics.half, partitions, _KEPT | _BROKER_TIME),
             TopicSpec(topics.op, partitions, _KEPT | _BROKER_TIME),
-            TopicSpec(topics.done, partitions, _KEPT),
-            TopicSpec(topics.check, partitions, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
+            TopicSpec(topics.done, partitions, {**_KEPT, **_ROOM}),
+            TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
             TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
         ],
     )
