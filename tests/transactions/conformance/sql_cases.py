@@ -15,12 +15,18 @@ class SqlBench(StoreBench):
     def __init__(self, servers: str, topic: str, database: TestDatabase) -> None:
         super().__init__(servers, topic)
         self.database = database
+        # One: the suite asks for an order of decisions where keys differ.
+        self.shards = 1
 
     def make_store(self) -> SqlStore:
-        # One shard: the suite asks for an order of decisions where keys differ.
-        return SqlStore(self.database.url, bootstrap_servers=self.servers, prefix=self.prefix, shards=1)
+        return SqlStore(self.database.url, bootstrap_servers=self.servers, prefix=self.prefix, shards=self.shards)
 
-    def make_settler(self, options: CoordinatorOptions) -> Settler:
+    @property
+    def sql_store(self) -> SqlStore:
+        """The store, started."""
         store = self.store
         assert isinstance(store, SqlStore)
-        return store.settler(options)
+        return store
+
+    def make_settler(self, options: CoordinatorOptions) -> Settler:
+        return self.sql_store.settler(options)

@@ -130,6 +130,8 @@ class SqlSettler:
         """Return counts since the start, and what the store holds now: all of its shards, whoever has them."""
         tx, now = schema.tx, self._store.database.now
         unsettled = tx.c.settled_at.is_(None)
+        # Before the database is asked: what is counted here is not pending there any more.
+        counts, answered_so_far = dict(self._counts), self._answered
         with self._store.database.read() as connection:
             pending, oldest, answered = connection.execute(
                 sa.select(
@@ -150,13 +152,13 @@ class SqlSettler:
             pending=pending,
             oldest_pending_age=max(oldest or 0.0, 0.0),
             held=held,
-            committed=self._counts[schema.COMMIT],
-            rolled_back=self._counts[schema.ROLLBACK],
-            discarded=self._counts[schema.DISCARD],
+            committed=counts[schema.COMMIT],
+            rolled_back=counts[schema.ROLLBACK],
+            discarded=counts[schema.DISCARD],
             refused=refused,
             forged=0,
             checks=self._asking.asked,
-            answered_checks=self._answered + int(answered) - int(self._answered_before),
+            answered_checks=answered_so_far + int(answered) - int(self._answered_before),
             no_producer=self._asking.no_producer,
             groups=self._groups,
             recoveries=self._recoveries,

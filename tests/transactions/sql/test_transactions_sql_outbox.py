@@ -1,0 +1,95 @@
+"""The outbox: a message is published if, and only if, the user's own SQL transaction commits."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from conformance.sql_cases import SqlBench
+from conformance.store_cases import counted, settled
+from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import NullPool
+
+from databases import TestDatabase
+from penstock.errors import ConfigurationError, TopicNotFoundError
+
+NO_CHECKS = {"transaction_timeout_s": 600.0}
+
+
+def connect_by(way: str, database: TestDatabase, **more: Any) -> Callable[[], Any]:
+    if way == "driver" and database.kind == "sqlite":
+        return lambda: sqlite3.connect(sa.make_url(database.url).database or "", **more)
+    if way == "driver":
+        return lambda: psycopg.connect(database.url.replace("postgresql+psycopg", "postgresql"), **more)
+    engine = sa.create_engine(database.url, poolclass=NullPool)
+    return engine.connect if way == "connection" else sessionmaker(engine)
+
+
+@pytest.mark.parametrize("way", ["driver", "connection", "session"])
+def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: SqlBench, way: str) -> None:
+    settler = sql_bench.settler(**NO_CHECKS)
+    connect = connect_by(way, sql_bench.database)
+    store = sql_bench.sql_store
+    for number in range(6):
+        with closing(connect()) as connection:
+            outbox = store.outbox(connection)
+            outbox.send(sql_bench.topic, key="k", value=f"{number}.1", headers={"h": "1", "none": None})
+            outbox.send(sql_bench.topic, key=None, value=None, partition=0)
+            if number % 2:
+                connection.commit()
+            else:
+                connection.rollback()
+    statistics = settled(settler, committed=6)
+
+    keyed = [message for message in sql_bench.messages() if message.key() is not None]
+    assert statistics.committed == 6
+    assert [message.value() for message in keyed] == [b"1.1", b"3.1", b"5.1"]
+    assert {(message.key(), *message.headers()) for message in keyed} == {(b"k", ("h", b"1"), ("none", None))}
+    assert len(sql_bench.messages()) == 6
+    assert sql_bench.database.rows("SELECT count(*) FROM penstock_message") == [(0,)]
+
+
+def test_an_outbox_message_of_later_is_published_when_it_is_due(sql_bench: SqlBench) -> None:
+    settler = sql_bench.settler(**NO_CHECKS)
+    due = time.time() + 3.0
+    with closing(connect_by("driver", sql_bench.database)()) as connection:
+        sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="later", deliver_at=due)
+        sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="now")
+        connection.commit()
+
+    waiting = counted(settler, committed=1)
+    if time.time() < due - 0.5:
+        assert (waiting.delayed, waiting.pending) == (1, 1)
+        assert sql_bench.seen() == [b"now"]
+    settled(settler, committed=2)
+    assert time.time() >= due - 0.01
+    assert sql_bench.seen() == [b"now", b"later"]
+
+
+def test_an_outbox_refuses_what_it_could_not_keep(sql_bench: SqlBench, tmp_path: Any) -> None:
+    store = sql_bench.sql_store
+    options: dict[str, Any] = {"isolation_level": None} if sql_bench.database.kind == "sqlite" else {"autocommit": True}
+    alone = connect_by("driver", sql_bench.database, **options)()
+    with closing(alone), pytest.raises(ConfigurationError, match="autocommit"):
+        store.outbox(alone).send(sql_bench.topic, value="v")
+    with closing(connect_by("driver", sql_bench.database)()) as connection:
+        with pytest.raises(TopicNotFoundError, match="there-is-none"):
+            store.outbox(connection).send("there-is-none", value="v")
+        with pytest.raises(ConfigurationError, match="belongs to the store"):
+            store.outbox(connection).send(f"{sql_bench.prefix}.discarded", value="v")
+        with pytest.raises(ConfigurationError, match="penstock-"):
+            store.outbox(connection).send(sql_bench.topic, value="v", headers={"penstock-tx": "forged"})
+    if sql_bench.database.kind == "postgresql":
+        with (
+            closing(sqlite3.connect(tmp_path / "other.db")) as other,
+            pytest.raises(ConfigurationError, match="one database"),
+        ):
+            store.outbox(other)
+
+    assert sql_bench.database.rows("SELECT count(*) FROM penstock_tx") == [(0,)]

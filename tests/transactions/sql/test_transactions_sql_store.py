@@ -1,0 +1,194 @@
+"""What the SQL store does beyond the suite of all stores: order, parts, delays, held messages, and whoever is first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from conformance.sql_cases import SqlBench
+from conformance.store_cases import counted, decide, settled
+
+from kafka_tools import read_all
+from penstock.errors import BrokerConnectionError, ConfigurationError, HalfNotStoredError
+from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.transactions import TransactionalProducer, TransactionState, new_id
+from penstock.transactions.records import Verdict
+from penstock.transactions.sql import SqlStore
+from waiting import wait_until
+
+COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
+NO_CHECKS = {"transaction_timeout_s": 600.0}
+
+
+def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -> None:
+    other = sql_bench.make_store()
+    other.start()
+    prepared = [sql_bench.prepare(sql_bench.half(b"%d" % number)) for number in range(60)]
+    together = threading.Barrier(2)
+
+    def run(store: SqlStore, verdict: Verdict) -> None:
+        together.wait(30)
+        for one in prepared:
+            decide(store, one, verdict)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(run, sql_bench.sql_store, COMMIT), pool.submit(run, other, ROLLBACK)]:
+            done.result(120)
+    other.stop(30)
+    states = dict(sql_bench.database.rows("SELECT id, state FROM penstock_tx"))
+    statistics = settled(sql_bench.settler(**NO_CHECKS))
+
+    committed = {one.halves[0].value for one in prepared if states[one.halves[0].transaction_id] == COMMIT}
+    assert set(states.values()) <= {int(COMMIT), int(ROLLBACK)}
+    assert sql_bench.database.rows("SELECT count(*) FROM penstock_refusal") == [(60,)]
+    assert statistics.committed + statistics.rolled_back == 60
+    assert sorted(sql_bench.seen()) == sorted(committed)
+
+
+def test_with_order_half_an_undecided_one_holds_later_ones_of_its_key_and_no_others(sql_bench: SqlBench) -> None:
+    settler = sql_bench.settler(**NO_CHECKS)
+    a1, a2, a3, a4, b1 = (
+        sql_bench.prepare(sql_bench.half(text.encode(), key=text[:1].encode(), order_key=text[:1].encode()))
+        for text in ("a1", "a2", "a3", "a4", "b1")
+    )
+
+    for one in (b1, a4, a2):
+        sql_bench.decide(one, COMMIT)
+    counted(settler, committed=1)
+    assert sql_bench.seen() == [b"b1"]
+    sql_bench.decide(a1, COMMIT)
+    counted(settler, committed=3)
+    assert sql_bench.seen() == [b"b1", b"a1", b"a2"]
+    sql_bench.decide(a3, ROLLBACK)
+    settled(settler, committed=4, rolled_back=1)
+
+    assert sql_bench.seen() == [b"b1", b"a1", b"a2", b"a4"]
+
+
+def test_several_messages_are_published_all_or_none(sql_bench: SqlBench, new_topic: Callable[..., str]) -> None:
+    settler = sql_bench.settler(**NO_CHECKS)
+    other = new_topic()
+
+    def parts(text: bytes) -> list[Any]:
+        whole = new_id()
+        return [
+            sql_bench.half(text, transaction_id=whole, part=(1, 2)),
+            sql_bench.half(text, transaction_id=whole, part=(2, 2), topic=other),
+        ]
+
+    sql_bench.send(COMMIT, *parts(b"yes"))
+    sql_bench.send(ROLLBACK, *parts(b"no"))
+    settled(settler, committed=1, rolled_back=1)
+
+    assert (sql_bench.seen(), sql_bench.seen(other)) == ([b"yes"], [b"yes"])
+
+
+def test_a_message_of_later_is_published_when_it_is_due_and_holds_nobody(sql_bench: SqlBench) -> None:
+    settler = sql_bench.settler(**NO_CHECKS)
+    due = time.time() + 2.0
+
+    sql_bench.send(COMMIT, sql_bench.half(b"later", key=b"k", deliver_at_ms=int(due * 1000)))
+    sql_bench.send(COMMIT, sql_bench.half(b"now", key=b"k"))
+    counted(settler, committed=1)
+    settled(settler, committed=2)
+
+    assert time.time() >= due - 0.01
+    assert sql_bench.seen() == [b"now", b"later"]
+
+
+def test_a_missing_topic_holds_its_own_messages_until_it_is_there(sql_bench: SqlBench) -> None:
+    settler = sql_bench.settler(**NO_CHECKS)
+    missing = f"missing-{sql_bench.topic}"
+
+    sql_bench.send(COMMIT, sql_bench.half(b"1", key=b"k", order_key=b"k", topic=missing))
+    sql_bench.send(COMMIT, sql_bench.half(b"2", key=b"k", order_key=b"k"))
+    sql_bench.send(COMMIT, sql_bench.half(b"3"))
+    counted(settler, committed=1)
+    wait_until(lambda: settler.statistics().held == 1)
+    assert sql_bench.seen() == [b"3"]
+    ensure_topics(admin_client(sql_bench.servers, {}), sql_bench.servers, [TopicSpec(missing, 1)])
+    settled(settler, committed=3, timeout=120.0)
+
+    assert [message.value() for message in read_all(sql_bench.servers, missing)] == [b"1"]
+    assert sql_bench.seen() == [b"3", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "visible"),
+    [("commit", [b"v"]), ("rollback", []), (lambda _: TransactionState.COMMIT, [b"v"])],
+    ids=["commit", "rollback", "callable"],
+)
+def test_the_discard_policy_decides_when_checks_are_exhausted(
+    sql_bench: SqlBench, policy: Any, visible: list[bytes]
+) -> None:
+    settler = sql_bench.settler(check_max=1, discard=policy)
+
+    with sql_bench.answering(lambda _: Verdict.UNKNOWN):
+        sql_bench.send(None, sql_bench.half(b"v"))
+        settled(settler, committed=len(visible), rolled_back=1 - len(visible))
+
+    assert sql_bench.seen() == visible
+    assert sql_bench.seen(sql_bench.discarded) == []
+
+
+def test_a_producer_on_the_sql_store_waits_until_its_message_is_visible(sql_bench: SqlBench) -> None:
+    sql_bench.settler()
+
+    with TransactionalProducer(
+        "orders", store=sql_bench.sql_store, check=lambda _: TransactionState.COMMIT
+    ) as producer:
+        for number in range(3):
+            producer.send(sql_bench.topic, key="k", value=f"{number}", wait="published")
+            assert sql_bench.seen()[-1] == b"%d" % number
+        with producer.transaction(sql_bench.topic, value="checked") as tx:
+            tx.unknown()
+        wait_until(lambda: b"checked" in sql_bench.seen(), 60)
+
+    assert sql_bench.seen() == [b"0", b"1", b"2", b"checked"]
+
+
+def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.transactions.sql.claims._KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.sql.settler._TRIM_S", 0.2)
+    settler = sql_bench.settler(**NO_CHECKS)
+
+    for number in range(20):
+        sql_bench.send((COMMIT, ROLLBACK)[number % 2], sql_bench.half(b"%d" % number))
+    settled(settler, committed=10, rolled_back=10)
+
+    for table in ("penstock_tx", "penstock_message"):
+        wait_until(lambda table=table: sql_bench.database.rows(f"SELECT count(*) FROM {table}") == [(0,)])  # noqa: S608 - a constant
+    done = f"{sql_bench.prefix}.sql-{sql_bench.sql_store.uuid}.done"
+    wait_until(lambda: read_all(sql_bench.servers, done) == [])
+
+
+def test_errors_of_the_database_keep_payloads_to_themselves(
+    sql_bench: SqlBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = b"the-secret-payload"
+    sql_bench.store.require_target(sql_bench.topic, None)
+    sql_bench.database.execute("ALTER TABLE penstock_message RENAME TO elsewhere")
+
+    with pytest.raises(HalfNotStoredError) as caught:
+        sql_bench.prepare(sql_bench.half(secret, key=b"the-secret-key"))
+
+    sql_bench.database.execute("ALTER TABLE elsewhere RENAME TO penstock_message")
+    told = f"{caught.value} {caplog.text}"
+    assert "did not run" in str(caught.value)
+    assert "secret" not in told
+    assert sql_bench.database.rows("SELECT count(*) FROM penstock_tx") == [(0,)]
+
+
+def test_wrong_addresses_are_told_without_the_password() -> None:
+    for url in ("nonsense://u:hidden@h/d", "no address: hidden", "sqlite://", "mysql://u:hidden@h/d"):
+        with pytest.raises(ConfigurationError, match="url") as caught:
+            SqlStore(url, bootstrap_servers="127.0.0.1:1")
+        assert "hidden" not in str(caught.value)
+    store = SqlStore("postgresql://user:hidden@127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(BrokerConnectionError, match="address") as caught:
+        store.start()
+    assert "hidden" not in str(caught.value)
