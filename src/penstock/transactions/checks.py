@@ -17,6 +17,8 @@ from penstock.transactions.pending import Pending
 
 #: An interval that grows from check to check grows to no more than this, in seconds.
 _LONGEST_S = 3600.0
+#: Seconds after which halves that are still missing are not waited for any more.
+INCOMPLETE_S = 120.0
 #: Halves that wait for their first check before those decided meanwhile are taken out.
 _CROWD = 4_096
 
@@ -38,7 +40,7 @@ class CheckPolicy:
     interval_s: float
     maximum: int
     backoff: float = 1.0
-    incomplete_s: float = 120.0
+    incomplete_s: float = INCOMPLETE_S
 
     def interval(self, check_count: int) -> float:
         """Return the seconds between the check of that number and the next."""
@@ -151,4 +153,4 @@ class CheckSchedule:
         return min(times, default=None)
 
 
-__all__ = ["CheckPolicy", "CheckSchedule"]
+__all__ = ["INCOMPLETE_S", "CheckPolicy", "CheckSchedule"]

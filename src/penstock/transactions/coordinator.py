@@ -17,7 +17,7 @@ from penstock.errors import ConfigurationError, StoppedError
 from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
 from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.checks import INCOMPLETE_S, CheckPolicy
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.discarding import Discarding
 from penstock.transactions.fencing import Fence, encode_claim, transactional_ids
@@ -136,7 +136,7 @@ class Coordinator:
         self._instance = instance
         self._session_timeout = session_timeout
         self._target_latency = target_latency
-        self._policy = CheckPolicy(transaction_timeout, check_interval, check_max, check_backoff)
+        self._policy = CheckPolicy(transaction_timeout, check_interval, check_max, check_backoff, INCOMPLETE_S)
         self._discard = discard
         self._check_timeout = check_timeout
         self._for_producers = {k: v for k, v in given.items() if not k.startswith(_FOR_CONSUMERS)}

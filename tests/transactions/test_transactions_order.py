@@ -1,0 +1,166 @@
+"""`order="half"`: per key in send order, whatever is decided in between, and an undecided half holds only its key."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from transaction_tools import Bench
+
+from penstock.transactions import HalfMessage, TransactionState
+from penstock.transactions.ids import new_id
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Author, Half, Op, Verdict
+from penstock.transactions.settlement import Settlement
+from waiting import wait_until
+
+
+class Line:
+    """A settlement whose halves have keys."""
+
+    def __init__(self, keys: str) -> None:
+        self.settlement = Settlement(0, 0)
+        self.ops = 0
+        self.halves = []
+        for offset, key in enumerate(keys):
+            half = Half(new_id(), "g", "topic", None, key.encode(), b"v", (), None, order_key=key.encode())
+            self.halves.append(half)
+            self.settlement.add_half(offset, half)
+
+    def decide(self, offset: int, verdict: Verdict = Verdict.COMMIT) -> None:
+        op = Op(self.halves[offset].transaction_id, verdict, Author.PRODUCER, "g", 0, (offset,), 0)
+        assert self.settlement.add_op(self.ops, op, 0) is None
+        self.ops += 1
+
+    def pending(self, offset: int) -> Pending:
+        return self.settlement.pending[self.halves[offset].transaction_id]
+
+    def share(self, limit: int = 100, missing: int | None = None) -> list[int]:
+        """Settle what can be settled and return its offsets in the order of publication."""
+        share = self.settlement.share(limit, lambda pending: pending.offset != missing)
+        if share is None:
+            return []
+        self.settlement.apply(share)
+        return [pending.offset for pending in share.decided]
+
+
+def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others() -> None:
+    line = Line("aabba")
+    for offset in (1, 4, 3, 2):
+        line.decide(offset)
+
+    assert line.share() == [2, 3]
+    assert line.settlement.decisions.held_by(line.pending(4)) is line.pending(0)
+    assert line.settlement.decisions.keys.behind == 2
+    assert not line.settlement.has_work, "what waits is no reason to look again and again"
+
+    line.decide(0)
+    assert line.share() == [0, 1, 4]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ROLLBACK, Verdict.DISCARD])
+def test_what_is_never_published_leaves_the_line_from_where_it_stands(verdict: Verdict) -> None:
+    line = Line("aaa")
+    line.decide(2)
+    line.decide(1, verdict)
+
+    assert line.share() == [1]
+    line.decide(0, verdict)
+    assert line.share() == [0, 2]
+
+
+def test_a_head_that_its_target_refuses_holds_its_key() -> None:
+    line = Line("aab")
+    for offset in range(3):
+        line.decide(offset)
+
+    assert line.share(missing=0) == [2]
+    assert line.share(missing=0) == []
+    line.settlement.release_held()
+    assert line.share() == [0, 1]
+
+
+def test_a_suspect_in_a_line_goes_alone_and_in_its_turn() -> None:
+    line = Line("aaa")
+    for offset in range(3):
+        line.decide(offset)
+    line.pending(1).suspect = True
+
+    assert line.share() == [0]
+    assert line.share() == [1]
+    assert line.share() == [2]
+
+
+def test_a_hot_key_fills_groups_up_to_their_limit() -> None:
+    line = Line("a" * 50)
+    for offset in reversed(range(50)):
+        line.decide(offset)
+
+    assert line.share(20) == list(range(20))
+    assert line.share(20) == list(range(20, 40))
+    assert line.share(20) == list(range(40, 50))
+
+
+def test_halves_of_a_key_become_visible_in_send_order_under_any_mix_of_outcomes(bench: Bench) -> None:
+    chance = random.Random(5)  # noqa: S311 - the same mix each time
+    answers = {True: TransactionState.COMMIT, False: TransactionState.ROLLBACK}
+    later: dict[str, TransactionState] = {}
+
+    def check(half: HalfMessage) -> TransactionState:
+        return later.get(half.transaction_id, TransactionState.UNKNOWN)
+
+    producer = bench.producer(check=check, order="half")
+    bench.coordinator()
+    wanted: dict[bytes, list[bytes]] = {}
+    open_ones: list[Any] = []
+    for number in range(80):
+        key, value = b"%d" % (number % 4), b"%d" % number
+        tx = producer.transaction(bench.topic, key=key, value=value, partition=0)
+        tx.__enter__()
+        outcome = chance.choice(("commit", "commit", "rollback", "check", "late"))
+        if outcome == "rollback":
+            tx.rollback()
+        if outcome == "check":
+            tx.unknown()
+            later[tx.transaction_id] = answers[chance.random() < 0.5]
+        if outcome == "late":
+            open_ones.append(tx)
+        else:
+            tx.__exit__(None, None, None)
+        if outcome in {"commit", "late"} or later.get(tx.transaction_id) is TransactionState.COMMIT:
+            wanted.setdefault(key, []).append(value)
+    chance.shuffle(open_ones)
+    for tx in open_ones:
+        tx.__exit__(None, None, None)
+
+    expected = sum(map(len, wanted.values()))
+    wait_until(lambda: len(bench.visible()) >= expected, 60)
+    seen: dict[bytes | None, list[bytes | None]] = {}
+    for key, value in bench.visible():
+        seen.setdefault(key, []).append(value)
+    assert seen == wanted
+
+
+def test_an_undecided_half_holds_its_key_in_kafka_and_the_wait_is_counted(bench: Bench) -> None:
+    producer, coordinator = bench.producer(order="half"), bench.coordinator(transaction_timeout=60.0)
+    go_on = threading.Event()
+
+    def first() -> None:
+        with producer.transaction(bench.topic, key="a", value="1", partition=0):
+            stored.set()
+            go_on.wait(60)
+
+    stored = threading.Event()
+    thread = threading.Thread(target=first, daemon=True)
+    thread.start()
+    assert stored.wait(60)
+    producer.send(bench.topic, key="a", value="2", partition=0)
+    producer.send(bench.topic, key="b", value="3", partition=0)
+
+    wait_until(lambda: bench.visible() == [(b"b", b"3")], 60)
+    wait_until(lambda: coordinator.statistics().held_by_key == 1, 20)
+    go_on.set()
+    thread.join(60)
+    wait_until(lambda: bench.visible() == [(b"b", b"3"), (b"a", b"1"), (b"a", b"2")], 60)
