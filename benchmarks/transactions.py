@@ -1,27 +1,42 @@
 """Committed transactions a second, and how soon they are visible, beside plain sends on the same broker.
 
-    python benchmarks/transactions.py [--seconds 4] [--in-flight 1 16 64 256]
+    python benchmarks/transactions.py [--seconds 3] [--rounds 3] [--in-flight 1 16 64 256 2000] [--rocketmq DIR]
+    python benchmarks/transactions.py --restart [--settled 1000000] [--pending 10000]
+    python benchmarks/transactions.py --disk [--settled 1000000]
 
 Starts an embedded Kafka, a coordinator and a read_committed reader, each in a process of its own, and sends 128-byte
-messages from threads: so many threads, so many in flight. For each number of threads, in the same run:
+messages. Counted is what the reader saw, from the first send to the last message in its hands; a latency runs from
+before the send (and any wait for room) to the reader's hands. For each number in flight, so many rounds each:
 
-- **transactions**: `TransactionalProducer.send` returns when the decision is stored; counted is what the reader saw,
-  and the time from before the half to the reader's hands;
-- **plain sync**: an idempotent acks=all send that waits for its acknowledgement, by the same threads, the same reader.
+- **futures**: one thread that `submit`s and has so many open; **sent** the same, not waiting for stored decisions;
+- **threads**: so many threads that each call `send`; **async**: so many tasks that each await `send_async`;
+- **plain**: idempotent acks=all sends, as many open from one thread, to the same reader.
 
-And once **plain async**: idempotent sends that wait for nothing, the ceiling of one producer.
+Then **paced** load at 100/s and at half of the greatest, one **Kafka transaction per message** from 1 and 16 producers,
+plain sends that wait for nothing, and with `--rocketmq` (a folder with `server.sh` and `run.sh`, or $PENSTOCK_PEERS)
+RocketMQ's transactional sends in the same run, with the ratios that are wanted.
+
+`--restart` measures how long a new coordinator needs until it has taken over a store with so many settled and pending
+transactions; `--disk` what half, op and done hold on disk while so many are settled.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -33,8 +48,13 @@ from penstock.transactions.delivery import AckedProducer
 
 PARTITIONS = 8
 SIZE = 128
-KEYS = 10_000
+KEYS = [b"%d" % number for number in range(10_000)]
 STAMP = 8  # bytes of send time at the start of each value
+PADDING = os.urandom(SIZE - STAMP)
+#: What is wanted of the rate at so many in flight, as a multiple of RocketMQ's best at the threads named.
+WANTED = {16: (0.8, 16), 64: (1.2, 64), 256: (3.0, 64), 2_000: (7.0, 64)}
+
+Figures = dict[str, float]
 
 
 class Child:
@@ -62,7 +82,7 @@ class Child:
         """Let it end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(60)
 
 
 def say(answer: Any) -> None:
@@ -71,8 +91,8 @@ def say(answer: Any) -> None:
 
 
 def coordinate(servers: str) -> None:
-    """Role: the coordinator. Each line asks for its statistics."""
-    with Coordinator(bootstrap_servers=servers) as coordinator:
+    """Role: the coordinator, which asks nobody. Each line asks for its statistics."""
+    with Coordinator(bootstrap_servers=servers, transaction_timeout=3600) as coordinator:
         say("ready")
         for _ in sys.stdin:
             now = coordinator.statistics()
@@ -100,7 +120,7 @@ def read(servers: str, topic: str) -> None:
     thread.start()
     say("ready")
     for line in sys.stdin:
-        wanted, deadline = int(line), time.monotonic() + 60
+        wanted, deadline = int(line), time.monotonic() + 120
         while len(seen) < wanted and time.monotonic() < deadline:
             time.sleep(0.01)
         with lock:
@@ -114,43 +134,176 @@ def read(servers: str, topic: str) -> None:
     consumer.close()
 
 
-def by_threads(threads: int, seconds: float, send: Callable[[bytes, bytes], None]) -> tuple[int, int]:
-    """Send from so many threads for so long; return how many were sent and when it began, in nanoseconds."""
-    counts, padding = [0] * threads, os.urandom(SIZE - STAMP)
-    begin = time.time_ns()
-    end = time.monotonic() + seconds
+def stamped() -> bytes:
+    """Return a value that says when it was made."""
+    return time.time_ns().to_bytes(STAMP, "big") + PADDING
+
+
+def by_futures(wide: int, end: float, submit: Callable[[bytes, bytes], Callable[[], object]]) -> int:
+    """Send from one thread with so many open until the time has come; return how many were sent."""
+    count, open_ones = 0, deque[Callable[[], object]]()
+    while time.monotonic() < end:
+        if len(open_ones) >= wide:
+            open_ones.popleft()()
+        open_ones.append(submit(KEYS[count % len(KEYS)], stamped()))
+        count += 1
+    while open_ones:
+        open_ones.popleft()()
+    return count
+
+
+def by_threads(wide: int, end: float, send: Callable[[bytes, bytes], object]) -> int:
+    """Send from so many threads until the time has come; return how many were sent."""
+    counts = [0] * wide
 
     def work(me: int) -> None:
         number = me
         while time.monotonic() < end:
-            send(b"%d" % (number % KEYS), time.time_ns().to_bytes(STAMP, "big") + padding)
+            send(KEYS[number % len(KEYS)], stamped())
             counts[me] += 1
-            number += threads
+            number += wide
 
-    crowd = [threading.Thread(target=work, args=(me,)) for me in range(threads)]
+    crowd = [threading.Thread(target=work, args=(me,)) for me in range(wide)]
     for thread in crowd:
         thread.start()
     for thread in crowd:
         thread.join()
-    return sum(counts), begin
+    return sum(counts)
 
 
-def measure(reader: Child, threads: int, seconds: float, send: Callable[[bytes, bytes], None]) -> dict[str, float]:
-    """Send, wait until the reader has all of it, and return the rate and the latencies in milliseconds."""
-    count, begin = by_threads(threads, seconds, send)
-    seen = reader.ask(str(count))
-    assert seen["count"] == count, f"sent {count}, visible {seen['count']}"
-    return {"rate": count / ((seen["last_ns"] - begin) / 1e9), "p50": seen["p50"], "p99": seen["p99"]}
+def by_tasks(wide: int, end: float, producer: TransactionalProducer, topic: str) -> int:
+    """Send from so many tasks of one event loop until the time has come; return how many were sent."""
+    counts = [0] * wide
+
+    async def work(me: int) -> None:
+        number = me
+        while time.monotonic() < end:
+            await producer.send_async(topic, key=KEYS[number % len(KEYS)], value=stamped())
+            counts[me] += 1
+            number += wide
+
+    async def main() -> None:
+        await asyncio.gather(*(work(me) for me in range(wide)))
+
+    asyncio.run(main())
+    return sum(counts)
 
 
-def asynchronous(servers: str, topic: str, seconds: float) -> float:
+def paced(rate: float, end: float, submit: Callable[[bytes, bytes], Callable[[], object]]) -> int:
+    """Send at a rate until the time has come, in ticks of a millisecond at the least; return how many were sent."""
+    count, begin = 0, time.monotonic()
+    open_ones = deque[Callable[[], object]]()
+    while (now := time.monotonic()) < end:
+        while count < (now - begin) * rate:
+            open_ones.append(submit(KEYS[count % len(KEYS)], stamped()))
+            count += 1
+        while len(open_ones) > 10_000:
+            open_ones.popleft()()
+        time.sleep(max(0.001, begin + (count + 1) / rate - time.monotonic()))
+    while open_ones:
+        open_ones.popleft()()
+    return count
+
+
+class Bench:
+    """A broker with a coordinator and a reader, and a producer to measure."""
+
+    def __init__(self, servers: str, seconds: float, rounds: int) -> None:
+        self.servers, self.seconds, self.rounds = servers, seconds, rounds
+        self.topic, self.other = f"bench-{time.time_ns()}", f"bench-plain-{time.time_ns()}"
+        specs = [TopicSpec(self.topic, PARTITIONS), TopicSpec(self.other, PARTITIONS)]
+        ensure_topics(admin_client(servers, {}), servers, specs)
+        self.coordinator, self.reader = Child("coordinate", servers), Child("read", servers, self.topic)
+        self.producer = TransactionalProducer("bench", bootstrap_servers=servers, send_timeout=60).start()
+        self.plain = AckedProducer(servers, {}, 60.0, "bench")
+        self.plain.start()
+        self._plain_sent = 0
+        while not self.coordinator.ask()["owned"]:
+            time.sleep(0.1)
+
+    def submit(self, key: bytes, value: bytes) -> Callable[[], object]:
+        """Send in a transaction; the answer waits for its decision."""
+        return self.producer.submit(self.topic, key=key, value=value).result
+
+    def submit_sent(self, key: bytes, value: bytes) -> Callable[[], object]:
+        """Send in a transaction; the answer waits until the decision is handed over."""
+        return self.producer.submit(self.topic, key=key, value=value, wait="sent").result
+
+    def send(self, key: bytes, value: bytes) -> object:
+        """Send in a transaction and wait for its decision."""
+        return self.producer.send(self.topic, key=key, value=value)
+
+    def submit_plain(self, key: bytes, value: bytes) -> Callable[[], object]:
+        """Send without a transaction."""
+        self._plain_sent += 1
+        receipt = self.plain.send(self.topic, self._plain_sent % PARTITIONS, key, value)
+        return lambda: receipt.wait(60)
+
+    def measure(self, seconds: float, work: Callable[[float], int]) -> Figures:
+        """Send, wait until the reader has all of it, and return the rate, the latencies in ms and the group size."""
+        before, begin = self.coordinator.ask(), time.time_ns()
+        count = work(time.monotonic() + seconds)
+        seen, after = self.reader.ask(str(count)), self.coordinator.ask()
+        assert seen["count"] == count, f"sent {count}, visible {seen['count']}"
+        group = (after["committed"] - before["committed"]) / max(1, after["groups"] - before["groups"])
+        return {
+            "rate": count / ((seen["last_ns"] - begin) / 1e9),
+            "p50": seen["p50"],
+            "p99": seen["p99"],
+            "group": group,
+        }
+
+    def close(self) -> None:
+        """End all."""
+        self.producer.stop()
+        self.plain.stop(5)
+        self.coordinator.close()
+        self.reader.close()
+
+
+def several(bench: Bench, what: str, wide: int, work: Callable[[float], int]) -> Figures:
+    """Measure some rounds, print them as one line, and return the middle."""
+    rounds = [bench.measure(bench.seconds, work) for _ in range(bench.rounds)]
+    middle = {name: median(figures[name] for figures in rounds) for name in rounds[0]}
+    rates = " / ".join(f"{figures['rate']:,.0f}" for figures in sorted(rounds, key=lambda each: each["rate"]))
+    print(
+        f"{what:>10} {wide:>6}  {rates:>28}  {middle['p50']:>8.1f} {middle['p99']:>8.1f}  {middle['group']:>7.0f}",
+        flush=True,
+    )
+    return middle
+
+
+def transactions_of_kafka(servers: str, topic: str, producers: int, seconds: float) -> float:
+    """Return messages a second of so many producers that each commit one Kafka transaction per message."""
+    counts, go = [0] * producers, threading.Barrier(producers)
+
+    def work(me: int) -> None:
+        settings = {"bootstrap.servers": servers, "transactional.id": f"{topic}-{me}", "linger.ms": 0}
+        producer = Producer(settings)
+        producer.init_transactions(30)
+        go.wait()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            producer.begin_transaction()
+            producer.produce(topic, stamped(), KEYS[counts[me] % len(KEYS)])
+            producer.commit_transaction(30)
+            counts[me] += 1
+
+    crowd = [threading.Thread(target=work, args=(me,)) for me in range(producers)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join()
+    return sum(counts) / seconds
+
+
+def plain_without_waiting(servers: str, topic: str, seconds: float) -> float:
     """Return messages a second of idempotent sends that wait for nothing."""
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20})
-    value, count = os.urandom(SIZE), 0
-    begin = time.monotonic()
+    count, begin = 0, time.monotonic()
     while time.monotonic() - begin < seconds:
         try:
-            producer.produce(topic, value, b"%d" % (count % KEYS))
+            producer.produce(topic, PADDING, KEYS[count % len(KEYS)])
             count += 1
         except BufferError:
             producer.poll(0.01)
@@ -158,64 +311,179 @@ def asynchronous(servers: str, topic: str, seconds: float) -> float:
     return count / (time.monotonic() - begin)
 
 
+def rocketmq(source: Path, seconds: float, threads: list[int]) -> dict[int, Figures]:
+    """Return RocketMQ's transactional rate and latencies by threads, from the peers' own runner."""
+    with tempfile.TemporaryDirectory(prefix="penstock-rocketmq-") as name:
+        here, data = Path(name, "runner"), Path(name, "data")
+        # The runner builds what it needs beside itself.
+        shutil.copytree(source, here)
+        data.mkdir()
+        server = [str(here / "server.sh")]
+        subprocess.run([*server, "start", str(data)], check=True, timeout=600)  # noqa: S603 - named by the user
+        try:
+            found = {}
+            for wide in threads:
+                command = [str(here / "run.sh"), "127.0.0.1:19876", "tx", str(wide), str(int(seconds)), str(SIZE)]
+                said = subprocess.run(command, check=True, timeout=600, stdout=subprocess.PIPE, text=True)  # noqa: S603 - as above
+                figures = json.loads(said.stdout.strip().splitlines()[-1])
+                found[wide] = {
+                    "rate": figures["rate"],
+                    "p50": figures["visible_p50_ms"],
+                    "p99": figures["visible_p99_ms"],
+                }
+            return found
+        finally:
+            subprocess.run([*server, "stop", str(data)], check=False, timeout=60)  # noqa: S603 - as above
+
+
+def throughput(servers: str, options: argparse.Namespace) -> None:
+    """Measure on a broker and print the table."""
+    bench = Bench(servers, options.seconds, options.rounds)
+    # Warms the broker, whose code is not compiled yet, the connections and the coordinator.
+    bench.measure(6.0, lambda end: by_futures(256, end, bench.submit))
+    bench.measure(2.0, lambda end: by_futures(64, end, bench.submit_plain))
+    print(f"{SIZE}-byte messages, one broker, sender, coordinator and reader on {os.cpu_count()} cores; load {load()}")
+    print(f"{'':>10} {'open':>6}  {'messages/s: min / median / max':>28}  {'p50 ms':>8} {'p99 ms':>8}  {'a group':>7}")
+    best: dict[int, float] = {}
+    for wide in options.in_flight:
+        ours = several(bench, "futures", wide, lambda end, wide=wide: by_futures(wide, end, bench.submit))
+        sent = several(bench, "sent", wide, lambda end, wide=wide: by_futures(wide, end, bench.submit_sent))
+        best[wide] = max(ours["rate"], sent["rate"] if wide <= 16 else 0)
+        if wide <= options.most_threads:
+            threads = several(bench, "threads", wide, lambda end, wide=wide: by_threads(wide, end, bench.send))
+            best[wide] = max(best[wide], threads["rate"])
+        several(bench, "async", wide, lambda end, wide=wide: by_tasks(wide, end, bench.producer, bench.topic))
+        several(bench, "plain", wide, lambda end, wide=wide: by_futures(wide, end, bench.submit_plain))
+    for rate in (100.0, max(best.values()) / 2):
+        several(bench, f"{rate:,.0f}/s", 0, lambda end, rate=rate: paced(rate, end, bench.submit))
+    one_each = {n: transactions_of_kafka(servers, bench.other, n, options.seconds) for n in (1, 16)}
+    print(f"one Kafka transaction per message: {one_each[1]:,.0f}/s from one producer, {one_each[16]:,.0f}/s from 16")
+    print(f"greatest rate / that of 16: {max(best.values()) / one_each[16]:.1f} (wanted: 10)")
+    print(f"plain sends that wait for nothing: {plain_without_waiting(servers, bench.other, options.seconds):,.0f}/s")
+    bench.close()
+    print(f"load {load()}")
+    compare(best, options)
+
+
+def compare(best: dict[int, float], options: argparse.Namespace) -> None:
+    """Run RocketMQ on the same machine and print the ratios that are wanted."""
+    source = options.rocketmq or (os.environ.get("PENSTOCK_PEERS", "") and f"{os.environ['PENSTOCK_PEERS']}/rocketmq")
+    if not source or not Path(source, "run.sh").exists():
+        print("RocketMQ was not measured: name the folder of its runner with --rocketmq or $PENSTOCK_PEERS")
+        return
+    theirs = rocketmq(Path(source), max(5.0, options.seconds), [1, 16, 64])
+    for wide, figures in theirs.items():
+        print(f"RocketMQ {wide:>3} threads: {figures['rate']:,.0f}/s, {figures['p50']:.1f} / {figures['p99']:.1f} ms")
+    for wide, (factor, threads) in WANTED.items():
+        if wide in best:
+            ratio = best[wide] / theirs[threads]["rate"]
+            print(f"{wide:>5} open / its {threads:>2} threads: {ratio:.2f} (wanted: {factor})")
+
+
+def settle(bench: Bench, settled: int, pending: int) -> None:
+    """Commit so many transactions, and leave so many undecided, spread among them."""
+    every, left, open_ones = max(1, settled // max(1, pending)), pending, deque[Callable[[], object]]()
+
+    async def undecided(count: int) -> None:
+        async def one() -> None:
+            async with bench.producer.transaction(bench.other, key=b"k", value=PADDING) as tx:
+                tx.unknown()
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    # A hundred at a time: an event loop for each alone would be most of the time.
+    for number in range(settled):
+        if left > 0 and number % (every * 100) == 0:
+            asyncio.run(undecided(min(100, left)))
+            left -= 100
+        if len(open_ones) >= 2_000:
+            open_ones.popleft()()
+        open_ones.append(bench.submit(KEYS[number % len(KEYS)], PADDING))
+    while open_ones:
+        open_ones.popleft()()
+
+
+def restart(servers: str, options: argparse.Namespace) -> None:
+    """Measure how long a new coordinator needs to take the store over."""
+    bench = Bench(servers, 0, 0)
+    settle(bench, options.settled, options.pending)
+    while bench.coordinator.ask()["pending"] != options.pending:
+        time.sleep(0.5)
+    # Long enough for the coordinator to write down what it carries, and to trim its logs.
+    time.sleep(12)
+    bench.coordinator.close()
+    begin = time.monotonic()
+    bench.coordinator = Child("coordinate", servers)
+    made = time.monotonic()
+    while (now := bench.coordinator.ask())["pending"] != options.pending or now["owned"] < 2:
+        assert time.monotonic() - begin < 300, now
+        time.sleep(0.02)
+    print(
+        f"{options.settled:,} settled and {options.pending:,} pending: taken over in {time.monotonic() - begin:.1f} s, "
+        f"of which {made - begin:.1f} s for the process itself; load {load()}"
+    )
+    bench.close()
+
+
+def disk(servers: str, folder: Path, options: argparse.Namespace) -> None:
+    """Print what half, op and done hold on disk while transactions are settled."""
+    bench = Bench(servers, 0, 0)
+    step = max(1, options.settled // 10)
+    for number in range(1, 11):
+        settle(bench, step, 0)
+        time.sleep(7)
+        sizes = {name: held(folder, f"penstock.{name}-") for name in ("half", "op", "done")}
+        text = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in sizes.items())
+        print(f"{number * step:>12,} settled: {text}", flush=True)
+    bench.close()
+
+
+def held(folder: Path, beginning: str) -> int:
+    """Return the bytes on disk in partitions whose folder's name begins so."""
+    files = (file for place in folder.rglob(f"{beginning}*") if place.is_dir() for file in place.iterdir())
+    return sum(file.stat().st_blocks * 512 for file in files if file.exists())
+
+
+def load() -> str:
+    """Return the machine's load averages."""
+    return " ".join(f"{each:.1f}" for each in os.getloadavg())
+
+
+@contextmanager
+def a_broker(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """Give the addresses of a broker, and where it keeps its data."""
+    if options.bootstrap:
+        yield options.bootstrap, Path()
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, DevBroker(data_dir=folder) as broker:
+        yield broker.bootstrap_servers, Path(folder)
+
+
 def main() -> None:
     """Run a role, or the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256], help="numbers of threads")
-    parser.add_argument("--bootstrap", help="measure on this broker in place of an embedded one")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256, 2_000], help="open transactions")
+    parser.add_argument("--most-threads", type=int, default=256, help="with more open ones, threads are left out")
+    parser.add_argument("--rocketmq", help="folder of RocketMQ's runner")
+    parser.add_argument("--restart", action="store_true", help="measure a coordinator's restart")
+    parser.add_argument("--disk", action="store_true", help="measure what the store holds on disk")
+    parser.add_argument("--settled", type=int, default=1_000_000, help="settled transactions for --restart and --disk")
+    parser.add_argument("--pending", type=int, default=10_000, help="pending transactions for --restart")
+    parser.add_argument("--bootstrap", help="measure on this broker in place of an embedded one (not with --disk)")
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
         {"coordinate": coordinate, "read": read}[options.role[0]](*options.role[1:])
-    elif options.bootstrap:
-        run(options.bootstrap, options)
-    else:
-        with DevBroker() as broker:
-            run(broker.bootstrap_servers, options)
-
-
-def run(servers: str, options: argparse.Namespace) -> None:
-    """Measure on a broker and print the table."""
-    topic, other = f"bench-{time.time_ns()}", f"bench-async-{time.time_ns()}"
-    specs = [TopicSpec(topic, PARTITIONS), TopicSpec(other, PARTITIONS)]
-    ensure_topics(admin_client(servers, {}), servers, specs)
-    coordinator, reader = Child("coordinate", servers), Child("read", servers, topic)
-    plain = AckedProducer(servers, {}, 15.0, "bench")
-    plain.start()
-    plain_topic_partitions = iter(range(10**12))
-
-    def plain_send(key: bytes, value: bytes) -> None:
-        assert plain.send(topic, next(plain_topic_partitions) % PARTITIONS, key, value).wait(15)
-
-    with TransactionalProducer("bench", bootstrap_servers=servers) as producer:
-
-        def transact(key: bytes, value: bytes) -> None:
-            producer.send(topic, key=key, value=value)
-
-        while not coordinator.ask()["owned"]:
-            time.sleep(0.1)
-        measure(reader, 64, 6.0, transact)  # warms the broker (its code is not compiled yet), connections, coordinator
-        measure(reader, 64, 2.0, plain_send)
-        print(f"{SIZE}-byte messages, one broker, sender, coordinator and reader on {os.cpu_count()} cores")
-        print(
-            f"{'in flight':>9}  {'transactions/s':>14} {'p50 ms':>7} {'p99 ms':>7} {'a group':>8}  "
-            f"{'plain sync/s':>12} {'p50 ms':>7} {'p99 ms':>7}  {'ratio':>5}"
-        )
-        for threads in options.in_flight:
-            before = coordinator.ask()
-            ours = measure(reader, threads, options.seconds, transact)
-            after = coordinator.ask()
-            group = (after["committed"] - before["committed"]) / max(1, after["groups"] - before["groups"])
-            sync = measure(reader, threads, options.seconds, plain_send)
-            print(
-                f"{threads:>9}  {ours['rate']:>14,.0f} {ours['p50']:>7.1f} {ours['p99']:>7.1f} {group:>8.1f}  "
-                f"{sync['rate']:>12,.0f} {sync['p50']:>7.1f} {sync['p99']:>7.1f}  {ours['rate'] / sync['rate']:>5.2f}"
-            )
-    print(f"plain async: {asynchronous(servers, other, options.seconds):,.0f}/s")
-    plain.stop(5)
-    coordinator.close()
-    reader.close()
+        return
+    with a_broker(options) as (servers, folder):
+        if options.restart:
+            restart(servers, options)
+        elif options.disk:
+            disk(servers, folder, options)
+        else:
+            throughput(servers, options)
 
 
 if __name__ == "__main__":
