@@ -22,7 +22,7 @@ _MOST_BYTES = 2 << 20
 LARGEST_BYTES = 900_000
 
 
-def to_carry(settlement: Settlement, done_end: int, gap: int = GAP) -> list[Pending]:
+def to_carry(settlement: Settlement, done_end: int, gap: int) -> list[Pending]:
     """Return what the next Kafka transaction shall carry.
 
     Args:

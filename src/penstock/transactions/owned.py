@@ -15,7 +15,7 @@ from confluent_kafka import Message
 
 from penstock.errors import MessageFormatError
 from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.carrying import to_carry
+from penstock.transactions.carrying import GAP, to_carry
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
 from penstock.transactions.delivery import wire_headers
 from penstock.transactions.model import CoordinatorStatistics
@@ -261,7 +261,7 @@ class OwnedPartition:
             publishable: whether a committed transaction can be published now.
         """
         # Before all is read that its predecessors left, what is pending is not known.
-        carry = to_carry(self.settlement, self._marks.end) if self.taken_over else ()
+        carry = to_carry(self.settlement, self._marks.end, GAP) if self.taken_over else ()
         return self.settlement.share(limit, publishable, carry)
 
     def mark(self, done_end: int) -> None:

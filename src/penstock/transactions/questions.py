@@ -71,7 +71,9 @@ class Questions:
         due = partition.schedule.next_due()
         time_s = partition.clock.now_ms(now) / 1000
         is_due = due is not None and due <= time_s
-        if (is_due and partition.ops_read_to_ms / 1000 < time_s - _TICK_S) or now - partition.clock.set_at > _CLOCK_S:
+        # At first, what was read may be of long ago: only what is written now tells what time it is.
+        is_unsure = partition.ticked_at < 0 or now - partition.clock.set_at > _CLOCK_S
+        if is_unsure or (is_due and partition.ops_read_to_ms / 1000 < time_s - _TICK_S):
             self._tick(partition, now)
         if is_due:
             for pending in partition.schedule.take_due(min(time_s, partition.ops_read_to_ms / 1000), _CHECKS):
