@@ -1,0 +1,398 @@
+"""What a coordinator asks, and when: under load, by the broker's clock, of the discard policy, and of nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from transaction_tools import INTERVAL_S, Bench, closing_consumer
+
+from penstock import ConfigurationError
+from penstock.transactions import Coordinator, HalfMessage, TransactionState
+from penstock.transactions.asking import Asked
+from penstock.transactions.broker_clock import BrokerClock
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.discarding import Discarding
+from penstock.transactions.ids import NO_ID, new_id
+from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.pending import Pending
+from penstock.transactions.questions import Questions
+from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.takeover import Inheritance
+from waiting import wait_until
+
+#: The broker's time at the beginning of a test, in seconds; nobody else's clock says so.
+BIRTH_S = 5_000.0
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A record as the client hands it over."""
+
+    place: int
+    appended_s: float
+    content: bytes | None
+    named: list[tuple[str, bytes | None]] = field(default_factory=list)
+
+    def offset(self) -> int:
+        return self.place
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self.named
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, int(self.appended_s * 1000)
+
+
+class Asking:
+    """Takes questions and decisions, and tells whether a group is there."""
+
+    def __init__(self) -> None:
+        self.checked: list[tuple[float, str]] = []
+        self.decided: list[tuple[str, Verdict]] = []
+        self.ticks: list[int] = []
+        self.looked = 0
+        self.answers: dict[str, Asked] = {}
+
+    def check(self, partition: OwnedPartition, pending: Pending, now: float) -> Asked:
+        assert partition.number == 0
+        self.looked += 1
+        asked = self.answers.get(pending.half.group, Asked.SENT)
+        if asked is Asked.SENT:
+            self.checked.append((now, pending.half.transaction_id))
+            pending.requested = pending.check_count + 1
+        return asked
+
+    def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
+        assert half_partition == 0
+        self.decided.append((pending.half.transaction_id, verdict))
+
+    def tick(self, half_partition: int) -> None:
+        self.ticks.append(half_partition)
+
+
+class Room:
+    """A partition, and a coordinator that asks about it; a test moves the time."""
+
+    def __init__(self, policy: CheckPolicy | None = None) -> None:
+        self.counts, self.ration, self.asking = Counts(), RationedLog(), Asking()
+        policy = policy or CheckPolicy(6, 30, 15)
+        self.partition = OwnedPartition(
+            0,
+            Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
+            policy=policy,
+            counts=self.counts,
+            log=self.ration,
+            may_publish_to=lambda _: True,
+            clock=BrokerClock(),
+        )
+        self.questions = Questions(
+            policy=policy,
+            asker=self.asking,  # type: ignore[arg-type] # what is used of it
+            discarding=Discarding("topic", 30, self.asking.decide, "test"),
+            half_end=lambda _: 0,
+            counts=self.counts,
+            ration=self.ration,
+        )
+        self.halves = self.ops = 0
+        # As if it had marked the op log when it took the partition over.
+        self.partition.ticked_at = 0.0
+
+    def half(self, at: float, group: str = "orders", **more: Any) -> Half:
+        """Store a half when the test is `at` seconds old."""
+        half = Half(new_id(), group, "topic", None, None, b"v", (), None, **more)
+        record: Any = Fetched(self.halves, BIRTH_S + at, b"v", encode_half(half))
+        self.partition.feed_half(record, at)
+        self.halves += 1
+        return half
+
+    def op(self, op: Op, at: float, read_at: float | None = None) -> None:
+        record: Any = Fetched(self.ops, BIRTH_S + at, encode_op(op))
+        self.partition.feed_op(record, at if read_at is None else read_at)
+        self.ops += 1
+
+    def tick(self, at: float, read_at: float | None = None) -> None:
+        self.op(Op(NO_ID, Verdict.TICK, Author.COORDINATOR, "c", 0, (), 0), at, read_at)
+
+    def ask(self, at: float) -> int:
+        """Ask, and return how many checks were sent."""
+        before = len(self.asking.checked)
+        self.partition.note_progress(at)
+        self.questions.ask(self.partition, at)
+        return len(self.asking.checked) - before
+
+
+def commit(half: Half, offset: int) -> Op:
+    return Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, half.group, 0, (offset,), 0)
+
+
+def test_a_check_waits_until_all_that_was_decided_before_it_was_due_is_read() -> None:
+    room = Room()
+    late = room.half(0.0)
+
+    assert room.ask(5.9) == 0
+    assert room.asking.ticks == []
+    assert room.ask(6.7) == 0
+    assert room.asking.ticks == [0], "nothing tells how far the op log goes: it is marked"
+    room.op(commit(late, 0), 5.0, read_at=6.8)
+    room.tick(6.7, read_at=6.8)
+
+    assert room.ask(6.9) == 0, "it was decided meanwhile"
+
+
+def test_an_undecided_half_is_asked_about_when_the_mark_is_read_back() -> None:
+    room = Room()
+    room.half(0.0)
+
+    room.ask(6.7)
+    room.tick(6.7, read_at=6.8)
+
+    assert room.ask(6.9) == 1
+    assert room.ask(36.0) == 0
+    room.tick(37.0)
+    assert room.ask(37.1) == 1
+
+
+def test_checks_come_under_steady_load_without_a_mark() -> None:
+    room = Room()
+    room.half(0.0)
+    sent = 0
+
+    for step in range(1, 80):
+        at = step / 10
+        decided = room.half(at)
+        room.op(commit(decided, room.halves - 1), at)
+        sent += room.ask(at)
+
+    assert sent == 1
+    assert room.asking.ticks == []
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_a_coordinator_whose_clock_is_an_hour_off_checks_neither_early_nor_late(
+    off_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + off_s)
+    room = Room()
+    room.half(0.0)
+
+    room.tick(5.9)
+    assert room.ask(5.9) == 0
+    room.tick(6.0)
+    assert room.ask(6.0) == 1
+
+
+def test_after_a_restart_the_mark_tells_how_old_halves_are() -> None:
+    room = Room()
+    room.partition.ticked_at = float("-inf")
+    # It was stored 600 s ago by the broker's clock; this coordinator has just started, at its second 0.
+    old: Any = Fetched(0, BIRTH_S - 600, b"v", encode_half(Half(new_id(), "g", "topic", None, None, b"v", (), None)))
+    room.partition.feed_half(old, 0.0)
+
+    assert room.ask(0.1) == 0
+    assert room.asking.ticks == [0]
+    room.tick(0.1)
+    assert room.ask(0.2) == 1
+
+
+def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other() -> None:
+    room = Room()
+    for _ in range(5_000):
+        room.half(0.0, group="dead")
+    room.half(0.0, group="alive")
+    room.asking.answers["dead"] = Asked.NOBODY
+    room.tick(7.0)
+
+    assert room.ask(7.0) == 1
+    assert room.asking.looked == 2
+    assert room.counts.no_producer == 5_000
+    assert room.ask(7.1) == 0
+    assert room.asking.looked == 2
+    room.tick(37.1)
+    room.asking.answers.clear()
+    assert room.ask(37.1) == 200, "who is back is asked, in portions"
+
+
+def test_exhausted_halves_of_a_dead_group_are_discarded() -> None:
+    room = Room(CheckPolicy(6, 30, 1))
+    exhausted, other = room.half(0.0), room.half(0.0)
+    room.partition.settlement.pending[exhausted.transaction_id].check_count = 1
+    room.asking.answers["orders"] = Asked.NOBODY
+    room.tick(7.0)
+
+    room.ask(7.0)
+
+    assert room.asking.decided == [(exhausted.transaction_id, Verdict.DISCARD)]
+    assert room.asking.looked == 1
+    assert other.transaction_id in room.partition.settlement.pending
+
+
+def test_an_incomplete_transaction_is_rolled_back_by_time_and_one_that_becomes_complete_is_checked() -> None:
+    room = Room(CheckPolicy(6, 30, 15, incomplete_s=60))
+    lost, whole = room.half(0.0, part=(1, 2)), room.half(0.0, part=(1, 2))
+    second: Any = Fetched(2, BIRTH_S + 1, b"v", encode_half(whole._replace(part=(2, 2))))
+    room.partition.feed_half(second, 1.0)
+    room.tick(7.0)
+
+    assert room.ask(7.0) == 1
+    assert room.asking.checked[0][1] == whole.transaction_id
+    assert room.asking.decided == []
+    room.half(61.0)
+    room.tick(61.0)
+    room.ask(61.0)
+    assert room.asking.decided == [(lost.transaction_id, Verdict.ROLLBACK)]
+
+
+def test_a_decision_read_again_after_a_restart_is_not_a_refusal() -> None:
+    room = Room()
+    first, held = room.half(0.0), room.half(0.0)
+    room.op(commit(held, 1), 0.1)
+    room.op(commit(first, 0), 0.2)
+    share = room.partition.settlement.share(10, lambda pending: pending.offset == 0)
+    assert share is not None
+    assert (share.half_checkpoint, share.op_checkpoint) == (1, 0), "what is held keeps its op"
+
+    again = Room()
+    again.partition.settlement.half_position = 1
+    again.partition.settlement.remember(share.notes())
+    record: Any = Fetched(1, BIRTH_S, b"v", encode_half(held))
+    again.partition.feed_half(record, 0.0)
+    again.op(commit(held, 1), 0.1)
+    again.op(commit(first, 0), 0.2)
+
+    assert again.counts.refused == 0
+    again.op(commit(first, 0), 0.3)
+    assert again.counts.refused == 1
+
+
+def exhaust(discard: object, timeout_s: float = 30.0) -> tuple[list[tuple[str, Verdict]], Discarding, Pending]:
+    decided: list[tuple[str, Verdict]] = []
+
+    def decide(half_partition: int, pending: Pending, verdict: Verdict) -> None:
+        assert half_partition == 0
+        decided.append((pending.half.topic, verdict))
+
+    discarding = Discarding(discard, timeout_s, decide, "test")  # type: ignore[arg-type] # also what no policy may return
+    return decided, discarding, Pending(Half(new_id(), "g", "t", None, None, b"v", (), None), 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdict"),
+    [
+        ("topic", Verdict.DISCARD),
+        ("commit", Verdict.COMMIT),
+        ("rollback", Verdict.ROLLBACK),
+        (lambda _: TransactionState.COMMIT, Verdict.COMMIT),
+        (lambda _: TransactionState.ROLLBACK, Verdict.ROLLBACK),
+        (lambda _: TransactionState.UNKNOWN, Verdict.DISCARD),
+        (lambda _: "nonsense", Verdict.DISCARD),
+        (lambda _: {}["raises"], Verdict.DISCARD),
+    ],
+)
+def test_each_discard_policy_decides(policy: object, verdict: Verdict) -> None:
+    decided, discarding, pending = exhaust(policy)
+
+    discarding.settle(0, pending)
+
+    wait_until(lambda: decided == [("t", verdict)], 20)
+    discarding.close()
+
+
+def test_a_policy_that_hangs_has_said_unknown_and_is_not_asked_again() -> None:
+    let_go, asked = threading.Event(), []
+
+    def policy(half: HalfMessage) -> TransactionState:
+        asked.append(half.transaction_id)
+        let_go.wait(60)
+        return TransactionState.COMMIT
+
+    decided, discarding, pending = exhaust(policy, timeout_s=0.1)
+    discarding.settle(0, pending)
+    wait_until(lambda: bool(asked), 20)
+
+    def given_up() -> bool:
+        discarding.tend()
+        discarding.settle(0, pending)
+        return bool(decided)
+
+    wait_until(given_up, 20)
+    assert decided == [("t", Verdict.DISCARD)]
+    assert (len(asked), discarding.hung) == (1, 1)
+    let_go.set()
+    discarding.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"discard": "keep"}, {"check_backoff": 0.5}, {"check_timeout": 0}, {"check_max": 70_000}]
+)
+def test_options_of_checks_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        Coordinator(bootstrap_servers="127.0.0.1:1", **options)
+
+
+def test_discard_policies_settle_exhausted_halves_in_kafka(bench: Bench) -> None:
+    seen: list[int] = []
+
+    def policy(half: HalfMessage) -> TransactionState:
+        seen.append(half.check_count)
+        return TransactionState.COMMIT if half.key == b"keep" else TransactionState.UNKNOWN
+
+    producer = bench.producer(check=lambda _: TransactionState.UNKNOWN)
+    coordinator = bench.coordinator(check_max=2, discard=policy, check_backoff=1.5)
+    for key in ("keep", "drop"):
+        with producer.transaction(bench.topic, key=key, value="v") as tx:
+            tx.unknown()
+
+    now = bench.settled(coordinator, committed=1, discarded=1)
+
+    assert seen == [2, 2]
+    assert bench.visible() == [(b"keep", b"v")]
+    assert [key for key, _ in bench.visible(bench.topics.discarded)] == [b"drop"]
+    assert now.answered_checks == 4
+
+
+def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restart(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.owned.GAP", 50)
+    monkeypatch.setattr("penstock.transactions.settling._TEND_S", INTERVAL_S)
+    asked: list[str] = []
+
+    def answer(half: HalfMessage) -> TransactionState:
+        asked.append(half.transaction_id)
+        return TransactionState.COMMIT
+
+    producer = bench.producer(order="half", check=None)
+    quick = bench.producer("quick")
+    coordinator = bench.coordinator(transaction_timeout=5.0)
+    with producer.transaction(bench.topic, key="old", value="first") as tx:
+        tx.unknown()
+    producer.send(bench.topic, key="old", value="second")
+    for number in range(600):
+        quick.submit(bench.topic, key=b"%d" % number, value=b"v")
+    bench.counted(coordinator, committed=600)
+
+    old_one = TopicPartition(bench.topics.half, bench.topics.half_partition(b"old"))
+    with closing_consumer(bench.servers, "read_committed") as consumer:
+        wait_until(lambda: consumer.get_watermark_offsets(old_one, 10)[0] > 50, 60)
+    assert coordinator.statistics().pending == 2
+    coordinator.stop()
+    bench.producer(order="half", check=answer)
+    again = bench.coordinator(transaction_timeout=5.0)
+    bench.settled(again, committed=2)
+
+    old = [value for key, value in bench.visible() if key == b"old"]
+    assert old == [b"first", b"second"]
+    assert len(bench.visible()) == 602
+    assert len(set(asked)) == 1
