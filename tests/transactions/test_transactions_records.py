@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -214,3 +216,16 @@ def test_ids_are_uuids_of_version_7_that_sort_by_time_and_do_not_repeat() -> Non
     assert all(map(is_id, made))
     assert len(set(made)) == len(made)
     assert all(before[:13] <= after[:13] for before, after in pairwise(made))
+
+
+def test_a_forked_process_makes_other_ids() -> None:
+    program = (
+        "import os; from penstock.transactions.ids import new_id; new_id(); child = os.fork();"
+        "print(''.join(new_id()[14:] + '\\n' for _ in range(5)), flush=True, end='');"
+        "child and os.waitpid(child, 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    tails = done.stdout.split()
+    assert len(tails) == len(set(tails)) == 10

@@ -107,7 +107,7 @@ class Flight:
         self._core = core
         self._ordering_key = ordering_key
         self.wait: Wait = wait
-        self._size = sum(len(half.key or b"") + len(half.value or b"") for half in halves)
+        self._size = _size(halves[0]) if len(halves) == 1 else sum(map(_size, halves))
         self._prepared: Prepared | None = None
         self._told: Told = _nobody
         self._abandoned: list[None] = []
@@ -226,6 +226,10 @@ class Flight:
                     f"{self._settled.name} by a check or an operator; the message is not published"
                 )
             self._told(self)
+
+
+def _size(half: Half) -> int:
+    return len(half.key or b"") + len(half.value or b"")
 
 
 def _nobody(_: Flight) -> None:
