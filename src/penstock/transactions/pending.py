@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from penstock.transactions.records import Author, Carried, Carry, Half, Note, Op, Verdict
 
+_NOWHERE = (-1, 0)
+
 
 class Parts:
     """The halves of a transaction of several messages, as far as they were read."""
@@ -39,37 +41,27 @@ class Parts:
 
 
 class Pending:
-    """A transaction that is not settled. Used by the coordinator's thread.
+    """A transaction that is not settled. Used by the coordinator's thread."""
 
-    What is nearly always the same is a class attribute: one of these is made for every transaction.
-    """
-
-    #: The first decision, or None.
-    verdict: Verdict | None = None
-    #: Place of the decision: offset of the op record, and index in it. -1 where it came with a carry of older days.
-    decided_at: int = -1
-    decided_index: int = 0
-    #: That record is needed until the transaction is settled, or carried with its decision.
-    is_op_open: bool = False
-    #: Answered checks, and the append time of the last answer in milliseconds.
-    check_count: int = 0
-    answered_ms: int = 0
-    #: Place of that answer: what lies at or below it was judged before.
-    answered_at: tuple[int, int] = (-1, 0)
-    #: Number of the check that was asked last; 0 when none was.
-    requested: int = 0
-    #: When the next check is due, in the caller's monotonic seconds.
-    check_due: float = 0.0
-    #: Its target cannot take it now: it waits aside.
-    held: bool = False
-    #: A group with it failed: it is published alone next, so that it takes nobody with it.
-    suspect: bool = False
-    #: Append time of its first half in milliseconds, by the broker's clock.
-    birth_ms: int = 0
-    #: The done log holds it whole at or above this offset; None: only the half log does.
-    carried_at: int | None = None
-    #: Its halves, where it is a transaction of several messages.
-    parts: Parts | None = None
+    __slots__ = (
+        "answered_at",
+        "answered_ms",
+        "birth_ms",
+        "carried_at",
+        "check_count",
+        "check_due",
+        "decided_at",
+        "decided_index",
+        "half",
+        "held",
+        "is_op_open",
+        "last_offset",
+        "offset",
+        "parts",
+        "requested",
+        "suspect",
+        "verdict",
+    )
 
     def __init__(self, half: Half, offset: int) -> None:
         #: The half that was read first.
@@ -78,6 +70,32 @@ class Pending:
         self.offset = offset
         #: Highest offset of a half record with its id, be it one of its own or one that was refused.
         self.last_offset = offset
+        #: The first decision, or None.
+        self.verdict: Verdict | None = None
+        #: Place of the decision: offset of the op record, and index in it.
+        self.decided_at = -1
+        self.decided_index = 0
+        #: That record is needed until the transaction is settled, or carried with its decision.
+        self.is_op_open = False
+        #: Answered checks, and the append time of the last answer in milliseconds.
+        self.check_count = 0
+        self.answered_ms = 0
+        #: Place of that answer: what lies at or below it was judged before.
+        self.answered_at = _NOWHERE
+        #: Number of the check that was asked last; 0 when none was.
+        self.requested = 0
+        #: When the next check is due, in the broker's seconds.
+        self.check_due = 0.0
+        #: Its target cannot take it now: it waits aside.
+        self.held = False
+        #: A group with it failed: it is published alone next, so that it takes nobody with it.
+        self.suspect = False
+        #: Append time of its first half in milliseconds, by the broker's clock.
+        self.birth_ms = 0
+        #: The done log holds it whole at or above this offset; None: only the half log does.
+        self.carried_at: int | None = None
+        #: Its halves, where it is a transaction of several messages.
+        self.parts: Parts | None = None
         if half.part is not None:
             self.parts = Parts(half.part[1])
             self.parts.add(offset, half)

@@ -158,7 +158,9 @@ class Settlement:
             # Read again after a restart: what it decided is settled.
             return None
         pending = self.pending.get(op.transaction_id)
-        if pending is not None and not self._waits_for_halves(pending, op):
+        # Nearly all have one half, and it is there.
+        is_usual = pending is not None and pending.parts is None and not self._reborn
+        if pending is not None and (is_usual or not self._waits_for_halves(pending, op)):
             return self._judge(pending, offset, index, op, appended_ms)
         last = max(op.half_offsets, default=-1)
         if pending is None and op.half_offsets and last < self.half_position:
@@ -258,7 +260,8 @@ class Settlement:
     def _judge(self, pending: Pending, offset: int, index: int, op: Op, appended_ms: int) -> Refusal | None:
         if op.group != pending.half.group:
             return Refusal.WRONG_GROUP
-        if op.half_offsets and not pending.is_named_by(op):
+        is_usual = pending.parts is None and op.half_offsets == (pending.offset,)
+        if op.half_offsets and not is_usual and not pending.is_named_by(op):
             return Refusal.WRONG_PLACE
         if op.verdict is Verdict.UNKNOWN:
             # A late, repeated or forged answer carries a number that is not the next: it counts for nothing.
@@ -408,8 +411,10 @@ class Settlement:
     def _forget(self, pending: Pending) -> None:
         transaction_id = pending.half.transaction_id
         del self.pending[transaction_id]
-        self._uncarried.pop(transaction_id, None)
-        self.answered.pop(transaction_id, None)
+        if pending.carried_at is None:
+            del self._uncarried[transaction_id]
+        if self.answered:
+            self.answered.pop(transaction_id, None)
         if pending.is_op_open:
             pending.is_op_open = False
             self._close(pending.decided_at)

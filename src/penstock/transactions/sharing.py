@@ -64,10 +64,10 @@ class Decisions:
 
     def add(self, pending: Pending) -> None:
         """Take a transaction in that was just decided."""
-        self.all[pending.half.transaction_id] = pending
-        due_ms = pending.half.deliver_at_ms
-        if due_ms is not None and pending.verdict is Verdict.COMMIT:
-            self.delays.add(pending, due_ms)
+        half = pending.half
+        self.all[half.transaction_id] = pending
+        if half.deliver_at_ms is not None and pending.verdict is Verdict.COMMIT:
+            self.delays.add(pending, half.deliver_at_ms)
         else:
             self._enter(pending)
 
@@ -82,8 +82,10 @@ class Decisions:
         transaction_id = pending.half.transaction_id
         if self.all.pop(transaction_id, None) is not None:
             self._ready.pop(transaction_id, None)
-            self._held.pop(transaction_id, None)
-            self.delays.remove(transaction_id)
+            if self._held:
+                self._held.pop(transaction_id, None)
+            if self.delays:
+                self.delays.remove(transaction_id)
         key = pending.half.order_key
         if key is not None:
             head = self.keys.remove(key, pending)
@@ -117,7 +119,8 @@ class Decisions:
         for transaction_id, pending in self._ready.items():
             if len(chosen) >= limit:
                 break
-            if transaction_id in chosen:
+            if looked and transaction_id in chosen:
+                # It went with others of its key.
                 continue
             if pending.held or (pending.verdict is Verdict.COMMIT and not publishable(pending)):
                 aside.append(pending)
@@ -131,8 +134,8 @@ class Decisions:
                 if key is not None and key not in looked:
                     looked.add(key)
                     chosen.update(self._passable(key, publishable, limit - len(chosen)))
-                if len(chosen) < limit:
-                    chosen.setdefault(transaction_id, pending)
+                if len(chosen) < limit or key is None:
+                    chosen[transaction_id] = pending
         for pending in aside:
             pending.held = True
             self._held[pending.half.transaction_id] = self._ready.pop(pending.half.transaction_id)
