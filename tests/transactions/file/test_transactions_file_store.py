@@ -28,6 +28,7 @@ from penstock.errors import (
     StoreFailedError,
     StoreInUseError,
     TopicNotFoundError,
+    TransactionError,
 )
 from penstock.transactions import HalfMessage, TransactionState, new_id
 from penstock.transactions.file import FileStore
@@ -154,13 +155,13 @@ def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypat
     monkeypatch.setattr(Outbound, "_commit", in_doubt)
     settler = bench.settler(**NO_CHECKS)
 
-    for number in range(12):
+    for number in range(7):
         bench.send(COMMIT, bench.half(b"%d" % number, key=b"k"))
         statistics = settled(settler, committed=number + 1)
 
     assert {"committed", "lost"} <= set(ends)
     assert statistics.recoveries >= 2
-    assert bench.seen() == [b"%d" % number for number in range(12)]
+    assert bench.seen() == [b"%d" % number for number in range(7)]
 
 
 def test_a_disk_that_fails_ends_the_store_and_what_it_acknowledged_stays(
@@ -269,55 +270,6 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
         assert again.opened.halves(next(iter(again.opened.kept.values()))) == tuple(old.halves)
 
 
-def test_several_messages_are_visible_together_or_not_at_all(bench: FileBench, new_topic: Callable[..., str]) -> None:
-    other, settler = new_topic(partitions=2), bench.settler(**NO_CHECKS)
-    for verdict, value in ((COMMIT, b"yes"), (ROLLBACK, b"no")):
-        one = bench.half(value, part=(1, 2))
-        bench.send(verdict, one, one._replace(topic=other, partition=1, part=(2, 2)))
-
-    settled(settler, committed=1, rolled_back=1)
-
-    assert bench.seen() == bench.seen(other) == [b"yes"]
-    assert [message.partition() for message in bench.messages(other)] == [1]
-
-
-def test_a_delayed_message_is_published_when_it_is_due_and_not_before(bench: FileBench) -> None:
-    settler = bench.settler(**NO_CHECKS)
-    due = time.time() + 1.5
-
-    bench.send(COMMIT, bench.half(b"later", deliver_at_ms=int(due * 1000)))
-    bench.send(COMMIT, bench.half(b"now"))
-    waiting = counted(settler, committed=1, delayed=1)
-    assert (waiting.pending, bench.seen()) == (1, [b"now"])
-    settled(settler, committed=2)
-
-    assert time.time() >= due
-    assert bench.seen() == [b"now", b"later"]
-
-
-def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(bench: FileBench) -> None:
-    settler = bench.settler(**NO_CHECKS)
-    first = bench.prepare(bench.half(b"1", order_key=b"k"))
-    second = bench.prepare(bench.half(b"2", order_key=b"k"))
-    third = bench.prepare(bench.half(b"3", order_key=b"k"))
-
-    bench.decide(third, COMMIT)
-    bench.send(COMMIT, bench.half(b"other", order_key=b"o"))
-    bench.send(COMMIT, bench.half(b"none"))
-    waiting = counted(settler, committed=2, held_by_key=1)
-    assert waiting.pending == 3
-    assert Counter(bench.seen()) == Counter([b"other", b"none"])
-    # It comes back to the same.
-    bench.reopen()
-    settler = bench.settler(**NO_CHECKS)
-    counted(settler, held_by_key=1)
-    bench.decide(second, ROLLBACK)
-    bench.decide(first, COMMIT)
-    settled(settler, committed=2)
-
-    assert bench.seen()[2:] == [b"1", b"3"]
-
-
 def test_a_topic_that_is_gone_holds_its_messages_and_their_key_alone(
     bench: FileBench, new_topic: Callable[..., str]
 ) -> None:
@@ -333,30 +285,27 @@ def test_a_topic_that_is_gone_holds_its_messages_and_their_key_alone(
     assert bench.seen() == [b"3"]
 
 
-POLICIES: dict[str, tuple[Any, str]] = {
-    "commit": ("commit", "committed"),
-    "rollback": ("rollback", "rolled_back"),
-    "function": (lambda half: TransactionState.COMMIT if half.value == b"v" else None, "committed"),
-    "unsure": (lambda _: TransactionState.UNKNOWN, "discarded"),
-    "raising": (lambda half: half.nonsense, "discarded"),
-}
+@pytest.mark.parametrize(("policy", "count"), [("commit", "committed"), ("rollback", "rolled_back")])
+def test_a_fixed_discard_policy_settles(bench: FileBench, policy: str, count: str) -> None:
+    settler = bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=policy)
+    with bench.answering(lambda _: Verdict.UNKNOWN):
+        bench.send(None, bench.half())
+        statistics = settled(settler, **{count: 1})
+
+    assert statistics.discarded == 0
+    assert bench.seen() == ([b"v"] if policy == "commit" else [])
 
 
-def test_each_discard_policy_does_what_it_says(bench: FileBench) -> None:
-    for name, (policy, count) in POLICIES.items():
-        settler = bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=policy)
-        with bench.answering(lambda _: Verdict.UNKNOWN):
-            bench.send(None, bench.half())
-            statistics = settled(settler, **{count: 1})
+def test_a_discard_policy_that_raises_is_unsure(bench: FileBench) -> None:
+    def raises(half: HalfMessage) -> TransactionState:
+        raise ValueError(half.topic)
 
-        assert {key: getattr(statistics, key) for key in ("committed", "rolled_back", "discarded")} == {
-            **dict.fromkeys(("committed", "rolled_back", "discarded"), 0),
-            count: 1,
-        }, name
-        bench.reopen()
+    settler = bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=raises)
+    with bench.answering(lambda _: Verdict.UNKNOWN):
+        bench.send(None, bench.half())
+        settled(settler, discarded=1)
 
-    assert bench.seen() == [b"v", b"v"]
-    assert len(bench.seen(bench.discarded)) == 2
+    assert bench.seen(bench.discarded) == [b"v"]
 
 
 def test_a_discard_policy_that_hangs_is_given_up(bench: FileBench) -> None:
@@ -378,12 +327,53 @@ def test_a_discard_policy_that_hangs_is_given_up(bench: FileBench) -> None:
     assert bench.seen() == []
 
 
+def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) -> None:
+    settler = bench.settler(**NO_CHECKS)
+    administration = bench.make_store().administration()
+    with pytest.raises(StoppedError):
+        administration.pending()
+    store = bench.store
+    assert isinstance(store, FileStore)
+    administration = store.administration()
+    first = bench.half(b"1", order_key=b"k")
+    held, delayed = bench.half(b"2", order_key=b"k"), bench.half(b"3", deliver_at_ms=int(time.time() * 1000) + 900_000)
+    gone = bench.half(b"4", topic=f"{bench.topic}-gone")
+
+    bench.send(None, first)
+    for one in (held, delayed, gone):
+        bench.send(COMMIT, one)
+    counted(settler, held=1)
+    shown = {one.transaction_id: one for one in administration.pending()}
+
+    assert list(shown) == [one.transaction_id for one in (first, held, delayed, gone)]
+    assert (shown[first.transaction_id].decided, shown[first.transaction_id].topics) == (None, (bench.topic,))
+    assert shown[held.transaction_id].held_by == first.transaction_id
+    assert shown[delayed.transaction_id].deliver_at_ms == delayed.deliver_at_ms
+    assert shown[gone.transaction_id].waits_for == "Kafka to take it"
+    assert {one.decided for one in shown.values()} == {None, TransactionState.COMMIT}
+    administration.decide(first.transaction_id, COMMIT, "eve@host")
+    counted(settler, committed=2)
+    assert bench.seen() == [b"1", b"2"]
+    assert administration.show(first.transaction_id) is None
+    for late in (administration.resume, lambda one, who: administration.decide(one, ROLLBACK, who)):
+        with pytest.raises(TransactionError, match="discarded"):
+            late(first.transaction_id, "eve@host")
+
+
 def test_a_watch_is_told_how_its_transaction_ends(bench: FileBench) -> None:
     bench.settler(**NO_CHECKS)
     told: dict[str, list[Verdict]] = {"commit": [], "rollback": [], "given up": []}
     halves = {name: bench.half() for name in told}
+    open_transactions: list[bool] = []
+
+    def see(verdict: Verdict) -> None:
+        # Whoever reads now need not wait for markers.
+        ends = [len(read_all(bench.servers, bench.topic, committed_only=it, left_open=True)) for it in (True, False)]
+        open_transactions.append(ends[0] != ends[1])
+        told["commit"].append(verdict)
+
     for name, one in halves.items():
-        bench.store.watch(one.transaction_id, told[name].append)
+        bench.store.watch(one.transaction_id, see if name == "commit" else told[name].append)
     bench.store.forget(halves["given up"].transaction_id)
 
     bench.send(COMMIT, halves["commit"])
@@ -392,6 +382,7 @@ def test_a_watch_is_told_how_its_transaction_ends(bench: FileBench) -> None:
     wait_until(lambda: told["commit"] and told["rollback"] and len(bench.seen()) == 2)
 
     assert told == {"commit": [COMMIT], "rollback": [ROLLBACK], "given up": []}
+    assert open_transactions == [False]
 
 
 def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(bench: FileBench, tmp_path: Path) -> None:

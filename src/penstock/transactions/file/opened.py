@@ -105,8 +105,12 @@ class OpenStore:
         with self.lock:
             self._watches.pop(transaction_id, None)
 
-    def published(self, kept: Sequence[Kept]) -> None:
-        """Take in that transactions were published, before that is durable here: the done log knows of it."""
+    def published(self, kept: Sequence[Kept]) -> list[tuple[ToldSettled, Verdict]]:
+        """Take in that transactions were published, before that is durable here: the done log knows of it.
+
+        Returns:
+            Who is to be told, and what, once that can be seen.
+        """
         told = []
         now = time.time()
         with self.lock:
@@ -123,8 +127,7 @@ class OpenStore:
                 watch = self._watches.pop(one.transaction_id, None)
                 if watch is not None:
                     told.append((watch, verdict))
-        for watch, verdict in told:
-            watch(verdict)
+        return told
 
     def _changed(self, changes: Sequence[Change], outcomes: Sequence[Outcome]) -> None:
         told: list[ToldSettled] = []

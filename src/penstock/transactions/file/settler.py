@@ -22,10 +22,11 @@ from penstock.transactions.file.ledger import Kept
 from penstock.transactions.file.opened import OpenStore
 from penstock.transactions.file.redo import NoRoomError
 from penstock.transactions.file.store import FileStore
+from penstock.transactions.file.visible import await_visible
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.outbound import InDoubtError, Outbound, OutboundMessage, Publishable
 from penstock.transactions.records import Verdict, encode_discarded
-from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.store import CoordinatorOptions, ToldSettled
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -54,6 +55,9 @@ class FileSettler:
     def __init__(self, store: FileStore, options: CoordinatorOptions) -> None:
         self._store = store
         self._options = options
+        self._admin = admin_client(store.bootstrap_servers, store.config)
+        # Written by start() under its lock.
+        self._done_topic = ""
         self._stopping = threading.Event()
         self._start_lock = threading.Lock()
         # Written by start() under its lock.
@@ -100,10 +104,11 @@ class FileSettler:
         store, opened = self._store, self._store.opened
         name = f"{store.prefix}.file.{opened.journal.redo.store_id}"
         servers, config = store.bootstrap_servers, store.config
-        create_done_log(servers, config, f"{name}.done", 1)
+        self._done_topic = f"{name}.done"
+        create_done_log(servers, config, self._done_topic, 1)
         discarded = TopicSpec(f"{store.prefix}.discarded", 1, _DISCARDED)
-        ensure_topics(admin_client(servers, config), servers, [discarded])
-        done = DoneLog(servers, config, f"{name}.done", 0)
+        ensure_topics(self._admin, servers, [discarded])
+        done = DoneLog(servers, config, self._done_topic, 0)
         asker = FileAsker(store, opened, self._options, self._stopping)
         with opened.lock:
             if opened.plan is not None:
@@ -191,7 +196,7 @@ class FileSettler:
         with opened.lock:
             published = [kept for one in known if (kept := opened.kept.get(one)) is not None and not kept.settled]
             published.sort(key=lambda kept: kept.decided)
-        opened.published(published)
+        told = opened.published(published)
         with opened.lock:
             left = [kept for kept in self._doubtful if not kept.settled]
             for kept in left:
@@ -199,6 +204,14 @@ class FileSettler:
         self._doubtful = []
         self._settle(opened, [kept.transaction_id for kept in published])
         self._taken_over = True
+        self._tell(told)
+
+    def _tell(self, told: Sequence[tuple[ToldSettled, Verdict]]) -> None:
+        """Tell who waits until it can be seen. The next Kafka transaction would wait for the same."""
+        if told:
+            await_visible(self._admin, self._done_topic, self._stopping)
+        for watch, verdict in told:
+            watch(verdict)
 
     def _publish(self, opened: OpenStore, outbound: Outbound) -> None:
         now_ms = int(time.time() * 1000)
@@ -214,8 +227,9 @@ class FileSettler:
             return
         self._doubtful = []
         by_id = {kept.transaction_id: kept for kept in share}
-        opened.published([by_id[one] for one in outcome.published])
+        told = opened.published([by_id[one] for one in outcome.published])
         self._settle(opened, outcome.published)
+        self._tell(told)
         now = time.monotonic()
         with opened.lock:
             for one, why in outcome.refused.items():

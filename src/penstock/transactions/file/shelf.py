@@ -60,6 +60,10 @@ class Shelf:
         queue = self._keys.get(kept.order_key) if kept.order_key is not None else None
         return queue[0].transaction_id if queue and queue[0] is not kept else None
 
+    def is_paused(self, kept: Kept) -> bool:
+        """Tell whether Kafka refused a transaction, so that it waits to be tried again."""
+        return kept.transaction_id in self._pauses
+
     def add(self, kept: Kept, now_ms: int) -> None:
         """Take a transaction in, decided or not, in the order of the halves."""
         if kept.order_key is not None:

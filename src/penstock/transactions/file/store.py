@@ -31,7 +31,15 @@ from penstock.transactions.file.opened import OpenStore
 from penstock.transactions.file.questions import Source
 from penstock.transactions.file.redo import NoRoomError
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict, is_topic_name
-from penstock.transactions.store import CoordinatorOptions, Prepared, Settler, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.store import (
+    Administration,
+    CoordinatorOptions,
+    Prepared,
+    Settler,
+    ToldDecided,
+    ToldPrepared,
+    ToldSettled,
+)
 from penstock.transactions.topics import StoreTopics
 
 #: Bytes of a segment of the redo log.
@@ -118,12 +126,13 @@ class FileStore:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.take()
+            folder = OsFolder(self.path)
             try:
-                folder = OsFolder(self.path)
                 journal = Journal(folder, self._segment_bytes)
                 journal.open()
                 opened = OpenStore(self.path, journal, self.path.name, _MAX_PENDING_BYTES)
             except BaseException:
+                folder.close()
                 self._lock.release()
                 raise
         except (OSError, NoRoomError) as error:
@@ -320,6 +329,12 @@ class FileStore:
         from penstock.transactions.file.settler import FileSettler
 
         return FileSettler(self, options)
+
+    def administration(self) -> Administration:
+        """Return what an operator may do, in this process and while the store is started."""
+        from penstock.transactions.file.administration import FileAdministration
+
+        return FileAdministration(self)
 
 
 __all__ = ["SEGMENT_BYTES", "FileStore", "KeptHalves"]

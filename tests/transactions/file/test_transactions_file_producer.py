@@ -1,0 +1,64 @@
+"""The file store below the producer that users meet: in one process, with its coordinator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conformance.store_cases import FileBench, settled
+
+from penstock.devbroker import DevBroker
+from penstock.transactions import HalfMessage, Transaction, TransactionalProducer, TransactionState
+from penstock.transactions.file import FileStore
+
+
+@pytest.fixture
+def bench(broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path) -> Iterator[FileBench]:
+    """A file store of this test's own."""
+    made = FileBench(broker.bootstrap_servers, new_topic(partitions=1), tmp_path / "store")
+    yield made
+    made.close()
+
+
+def unknown(_: Transaction) -> TransactionState:
+    return TransactionState.UNKNOWN
+
+
+def test_a_producer_on_a_file_store_sends_checks_and_waits_until_all_is_visible(bench: FileBench) -> None:
+    settler = bench.settler()
+    store = bench.store
+    assert isinstance(store, FileStore)
+
+    def check(half: HalfMessage) -> TransactionState:
+        return TransactionState.ROLLBACK if half.value in (b"denied", b"raised") else TransactionState.COMMIT
+
+    with TransactionalProducer("orders", store=store, check=check) as producer:
+        with producer.transaction(bench.topic, key=b"k", value=b"entered"):
+            assert bench.seen() == []
+        with pytest.raises(RuntimeError, match="no stock"), producer.transaction(bench.topic, value=b"raised"):
+            raise RuntimeError("no stock")
+        producer.send(bench.topic, value=b"asked", execute=unknown)
+        producer.send(bench.topic, value=b"denied", execute=unknown)
+        result = producer.send(bench.topic, value=b"seen", wait="published")
+        assert result.state is TransactionState.COMMIT
+        assert b"seen" in bench.seen()
+        statistics = settled(settler, committed=3, rolled_back=2)
+
+    assert (statistics.committed, statistics.rolled_back, statistics.refused) == (3, 2, 0)
+    assert Counter(bench.seen()) == Counter([b"entered", b"asked", b"seen"])
+
+
+def test_thousands_are_in_flight_from_one_thread(bench: FileBench) -> None:
+    settler = bench.settler()
+    store = bench.store
+    assert isinstance(store, FileStore)
+
+    with TransactionalProducer("orders", store=store) as producer:
+        futures = [producer.submit(bench.topic, value=b"%d" % number) for number in range(5_000)]
+        for future in futures:
+            assert future.result(60).state is TransactionState.COMMIT
+        settled(settler, committed=5_000)
+
+    assert bench.seen() == [b"%d" % number for number in range(5_000)]
