@@ -133,6 +133,9 @@ class World:
             group = "others"
         elif kind < 0.3:
             places = (10_000,)
+        elif kind < 0.35:
+            # A producer that committed knows all of its halves.
+            author, places = Author.PRODUCER, places[:1]
         return Op(life.transaction_id, verdict, author, group, 0, places, chance.randrange(4))
 
     def is_resumed(self, life: Life) -> bool:

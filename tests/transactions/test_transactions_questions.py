@@ -276,6 +276,34 @@ def test_a_decision_read_again_after_a_restart_is_not_a_refusal() -> None:
     assert again.counts.refused == 1
 
 
+def test_records_that_were_deleted_unread_are_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room()
+    room.half(0.0)
+    room.halves = 5
+    room.half(0.1)
+    room.ops = 2
+    room.tick(0.2)
+
+    now = room.counts.statistics([room.partition])
+
+    assert now.lost == 6
+    assert "half partition 0: records 1 to 4 were deleted" in caplog.text
+
+
+def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
+    room = Room()
+    room.op(commit(room.half(0.0), 0), 0.5)
+    share = room.partition.share(10, lambda _: True)
+    assert share is not None
+    room.partition.clock.saw(int((BIRTH_S + 100_000) * 1000), time.monotonic())
+
+    room.partition.settled(share)
+
+    now = room.counts.statistics([room.partition])
+    assert (now.committed, now.finish_times[-1], sum(now.finish_times)) == (1, 1, 1)
+    assert now.finish_seconds >= 99_000
+
+
 def exhaust(discard: object, timeout_s: float = 30.0) -> tuple[list[tuple[str, Verdict]], Discarding, Pending]:
     decided: list[tuple[str, Verdict]] = []
 
@@ -390,7 +418,7 @@ def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restar
     coordinator.stop()
     bench.producer(order="half", check=answer)
     again = bench.coordinator(transaction_timeout=5.0)
-    bench.settled(again, committed=2)
+    assert bench.settled(again, committed=2).lost == 0
 
     old = [value for key, value in bench.visible() if key == b"old"]
     assert old == [b"first", b"second"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from confluent_kafka import Message
 
@@ -18,7 +19,7 @@ from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.carrying import GAP, to_carry
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
 from penstock.transactions.delivery import wire_headers
-from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Pending, Refusal, Settlement, Share
 from penstock.transactions.takeover import Inheritance
@@ -28,6 +29,8 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two log lines of one kind; the counts tell the rest.
 _LOG_EVERY_S = 10.0
+#: Seconds between two looks for what is to be carried.
+_CARRY_S = 0.5
 
 
 @dataclass(slots=True)
@@ -44,6 +47,11 @@ class Counts:
     no_producer: int = 0
     groups: int = 0
     recoveries: int = 0
+    lost: int = 0
+    hung_checks: int = 0
+    #: By `FINISH_BUCKETS_S`, with one more for what took longer.
+    finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
+    finish_seconds: float = 0.0
 
     def statistics(self, partitions: list[OwnedPartition]) -> CoordinatorStatistics:
         """Return a snapshot together with what is pending now."""
@@ -70,12 +78,19 @@ class Counts:
             no_producer=self.no_producer,
             groups=self.groups,
             recoveries=self.recoveries,
+            lost=self.lost,
+            hung_checks=self.hung_checks,
+            finish_times=tuple(self.finish_times),
+            finish_seconds=self.finish_seconds,
         )
 
-    def settled(self, pending: Pending) -> None:
-        """Count a transaction by how it ended."""
+    def settled(self, pending: Pending, now_ms: int) -> None:
+        """Count a transaction by how it ended; `now_ms` is the broker's time."""
         if pending.verdict is Verdict.COMMIT:
             self.committed += 1
+            took_s = max(0, now_ms - pending.birth_ms) / 1000
+            self.finish_times[bisect_left(FINISH_BUCKETS_S, took_s)] += 1
+            self.finish_seconds += took_s
         elif pending.verdict is Verdict.DISCARD:
             self.discarded += 1
         else:
@@ -130,6 +145,8 @@ class OwnedPartition:
         self.ops_read_to_ms = self.halves_read_to_ms = 0
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
+        # When to look next for what is to be carried, in monotonic seconds.
+        self._carry_at = 0.0
         #: Birth of the oldest pending half in milliseconds, or None. Other threads read it.
         self.oldest_birth_ms: int | None = None
         #: Committed transactions that cannot be published now.
@@ -158,6 +175,7 @@ class OwnedPartition:
         settlement = self.settlement
         if offset < settlement.half_position:
             return
+        self._count_lost("half", settlement.half_position, offset)
         try:
             half = self._read_half(message)
         except MessageFormatError as bad:
@@ -184,6 +202,7 @@ class OwnedPartition:
         settlement = self.settlement
         if offset < settlement.op_position:
             return
+        self._count_lost("op", settlement.op_position, offset)
         try:
             ops = self._read_ops(message)
         except MessageFormatError as bad:
@@ -200,6 +219,19 @@ class OwnedPartition:
                 self._refuse(op.transaction_id, offset, refusal)
         settlement.skip_op(offset)
         self._counts.answered_checks += settlement.answers - answers
+
+    def _count_lost(self, log: str, expected: int, offset: int) -> None:
+        """Tell of a gap: nothing but a deletion leaves one, for no Kafka transaction writes to these logs."""
+        if offset > expected:
+            self._counts.lost += offset - expected
+            _log.error(
+                "%s partition %d: records %d to %d were deleted before they were read: what they said is lost; check "
+                "the retention of the store's topics, and who deletes from them",
+                log,
+                self.number,
+                expected,
+                offset - 1,
+            )
 
     def _read_half(self, message: Message) -> Half:
         half = decode_half(message.key(), message.value(), wire_headers(message))
@@ -233,8 +265,9 @@ class OwnedPartition:
 
     def settled(self, share: Share) -> None:
         """Take in that a share was committed."""
+        now_ms = self.clock.now_ms(time.monotonic())
         for pending in share.decided:
-            self._counts.settled(pending)
+            self._counts.settled(pending, now_ms)
         for pending in self.settlement.apply(share, self._marks.end):
             self.schedule.add(pending)
         self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
@@ -247,8 +280,9 @@ class OwnedPartition:
             outcome: what is settled, and what is pending since.
         """
         settled, begun = outcome
+        now_ms = self.clock.now_ms(time.monotonic())
         for pending in settled:
-            self._counts.settled(pending)
+            self._counts.settled(pending, now_ms)
         for pending in begun:
             self.schedule.add(pending)
         self.done_end = inheritance_end
@@ -261,7 +295,11 @@ class OwnedPartition:
             publishable: whether a committed transaction can be published now.
         """
         # Before all is read that its predecessors left, what is pending is not known.
-        carry = to_carry(self.settlement, self._marks.end, GAP) if self.taken_over else ()
+        carry, now = [], time.monotonic()
+        if self.taken_over and now >= self._carry_at:
+            carry = to_carry(self.settlement, self._marks.end, GAP)
+            # Looking for what is old costs something; while there is more of it, it goes on without a pause.
+            self._carry_at = now + (0.0 if carry else _CARRY_S)
         return self.settlement.share(limit, publishable, carry)
 
     def mark(self, done_end: int) -> None:

@@ -66,6 +66,7 @@ class Questions:
             now: monotonic seconds.
         """
         self._discarding.tend()
+        self._counts.hung_checks = self._discarding.hung
         if not partition.settlement.pending or not partition.taken_over:
             return
         due = partition.schedule.next_due()
