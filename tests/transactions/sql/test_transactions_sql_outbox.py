@@ -55,6 +55,7 @@ def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: S
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_message") == [(0,)]
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_an_outbox_message_of_later_is_published_when_it_is_due(sql_bench: SqlBench) -> None:
     settler = sql_bench.settler(**NO_CHECKS)
     due = time.time() + 3.0

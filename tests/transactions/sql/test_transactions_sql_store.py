@@ -21,6 +21,8 @@ from penstock.transactions.sql import SqlStore
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
+#: What no database does differently is tried on one.
+POSTGRESQL, SQLITE = (pytest.mark.parametrize("database", [kind], indirect=True) for kind in ("postgresql", "sqlite"))
 NO_CHECKS = {"transaction_timeout_s": 600.0}
 
 
@@ -69,6 +71,7 @@ def test_with_order_half_an_undecided_one_holds_later_ones_of_its_key_and_no_oth
     assert sql_bench.seen() == [b"b1", b"a1", b"a2", b"a4"]
 
 
+@SQLITE
 def test_several_messages_are_published_all_or_none(sql_bench: SqlBench, new_topic: Callable[..., str]) -> None:
     settler = sql_bench.settler(**NO_CHECKS)
     other = new_topic()
@@ -87,6 +90,7 @@ def test_several_messages_are_published_all_or_none(sql_bench: SqlBench, new_top
     assert (sql_bench.seen(), sql_bench.seen(other)) == ([b"yes"], [b"yes"])
 
 
+@POSTGRESQL
 def test_a_message_of_later_is_published_when_it_is_due_and_holds_nobody(sql_bench: SqlBench) -> None:
     settler = sql_bench.settler(**NO_CHECKS)
     due = time.time() + 2.0
@@ -100,6 +104,7 @@ def test_a_message_of_later_is_published_when_it_is_due_and_holds_nobody(sql_ben
     assert sql_bench.seen() == [b"now", b"later"]
 
 
+@POSTGRESQL
 def test_a_missing_topic_holds_its_own_messages_until_it_is_there(sql_bench: SqlBench) -> None:
     settler = sql_bench.settler(**NO_CHECKS)
     missing = f"missing-{sql_bench.topic}"
@@ -117,6 +122,7 @@ def test_a_missing_topic_holds_its_own_messages_until_it_is_there(sql_bench: Sql
     assert sql_bench.seen() == [b"3", b"2"]
 
 
+@SQLITE
 @pytest.mark.parametrize(
     ("policy", "visible"),
     [("commit", [b"v"]), ("rollback", []), (lambda _: TransactionState.COMMIT, [b"v"])],

