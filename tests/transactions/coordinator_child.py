@@ -3,7 +3,7 @@
 Arguments: bootstrap servers, prefix, when to stand still so that the kill falls there, and an instance name or nothing.
 It stands still `never`, `before commit` (all of the Kafka transaction is sent, its end is not), `after commit` (it
 ended, and nobody here knows yet) or until it `thaw`s (as before commit; it goes on when it was frozen in between). Only
-Kafka transactions that settle something stand still.
+Kafka transactions that publish something stand still.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException, Producer
 
 from penstock.transactions import Coordinator
 from penstock.transactions.publisher import InDoubtError, Publisher
+from penstock.transactions.records import Verdict
 from penstock.transactions.settlement import Share
 
 #: A pause of the process that only a freeze makes.
@@ -42,7 +43,7 @@ def main() -> None:
     settling: set[Publisher] = set()
 
     def noting_produce(self: Publisher, producer: Producer, partition: int, share: Share) -> None:
-        if share.decided:
+        if any(pending.verdict is Verdict.COMMIT for pending in share.decided):
             settling.add(self)
         produce(self, producer, partition, share)
 

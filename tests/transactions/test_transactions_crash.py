@@ -2,72 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from transaction_tools import Bench, child, kill, line_of
+from transaction_tools import Bench
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.publisher import InDoubtError, Publisher
 from waiting import wait_until
-
-
-@pytest.mark.parametrize("where", ["before commit", "after commit"])
-def test_a_coordinator_killed_around_the_end_of_its_kafka_transaction_loses_and_doubles_nothing(
-    bench: Bench, where: str
-) -> None:
-    producer = bench.producer()
-    with child("coordinator_child.py", bench.servers, bench.topics.prefix, where) as first:
-        assert line_of(first) == "started"
-        for number in range(20):
-            producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)
-        with pytest.raises(RuntimeError, match="no"), producer.transaction(bench.topic, value=b"rolled back"):
-            raise RuntimeError("no")
-
-        assert line_of(first) == where
-        kill(first)
-
-    # The fault happened: messages were written, and their transaction is open, or was committed unknown to the dead.
-    written = bench.ends(bench.topic, "read_uncommitted")
-    assert written > 0
-    if where == "before commit":
-        assert bench.ends(bench.topic, "read_committed") < written
-    else:
-        # The markers come after the answer: that they come shows that there was a commit.
-        wait_until(lambda: bench.ends(bench.topic, "read_committed") == written)
-    coordinator = bench.coordinator()
-    # Not before the dead one's session is over.
-    bench.settled(coordinator, timeout=90)
-    assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
-
-
-def test_a_producer_killed_between_local_commit_and_decision_is_settled_by_a_sibling(
-    bench: Bench, tmp_path: Path
-) -> None:
-    file = tmp_path / "orders.db"
-    with sqlite3.connect(file) as database:
-        database.execute("CREATE TABLE orders (transaction_id TEXT PRIMARY KEY)")
-    database.close()
-    coordinator = bench.coordinator()
-    with child("producer_child.py", bench.servers, bench.topics.prefix, bench.topic, str(file)) as service:
-        transaction_id = line_of(service)
-        kill(service)
-    # The fault happened: the order is in the database, no decision is in the op log, nothing is visible.
-    assert bench.messages(bench.topics.op) == []
-    assert bench.visible() == []
-
-    def check(half: HalfMessage) -> TransactionState:
-        connection = sqlite3.connect(file)
-        found = connection.execute("SELECT 1 FROM orders WHERE transaction_id = ?", (half.transaction_id,)).fetchone()
-        connection.close()
-        return TransactionState.COMMIT if found and half.transaction_id == transaction_id else TransactionState.ROLLBACK
-
-    bench.producer(check=check)
-    bench.settled(coordinator, committed=1)
-
-    assert bench.visible() == [(b"42", b"order")]
 
 
 def test_the_count_of_answered_checks_survives_the_coordinator(bench: Bench) -> None:

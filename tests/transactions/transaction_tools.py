@@ -19,9 +19,12 @@ from penstock.transactions import (
     Coordinator,
     CoordinatorStatistics,
     HalfMessage,
+    Transaction,
     TransactionalProducer,
     TransactionState,
 )
+from penstock.transactions.kafka_store import StoredHalves
+from penstock.transactions.records import Author, Op, Verdict, encode_op
 from penstock.transactions.topics import StoreTopics, open_topics
 from waiting import wait_until
 
@@ -148,3 +151,26 @@ def line_of(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline().strip()
     assert line, "the child ended without a word"
     return line
+
+
+def unknown(_: Transaction) -> TransactionState:
+    """Be a local transaction whose end is left to a check."""
+    return TransactionState.UNKNOWN
+
+
+def prepared(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> StoredHalves:
+    """Store a half and leave it undecided; return its place."""
+    transaction = producer.transaction(topic, value=value)
+    transaction.unknown()
+    with transaction:
+        assert transaction._flight is not None
+        stored = transaction._flight._prepared
+    assert isinstance(stored, StoredHalves)
+    return stored
+
+
+def decide(bench: Bench, stored: StoredHalves, verdict: Verdict, **other: Any) -> None:
+    """Write a decision by hand."""
+    half = stored.halves[0]
+    op = Op(half.transaction_id, verdict, Author.PRODUCER, half.group, stored.partition, stored.offsets, 0)
+    bench.write(bench.topics.op, stored.partition, None, encode_op(op._replace(**other)))
