@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
-import pytest
-from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, settled
+from conformance.store_cases import StoreBench, counted, settled
 
 from penstock.transactions import new_id
-from penstock.transactions.records import CheckRequest, Verdict
-from penstock.transactions.store import Prepared
+from penstock.transactions.records import Verdict
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 #: A coordinator that asks nobody during the test.
 NO_CHECKS = {"transaction_timeout_s": 600.0}
 
 
-def test_what_commits_is_visible_once_with_its_key_and_headers(store_bench: StoreBench) -> None:
+def test_what_commits_is_visible_once_with_its_key_and_headers_and_what_rolls_back_never(
+    store_bench: StoreBench,
+) -> None:
     settler = store_bench.settler(**NO_CHECKS)
     half = store_bench.half(b"v", key=b"k", headers=(("a", b"1"), ("none", None)))
 
     prepared = store_bench.prepare(half)
+    store_bench.send(ROLLBACK, store_bench.half(b"no"))
+    counted(settler, rolled_back=1)
     assert store_bench.seen() == []
     store_bench.decide(prepared, COMMIT)
     settled(settler, committed=1)
@@ -31,81 +33,19 @@ def test_what_commits_is_visible_once_with_its_key_and_headers(store_bench: Stor
     assert (message.key(), message.value(), message.headers()) == (b"k", b"v", [("a", b"1"), ("none", None)])
 
 
-def test_what_rolls_back_is_never_visible(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
-
-    store_bench.send(ROLLBACK, store_bench.half())
-    settled(settler, rolled_back=1)
-
-    assert store_bench.seen() == []
-
-
-def test_what_is_undecided_is_settled_by_a_check(store_bench: StoreBench) -> None:
-    settler = store_bench.settler()
-    yes = store_bench.half(b"yes", key=b"k", headers=(("h", b"1"),))
-    no = store_bench.half(b"no")
-
-    with store_bench.answering(lambda request: COMMIT if request.half.value == b"yes" else ROLLBACK) as asked:
-        store_bench.send(None, yes)
-        store_bench.send(None, no)
-        settled(settler, committed=1, rolled_back=1)
-
-    assert {one.check_number for one in asked} == {1}
-    assert next(one.half for one in asked if one.half.value == b"yes") == yes
-    assert store_bench.seen() == [b"yes"]
-
-
-def test_what_stays_unknown_is_discarded_after_exactly_15_answered_checks(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_interval_s=0.1, check_max=15)
-    half = store_bench.half(b"v", key=b"k")
-
-    with store_bench.answering(lambda _: UNKNOWN) as asked:
-        store_bench.send(None, half)
-        statistics = settled(settler, discarded=1)
-
-    # One that is slow to be answered is asked again under its number, and counts once.
-    assert {one.check_number for one in asked} == set(range(1, 16))
-    assert (statistics.answered_checks, statistics.committed) == (15, 0)
-    assert store_bench.seen() == []
-    (discarded,) = store_bench.messages(store_bench.discarded)
-    assert (discarded.key(), discarded.value()) == (b"k", b"v")
-    headers = dict(discarded.headers())
-    assert headers["penstock-tx"] == half.transaction_id.encode()
-    assert headers["penstock-topic"] == store_bench.topic.encode()
-    assert headers["penstock-reason"] == b"checks exhausted"
-
-
-def test_120_messages_with_a_five_way_mix_of_outcomes(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_max=2)
-
-    def answer(request: CheckRequest) -> Verdict:
-        return (COMMIT, ROLLBACK, COMMIT, ROLLBACK, UNKNOWN)[int(request.half.value or b"") % 5]
-
-    with store_bench.answering(answer):
-        for number in range(120):
-            verdict = (COMMIT, ROLLBACK, None, None, None)[number % 5]
-            store_bench.send(verdict, store_bench.half(b"%d" % number, key=b"%d" % (number % 7)))
-        statistics = settled(settler, committed=48, rolled_back=48, discarded=24)
-
-    assert (statistics.committed, statistics.rolled_back, statistics.discarded) == (48, 48, 24)
-    assert Counter(store_bench.seen()) == Counter(b"%d" % n for n in range(120) if n % 5 in (0, 2))
-    assert Counter(store_bench.seen(store_bench.discarded)) == Counter(b"%d" % n for n in range(120) if n % 5 == 4)
-
-
-@pytest.mark.parametrize("settled_first", [False, True], ids=["at once", "long after"])
-def test_the_first_decision_stands_and_the_second_is_refused(store_bench: StoreBench, *, settled_first: bool) -> None:
+def test_the_first_decision_stands_and_the_second_is_refused(store_bench: StoreBench) -> None:
     settler = store_bench.settler(**NO_CHECKS)
     cases = [(COMMIT, COMMIT), (ROLLBACK, COMMIT), (COMMIT, ROLLBACK), (ROLLBACK, ROLLBACK)]
 
     halves = [store_bench.half(b"%s then %s" % (a.name.encode(), b.name.encode())) for a, b in cases]
     prepared = [store_bench.send(first, half) for (first, _), half in zip(cases, halves, strict=True)]
-    if settled_first:
-        settled(settler, committed=2, rolled_back=2)
-    for (_, second), one in zip(cases, prepared, strict=True):
-        store_bench.decide(one, second)
-    statistics = settled(settler, refused=4, committed=2, rolled_back=2)
+    # At once, and long after.
+    for refused in (4, 8):
+        for (_, second), one in zip(cases, prepared, strict=True):
+            store_bench.decide(one, second)
+        statistics = settled(settler, refused=refused, committed=2, rolled_back=2)
+        assert (statistics.committed, statistics.rolled_back, statistics.refused) == (2, 2, refused)
 
-    assert (statistics.committed, statistics.rolled_back, statistics.refused) == (2, 2, 4)
     assert store_bench.seen() == [half.value for (first, _), half in zip(cases, halves, strict=True) if first is COMMIT]
 
 
@@ -122,95 +62,6 @@ def test_a_decision_for_an_unknown_id_or_of_another_group_is_refused(store_bench
     settled(settler, committed=1)
 
     assert store_bench.seen() == [b"v"]
-
-
-def test_a_decision_that_races_a_check_makes_one_message(store_bench: StoreBench) -> None:
-    settler = store_bench.settler()
-    prepared: dict[str, Prepared] = {}
-    late: list[threading.Thread] = []
-
-    def answer(request: CheckRequest) -> Verdict:
-        # The producer's own decision comes just now.
-        one = prepared.pop(request.half.transaction_id, None)
-        if one is not None:
-            late.append(threading.Thread(target=store_bench.decide, args=(one, COMMIT)))
-            late[-1].start()
-        return COMMIT
-
-    for number in range(20):
-        half = store_bench.half(b"%d" % number)
-        prepared[half.transaction_id] = store_bench.prepare(half)
-    with store_bench.answering(answer):
-        # Both are stored; the one that comes second is refused.
-        settled(settler, committed=20, refused=20)
-
-    assert len(late) == 20
-    for thread in late:
-        thread.join(20)
-    assert Counter(store_bench.seen()) == Counter(b"%d" % number for number in range(20))
-
-
-def test_a_commit_after_a_check_rolled_back_is_refused(store_bench: StoreBench) -> None:
-    settler = store_bench.settler()
-
-    with store_bench.answering(lambda _: ROLLBACK):
-        prepared = store_bench.prepare(store_bench.half())
-        settled(settler, rolled_back=1)
-    store_bench.decide(prepared, COMMIT)
-    counted(settler, refused=1)
-
-    assert store_bench.seen() == []
-
-
-def test_no_check_comes_before_the_immunity_ends_and_none_is_spent_on_it(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_max=1)
-    immunity_s = TIMEOUT_S + 3 * INTERVAL_S
-    asked_at: dict[bytes | None, float] = {}
-
-    def answer(request: CheckRequest) -> Verdict:
-        asked_at.setdefault(request.half.value, time.time())
-        return UNKNOWN
-
-    with store_bench.answering(answer) as asked:
-        sent = time.time()
-        store_bench.send(None, store_bench.half(b"immune", immunity_ms=int(immunity_s * 1000)))
-        store_bench.send(None, store_bench.half(b"plain"))
-        statistics = settled(settler, discarded=2)
-
-    # Clocks of birth are this machine's, in whole milliseconds.
-    assert asked_at[b"immune"] >= sent + immunity_s - 0.01
-    assert asked_at[b"plain"] >= sent + TIMEOUT_S - 0.01
-    assert {one.check_number for one in asked} == {1}
-    assert statistics.answered_checks == 2
-
-
-def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_interval_s=0.1, check_max=15)
-
-    store_bench.send(None, store_bench.half())
-    waiting = counted(settler, no_producer=3)
-    wait_s = 16 * 0.1 + TIMEOUT_S
-    down = threading.Event()
-    down.wait(wait_s)
-    assert (waiting.checks, settler.statistics().answered_checks, settler.statistics().pending) == (0, 0, 1)
-    with store_bench.answering(lambda _: COMMIT):
-        settled(settler, committed=1)
-
-    assert store_bench.seen() == [b"v"]
-
-
-def test_who_does_not_answer_delays_nobody_else(store_bench: StoreBench) -> None:
-    settler = store_bench.settler()
-    dead = store_bench.half(b"dead", group="dead")
-
-    store_bench.send(None, dead)
-    with store_bench.answering(lambda _: COMMIT):
-        for number in range(10):
-            store_bench.send(None, store_bench.half(b"%d" % number))
-        counted(settler, committed=10)
-
-    assert settler.statistics().pending == 1
-    assert Counter(store_bench.seen()) == Counter(b"%d" % number for number in range(10))
 
 
 def test_messages_are_visible_in_the_order_of_their_decisions(store_bench: StoreBench) -> None:
@@ -243,17 +94,51 @@ def test_what_was_stored_is_there_after_all_came_back(store_bench: StoreBench) -
     assert len(store_bench.seen()) == 6
 
 
-def test_the_count_of_answered_checks_survives_a_restart(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_max=4)
-    store_bench.send(None, store_bench.half())
-    with store_bench.answering(lambda _: UNKNOWN) as asked:
-        first = counted(settler, answered_checks=2).answered_checks
+def test_several_messages_are_visible_together_or_not_at_all(
+    store_bench: StoreBench, new_topic: Callable[..., str]
+) -> None:
+    other, settler = new_topic(partitions=2), store_bench.settler(**NO_CHECKS)
+    for verdict, value in ((COMMIT, b"yes"), (ROLLBACK, b"no")):
+        one = store_bench.half(value, part=(1, 2))
+        store_bench.send(verdict, one, one._replace(topic=other, partition=1, part=(2, 2)))
+
+    settled(settler, committed=1, rolled_back=1)
+
+    assert store_bench.seen() == store_bench.seen(other) == [b"yes"]
+    assert [message.partition() for message in store_bench.messages(other)] == [1]
+
+
+def test_a_delayed_message_is_published_when_it_is_due_and_not_before(store_bench: StoreBench) -> None:
+    settler = store_bench.settler(**NO_CHECKS)
+    due = time.time() + 1.5
+
+    store_bench.send(COMMIT, store_bench.half(b"later", deliver_at_ms=int(due * 1000)))
+    store_bench.send(COMMIT, store_bench.half(b"now"))
+    waiting = counted(settler, committed=1, delayed=1)
+    assert (waiting.pending, store_bench.seen()) == (1, [b"now"])
+    settled(settler, committed=2)
+
+    assert time.time() >= due
+    assert store_bench.seen() == [b"now", b"later"]
+
+
+def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(store_bench: StoreBench) -> None:
+    settler = store_bench.settler(**NO_CHECKS)
+    first = store_bench.prepare(store_bench.half(b"1", order_key=b"k"))
+    second = store_bench.prepare(store_bench.half(b"2", order_key=b"k"))
+    third = store_bench.prepare(store_bench.half(b"3", order_key=b"k"))
+
+    store_bench.decide(third, COMMIT)
+    store_bench.send(COMMIT, store_bench.half(b"other", order_key=b"o"))
+    store_bench.send(COMMIT, store_bench.half(b"none"))
+    waiting = counted(settler, committed=2)
+    assert waiting.pending == 3
+    assert Counter(store_bench.seen()) == Counter([b"other", b"none"])
+    # It comes back to the same.
     store_bench.reopen()
+    settler = store_bench.settler(**NO_CHECKS)
+    store_bench.decide(second, ROLLBACK)
+    store_bench.decide(first, COMMIT)
+    settled(settler, committed=2)
 
-    settler = store_bench.settler(check_max=4)
-    with store_bench.answering(lambda _: UNKNOWN) as more:
-        second = settled(settler, discarded=1).answered_checks
-
-    assert {one.check_number for one in (*asked, *more)} == {1, 2, 3, 4}
-    assert first + second in (4, 3)
-    assert store_bench.seen() == []
+    assert store_bench.seen()[2:] == [b"1", b"3"]

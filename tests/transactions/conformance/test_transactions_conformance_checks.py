@@ -1,0 +1,178 @@
+"""One suite for every store, its checks: who is asked when, how often, and what comes of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, settled
+
+from penstock.transactions import HalfMessage, TransactionState
+from penstock.transactions.records import CheckRequest, Verdict
+from penstock.transactions.store import Prepared
+from waiting import wait_until
+
+COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
+#: A coordinator that asks nobody during the test.
+NO_CHECKS = {"transaction_timeout_s": 600.0}
+
+
+def test_what_is_undecided_is_settled_by_a_check_and_a_decision_after_it_is_refused(store_bench: StoreBench) -> None:
+    settler = store_bench.settler()
+    yes = store_bench.half(b"yes", key=b"k", headers=(("h", b"1"),))
+    no = store_bench.half(b"no")
+
+    with store_bench.answering(lambda request: COMMIT if request.half.value == b"yes" else ROLLBACK) as asked:
+        store_bench.send(None, yes)
+        late = store_bench.prepare(no)
+        settled(settler, committed=1, rolled_back=1)
+    store_bench.decide(late, COMMIT)
+    counted(settler, refused=1)
+
+    assert {one.check_number for one in asked} == {1}
+    assert next(one.half for one in asked if one.half.value == b"yes") == yes
+    assert store_bench.seen() == [b"yes"]
+
+
+def test_what_stays_unknown_is_discarded_after_exactly_as_many_answered_checks_as_allowed(
+    store_bench: StoreBench,
+) -> None:
+    limit = store_bench.checks_allowed
+    settler = store_bench.settler(check_interval_s=0.05, check_max=limit)
+    half = store_bench.half(b"v", key=b"k")
+
+    with store_bench.answering(lambda _: UNKNOWN) as asked:
+        store_bench.send(None, half)
+        statistics = settled(settler, discarded=1)
+
+    # One that is slow to be answered is asked again under its number, and counts once.
+    assert {one.check_number for one in asked} == set(range(1, limit + 1))
+    assert (statistics.answered_checks, statistics.committed) == (limit, 0)
+    assert store_bench.seen() == []
+    (discarded,) = store_bench.messages(store_bench.discarded)
+    assert (discarded.key(), discarded.value()) == (b"k", b"v")
+    headers = dict(discarded.headers())
+    assert headers["penstock-tx"] == half.transaction_id.encode()
+    assert headers["penstock-topic"] == store_bench.topic.encode()
+    assert headers["penstock-reason"] == b"checks exhausted"
+
+
+def test_120_messages_with_a_five_way_mix_of_outcomes(store_bench: StoreBench) -> None:
+    settler = store_bench.settler(check_max=2)
+
+    def answer(request: CheckRequest) -> Verdict:
+        return (COMMIT, ROLLBACK, COMMIT, ROLLBACK, UNKNOWN)[int(request.half.value or b"") % 5]
+
+    with store_bench.answering(answer):
+        for number in range(120):
+            verdict = (COMMIT, ROLLBACK, None, None, None)[number % 5]
+            store_bench.send(verdict, store_bench.half(b"%d" % number, key=b"%d" % (number % 7)))
+        statistics = settled(settler, committed=48, rolled_back=48, discarded=24)
+
+    assert (statistics.committed, statistics.rolled_back, statistics.discarded) == (48, 48, 24)
+    assert Counter(store_bench.seen()) == Counter(b"%d" % n for n in range(120) if n % 5 in (0, 2))
+    assert Counter(store_bench.seen(store_bench.discarded)) == Counter(b"%d" % n for n in range(120) if n % 5 == 4)
+
+
+def test_a_decision_that_races_a_check_makes_one_message(store_bench: StoreBench) -> None:
+    settler = store_bench.settler()
+    prepared: dict[str, Prepared] = {}
+    late: list[threading.Thread] = []
+
+    def answer(request: CheckRequest) -> Verdict:
+        # The producer's own decision comes just now.
+        one = prepared.pop(request.half.transaction_id, None)
+        if one is not None:
+            late.append(threading.Thread(target=store_bench.decide, args=(one, COMMIT)))
+            late[-1].start()
+        return COMMIT
+
+    for number in range(20):
+        half = store_bench.half(b"%d" % number)
+        prepared[half.transaction_id] = store_bench.prepare(half)
+    with store_bench.answering(answer):
+        # Both are stored; the one that comes second is refused.
+        settled(settler, committed=20, refused=20)
+
+    assert len(late) == 20
+    for thread in late:
+        thread.join(20)
+    assert Counter(store_bench.seen()) == Counter(b"%d" % number for number in range(20))
+
+
+def test_no_check_comes_before_the_immunity_ends_and_none_is_spent_on_it(store_bench: StoreBench) -> None:
+    settler = store_bench.settler(check_max=1)
+    immunity_s = TIMEOUT_S + 3 * INTERVAL_S
+    asked_at: dict[bytes | None, float] = {}
+
+    def answer(request: CheckRequest) -> Verdict:
+        asked_at.setdefault(request.half.value, time.time())
+        return UNKNOWN
+
+    with store_bench.answering(answer) as asked:
+        sent = time.time()
+        store_bench.send(None, store_bench.half(b"immune", immunity_ms=int(immunity_s * 1000)))
+        store_bench.send(None, store_bench.half(b"plain"))
+        statistics = settled(settler, discarded=2)
+
+    # Clocks of birth are this machine's, in whole milliseconds.
+    assert asked_at[b"immune"] >= sent + immunity_s - 0.01
+    assert asked_at[b"plain"] >= sent + TIMEOUT_S - 0.01
+    assert {one.check_number for one in asked} == {1}
+    assert statistics.answered_checks == 2
+
+
+def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_and_delays_nobody(
+    store_bench: StoreBench,
+) -> None:
+    interval_s = 0.05
+    settler = store_bench.settler(check_interval_s=interval_s, check_max=15)
+
+    begin = time.monotonic()
+    store_bench.send(None, store_bench.half(b"late", group="away"))
+    with store_bench.answering(lambda _: COMMIT):
+        for number in range(10):
+            store_bench.send(None, store_bench.half(b"%d" % number))
+        counted(settler, committed=10, no_producer=3)
+    wait_until(lambda: time.monotonic() > begin + TIMEOUT_S + 17 * interval_s)
+    waiting = settler.statistics()
+    assert (waiting.answered_checks, waiting.pending) == (0, 1)
+    with store_bench.answering(lambda _: COMMIT, "away"):
+        settled(settler, committed=11)
+
+    assert Counter(store_bench.seen()) == Counter([b"late", *(b"%d" % number for number in range(10))])
+
+
+def test_the_count_of_answered_checks_survives_a_restart(store_bench: StoreBench) -> None:
+    settler = store_bench.settler(check_max=4)
+    store_bench.send(None, store_bench.half())
+    with store_bench.answering(lambda _: UNKNOWN) as asked:
+        first = counted(settler, answered_checks=2).answered_checks
+    store_bench.reopen()
+
+    settler = store_bench.settler(check_max=4)
+    with store_bench.answering(lambda _: UNKNOWN) as more:
+        second = settled(settler, discarded=1).answered_checks
+
+    assert {one.check_number for one in (*asked, *more)} == {1, 2, 3, 4}
+    assert first + second in (4, 3)
+    assert store_bench.seen() == []
+
+
+def test_a_discard_policy_that_is_a_function_decides_and_where_it_is_unsure_the_message_is_discarded(
+    store_bench: StoreBench,
+) -> None:
+    def policy(half: HalfMessage) -> TransactionState:
+        return TransactionState[(half.value or b"").decode()]
+
+    settler = store_bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=policy)
+
+    with store_bench.answering(lambda _: UNKNOWN):
+        for state in TransactionState:
+            store_bench.send(None, store_bench.half(state.name.encode()))
+        statistics = settled(settler, committed=1, rolled_back=1, discarded=1)
+
+    assert (statistics.committed, statistics.rolled_back, statistics.discarded) == (1, 1, 1)
+    assert store_bench.seen() == [b"COMMIT"]
+    assert store_bench.seen(store_bench.discarded) == [b"UNKNOWN"]
