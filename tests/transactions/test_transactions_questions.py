@@ -304,6 +304,21 @@ def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
     assert now.finish_seconds >= 99_000
 
 
+def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.transactions.owned._IDLE_S", 0.0)
+    room = Room()
+    room.half(0.0)
+    room.tick(1.0)
+    room.partition.note_progress(1.0)
+
+    share = room.partition.share(10, lambda _: True)
+
+    assert share is not None
+    assert (share.decided, share.half_checkpoint, share.op_checkpoint) == ([], 0, 1)
+    room.partition.settled(share)
+    assert room.partition.share(10, lambda _: True) is None
+
+
 def exhaust(discard: object, timeout_s: float = 30.0) -> tuple[list[tuple[str, Verdict]], Discarding, Pending]:
     decided: list[tuple[str, Verdict]] = []
 

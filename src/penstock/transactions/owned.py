@@ -29,6 +29,8 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two log lines of one kind; the counts tell the rest.
 _LOG_EVERY_S = 10.0
+#: Seconds without anything to settle after which positions that moved are written down.
+_IDLE_S = 2.0
 #: Seconds between two looks for what is to be carried.
 _CARRY_S = 0.5
 
@@ -145,6 +147,8 @@ class OwnedPartition:
         self.ops_read_to_ms = self.halves_read_to_ms = 0
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
+        # When something was last chosen to be settled, in monotonic seconds.
+        self._idle_since = time.monotonic()
         # When to look next for what is to be carried, in monotonic seconds.
         self._carry_at = 0.0
         #: Birth of the oldest pending half in milliseconds, or None. Other threads read it.
@@ -300,7 +304,15 @@ class OwnedPartition:
             carry = to_carry(self.settlement, self._marks.end, GAP)
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._carry_at = now + (0.0 if carry else _CARRY_S)
-        return self.settlement.share(limit, publishable, carry)
+        share = self.settlement.share(limit, publishable, carry)
+        if share is None and self.taken_over and now >= self._idle_since + _IDLE_S:
+            # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
+            self._idle_since = now
+            checkpoints = self.settlement.checkpoints()
+            return Share([], [], *checkpoints) if checkpoints != self.checkpoints else None
+        if share is not None:
+            self._idle_since = now
+        return share
 
     def mark(self, done_end: int) -> None:
         """Remember where the done log ends now: when the half checkpoint is here, records below it are not needed."""

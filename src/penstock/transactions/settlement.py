@@ -328,6 +328,10 @@ class Settlement:
             [pending.carry() for pending in carried.values()],
         )
 
+    def checkpoints(self) -> tuple[int, int]:
+        """Return where reading of the half and op logs would have to start if nothing more was settled."""
+        return self._half_checkpoint({}), self._op_checkpoint(())
+
     def _half_checkpoint(self, passed: dict[str, Pending]) -> int:
         reborn = min((offset for offset, _, _ in self._reborn.values()), default=self.half_position)
         for transaction_id, pending in self._uncarried.items():
