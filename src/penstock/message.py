@@ -50,7 +50,7 @@ class Record(Protocol):
 #: Calls `headers` of a record: see `headers_of`.
 _read_headers: Callable[[Record], list[tuple[str, bytes | None]] | None] = methodcaller("headers")
 #: Stands for the headers of a record whose own cannot be read; known by its identity.
-_UNREADABLE: list[tuple[str, bytes | None]] = [("penstock-headers-lost", b"a header name is not UTF-8")]
+UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [("penstock-headers-lost", b"a header name is not UTF-8")]
 
 
 def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
@@ -69,9 +69,9 @@ def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
     except (SystemError, UnicodeDecodeError) as error:
         replace = getattr(record, "set_headers", None)
         if replace is not None:
-            replace(_UNREADABLE)
+            replace(UNREADABLE_HEADERS)
         raise UnicodeDecodeError("utf-8", b"?", 0, 1, "the name of a header is not text") from error
-    if found is _UNREADABLE:
+    if found is UNREADABLE_HEADERS:
         raise UnicodeDecodeError("utf-8", b"?", 0, 1, "the name of a header is not text")
     return found
 

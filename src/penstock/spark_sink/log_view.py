@@ -37,8 +37,18 @@ class LogView:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a named topic or partition does not exist.
         """
-        counts = kafka.partition_counts(self._admin, self._options.bootstrap_servers)
-        return self._options.selection.pick(counts)
+        return self._options.selection.pick(self._counts())
+
+    def existing(self) -> list[planning.TopicPartition]:
+        """Return those of the partitions the query reads that there are, whatever has been deleted since it began.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+        """
+        return self._options.selection.pick_existing(self._counts())
+
+    def _counts(self) -> dict[str, int]:
+        return kafka.partition_counts(self._admin, self._options.bootstrap_servers)
 
     def earliest(self, partitions: Iterable[planning.TopicPartition]) -> Offsets:
         """Return the first offset each log still holds."""

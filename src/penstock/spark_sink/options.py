@@ -50,11 +50,18 @@ _OWNED = {
 Position = str | Offsets
 
 
+#: Topics of Kafka's own, which a pattern leaves out; who wants one names it.
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
 class Selection(Protocol):
     """What of the broker's topics a query reads."""
 
     def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
         """Return the chosen partitions, given the number of partitions of every topic."""
+
+    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
+        """Return those of the chosen partitions that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +73,26 @@ class Subscribe:
     def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
         """Return all partitions of the topics; a missing topic is a `TopicNotFoundError`."""
         _require(self.topics, counts, "subscribe")
-        return [(topic, partition) for topic in self.topics for partition in range(counts[topic])]
+        return self.pick_existing(counts)
+
+    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
+        """Return all partitions of the topics that there are."""
+        return [(topic, partition) for topic in self.topics for partition in range(counts.get(topic, 0))]
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """Every topic whose whole name matches a regular expression."""
+    """Every topic whose whole name matches a regular expression, save Kafka's own."""
 
     pattern: str
 
     def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
         """Return all partitions of the topics that match now; there may be none yet."""
-        matching = sorted(topic for topic in counts if re.fullmatch(self.pattern, topic))
+        return self.pick_existing(counts)
+
+    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
+        """Return the same: a pattern asks for nothing by name."""
+        matching = sorted(topic for topic in counts.keys() - _INTERNAL if re.fullmatch(self.pattern, topic))
         return [(topic, partition) for topic in matching for partition in range(counts[topic])]
 
 
@@ -97,6 +112,10 @@ class Assign:
                     "correct the number, which starts at 0"
                 )
         return list(self.partitions)
+
+    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
+        """Return those of the partitions that there are."""
+        return [(topic, partition) for topic, partition in self.partitions if partition < counts.get(topic, 0)]
 
 
 @dataclass(frozen=True, slots=True)

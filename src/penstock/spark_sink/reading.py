@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock import kafka
 from penstock.errors import SourceError
-from penstock.message import Record, headers_of
+from penstock.message import UNREADABLE_HEADERS, Record, headers_of
 from penstock.spark_sink.log_view import consumer_config
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
@@ -47,8 +47,9 @@ _log = logging.getLogger("penstock.spark_sink")
 def read_range(options: SourceOptions, schema: pa.Schema, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Read one range over a connection of its own, which is closed on every way out.
 
-    Memory: what the client library fetches ahead (32 MB unless `kafka.queued.max.messages.kbytes` says
-    otherwise), one record batch of at most `BATCH_BYTES` plus one record, and its copy in Arrow.
+    Memory: what the client library fetches ahead (32 MB and one answer unless `kafka.queued.max.messages.kbytes` says
+    otherwise), one record batch of `BATCH_BYTES`, and its copy in Arrow. Where large records follow small ones a batch
+    may grow to what had been fetched ahead.
 
     Raises:
         SourceError: the range cannot be read; the message names partition and offsets.
@@ -100,7 +101,7 @@ def _fill(rows: _Rows, consumer: Consumer, options: SourceOptions, wanted: Offse
         # library waits until it has them all or the time is up.
         fetched = consumer.consume(1, _WAIT_S)
         if fetched:
-            fetched += consumer.consume(min(rows.room(), wanted.end - position), 0)
+            fetched += consumer.consume(min(rows.room(fetched[0]), wanted.end - position), 0)
             last_progress = time.monotonic()
         elif time.monotonic() - last_progress > options.poll_timeout_s:
             raise SourceError(
@@ -178,14 +179,14 @@ class _Rows:
     offsets: list[int | None] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     time_types: list[int] = field(default_factory=list)
-    headers: list[list[dict[str, object]] | None] = field(default_factory=list)
+    headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list)
     size_bytes: int = 0
 
-    def room(self) -> int:
+    def room(self, example: Message) -> int:
         """Most records to take next, so that one call does not overshoot the limit by much."""
-        if not self.average_bytes:
-            return _FIRST_TAKE
-        return max(1, min(_TAKE, int((BATCH_BYTES - self.size_bytes) / self.average_bytes)))
+        most = _TAKE if self.average_bytes else _FIRST_TAKE
+        each = max(self.average_bytes, len(example) + len(example.key() or b""), 1)
+        return max(1, min(most, int((BATCH_BYTES - self.size_bytes) / each)))
 
     def take(self, records: list[Message]) -> None:
         if not records:
@@ -197,8 +198,10 @@ class _Rows:
         self.times += times
         self.time_types += kinds
         if self.with_headers:
-            self.headers += [_headers(record) for record in records]
-        self.size_bytes += sum(map(len, records))
+            headers = [_headers(record) for record in records]
+            self.headers += headers
+            self.size_bytes += sum(len(one[0]) + len(one[1] or b"") for some in headers if some for one in some)
+        self.size_bytes += sum(map(len, records)) + sum(map(len, filter(None, self.keys[-len(records) :])))
         self.average_bytes = max(1.0, self.size_bytes / len(self.offsets))
 
     @property
@@ -218,13 +221,20 @@ class _Rows:
             pc.subtract(pa.array(self.time_types, pa.int32()), pa.scalar(1, pa.int32())),
         ]
         if self.with_headers:
-            columns.append(pa.array(self.headers, schema.field("headers").type))
+            structs = [
+                None if some is None else [{"key": name, "value": value} for name, value in some]
+                for some in self.headers
+            ]
+            columns.append(pa.array(structs, schema.field("headers").type))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _headers(record: Message) -> list[dict[str, object]] | None:
-    given = headers_of(cast("Record", record))
-    return [{"key": name, "value": content} for name, content in given] if given else None
+def _headers(record: Message) -> list[tuple[str, bytes | None]] | None:
+    try:
+        return headers_of(cast("Record", record)) or None
+    except UnicodeDecodeError:
+        # One record of many millions must not end the query, and nothing but its headers is lost.
+        return list(UNREADABLE_HEADERS)
 
 
 __all__ = ["BATCH_BYTES", "BATCH_ROWS", "read_range"]

@@ -112,6 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where a query without checkpoint begins."""
+        self._view().partitions()  # one that is named and not there is a mistake, here at the beginning
         # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
         latest = self._latest()
         starting = self._options.starting or "latest"
@@ -125,7 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query: what is committed now, and nothing later."""
         log = self._view()
-        self._target = log.latest(log.partitions())
+        self._target = log.latest(log.existing())
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
@@ -141,9 +142,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "was made anew or its log was cut",
                 )
         self._seen = latest
-        if isinstance(limit, ReadMaxRows):
-            return planning.to_json(planning.limited(begun, latest, limit.max_rows))
-        return planning.to_json(latest)
+        if not isinstance(limit, ReadMaxRows):
+            return planning.to_json(latest)
+        # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
+        first = self._view().earliest(latest)
+        from_here = {part: max(begun.get(part, 0), min(first[part], end)) for part, end in latest.items()}
+        return planning.to_json(planning.limited(from_here, latest, limit.max_rows))
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
         """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
@@ -152,7 +156,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
         ends = planning.from_json(end)
+        # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
+        if any(offset > self._seen.get(part, -1) for part, offset in ends.items()):
+            ends = self._still_there(ends)
         return _tasks(self._options, planning.from_json(start), ends, self._view().earliest(ends))
+
+    def _still_there(self, ends: Offsets) -> Offsets:
+        """Return the ends of those partitions that there are, none past its log, once what is gone is reported."""
+        log = self._view()
+        last = log.latest(set(log.existing()) & ends.keys())
+        for part, offset in sorted(ends.items()):
+            if part not in last:
+                _report_loss(self._options, f"{_place(part)} was to be read up to offset {offset} and exists no more")
+            elif offset > last[part]:
+                _report_loss(
+                    self._options,
+                    f"{_place(part)} was to be read up to offset {offset}, but its log ends at {last[part]}: the topic "
+                    "was made anew or its log was cut",
+                )
+        return {part: min(ends[part], offset) for part, offset in last.items()}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's range on an executor."""
@@ -168,10 +190,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._log
 
     def _latest(self) -> Offsets:
+        """Return the ends of the logs that are there: one may have been deleted since the query began."""
         if self._target is not None:
             return self._target
         log = self._view()
-        return log.latest(log.partitions())
+        return log.latest(log.existing())
 
 
 def source_schema(*, include_headers: bool) -> StructType:
