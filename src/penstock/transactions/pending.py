@@ -11,6 +11,15 @@ from collections.abc import Sequence
 from penstock.transactions.records import Author, Carried, Carry, Half, Note, Op, Verdict
 
 _NOWHERE = (-1, 0)
+#: What a carried header takes beside its name and content; what penstock's own fields take, generously.
+_HEADER_BYTES = 8
+_FIELDS_BYTES = 1_000
+
+
+def size_of(half: Half) -> int:
+    """Return the bytes of a half, headers included, about as the done log would hold it."""
+    named = sum(len(name) + len(content or b"") + _HEADER_BYTES for name, content in half.headers)
+    return len(half.key or b"") + len(half.value or b"") + named + _FIELDS_BYTES
 
 
 class Parts:
@@ -116,8 +125,8 @@ class Pending:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of keys and values of its messages."""
-        return sum(len(half.key or b"") + len(half.value or b"") for half in self.halves)
+        """Bytes of its messages, headers included, about as the done log would hold them."""
+        return sum(map(size_of, self.halves))
 
     @property
     def is_complete(self) -> bool:
@@ -177,4 +186,4 @@ class Pending:
         return Carry(self.note(), tuple(Carried(offset, self.birth_ms, half) for offset, half in places))
 
 
-__all__ = ["Parts", "Pending"]
+__all__ = ["Parts", "Pending", "size_of"]
