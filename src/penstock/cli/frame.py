@@ -20,6 +20,7 @@ from penstock.cli.doctor import doctor
 from penstock.cli.explain import explain
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
+from penstock.cli.tx import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 
 EXIT_FAILED = 1
@@ -51,6 +52,7 @@ def frame() -> typer.Typer:
     for command, example in _COMMANDS:
         app.command(epilog=f"Example: {example}")(command)
     app.add_typer(dlq())
+    app.add_typer(tx())
     return app
 
 

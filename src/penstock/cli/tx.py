@@ -1,0 +1,240 @@
+"""`penstock tx`: what is pending in a store of transactions, what it waits for, and an operator's decision on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import BootstrapServers, log_to_stderr
+from penstock.errors import ConfigurationError, PenstockError, TransactionError
+
+if TYPE_CHECKING:
+    from penstock.transactions.administration import KafkaAdministration
+    from penstock.transactions.records import Verdict
+
+_ROW_LIMIT = 50
+
+Prefix = Annotated[str, typer.Option(help="First part of the names of the store's topics.")]
+TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
+TransactionIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of transactions.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait until it took effect.")]
+
+
+def tx() -> typer.Typer:
+    """Return the commands for transactions. Each help text ends with an example."""
+    app = typer.Typer(
+        name="tx",
+        help="Look at pending transactions, decide them, bring discarded ones back.",
+        epilog="Example: penstock tx ls --bootstrap-servers 127.0.0.1:9092",
+        no_args_is_help=True,
+    )
+    identity = "018f4e9c-5c1e-7abc-8def-0123456789ab"
+    app.command(epilog="Example: penstock tx ls --older-than 3600")(ls)
+    app.command(epilog=f"Example: penstock tx show {identity} --payload")(show)
+    app.command(epilog=f"Example: penstock tx commit {identity} --reason 'the order is in the books'")(commit)
+    app.command(epilog=f"Example: penstock tx rollback {identity} --reason 'the order was cancelled'")(rollback)
+    app.command(epilog=f"Example: penstock tx discard {identity}")(discard)
+    app.command(epilog=f"Example: penstock tx resume {identity}")(resume)
+    return app
+
+
+def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
+    bootstrap_servers: BootstrapServers,
+    prefix: Prefix = "penstock",
+    group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
+    older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Those in the discarded topic instead.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
+) -> None:
+    """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator.
+
+    Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
+    """
+    from penstock.cli.tx_text import discarded_rows, pending_rows
+    from penstock.transactions.administration import KafkaAdministration
+
+    with KafkaAdministration(bootstrap_servers, prefix) as store:
+        if discarded:
+            now_ms = time.time() * 1000
+            letters = [one for one in store.discarded() if now_ms - one.at_ms >= older_than * 1000]
+            rows = discarded_rows([one for one in letters if group in {None, one.half.group}])
+            head: tuple[str, ...] = ("transaction", "group", "topic", "reason", "checks", "since")
+        else:
+            found = [one for one in store.pending() if one.age_s >= older_than and group in {None, one.group}]
+            rows = pending_rows(found)
+            head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
+    _print_rows(head, rows[:limit])
+    kind = "discarded message" if discarded else "pending transaction"
+    typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {prefix}")
+    if len(rows) > limit:
+        typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
+
+
+def show(
+    bootstrap_servers: BootstrapServers,
+    transaction_id: TransactionId,
+    prefix: Prefix = "penstock",
+    payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
+) -> None:
+    """Print one transaction: its messages, its state, and what operators did to it.
+
+    Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
+    """
+    from penstock.cli.tx_text import act_line, discarded_lines, found_lines
+    from penstock.transactions.administration import KafkaAdministration
+
+    _check_ids([transaction_id])
+    with KafkaAdministration(bootstrap_servers, prefix) as store:
+        found = store.find(transaction_id)
+        lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
+        for letter in store.discarded():
+            if letter.half.transaction_id == transaction_id:
+                lines.extend(discarded_lines(letter, payload=payload))
+        lines.extend(act_line(act) for act in store.acts(transaction_id))
+    if not lines:
+        raise PenstockError(
+            f"transaction {transaction_id} is neither pending nor discarded: it is settled, or never was in {prefix}"
+        )
+    typer.echo("\n".join(lines))
+
+
+def commit(
+    bootstrap_servers: BootstrapServers,
+    transaction_ids: TransactionIds,
+    prefix: Prefix = "penstock",
+    reason: Reason = "",
+    timeout: Timeout = 30.0,
+) -> None:
+    """Publish pending transactions, if nobody decided before. Each act is in the audit log.
+
+    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
+    """
+    from penstock.transactions.records import Verdict
+
+    _decide(bootstrap_servers, transaction_ids, Verdict.COMMIT, prefix, reason, timeout)
+
+
+def rollback(
+    bootstrap_servers: BootstrapServers,
+    transaction_ids: TransactionIds,
+    prefix: Prefix = "penstock",
+    reason: Reason = "",
+    timeout: Timeout = 30.0,
+) -> None:
+    """Roll pending transactions back, if nobody decided before. Each act is in the audit log.
+
+    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
+    """
+    from penstock.transactions.records import Verdict
+
+    _decide(bootstrap_servers, transaction_ids, Verdict.ROLLBACK, prefix, reason, timeout)
+
+
+def discard(
+    bootstrap_servers: BootstrapServers,
+    transaction_ids: TransactionIds,
+    prefix: Prefix = "penstock",
+    reason: Reason = "",
+    timeout: Timeout = 30.0,
+) -> None:
+    """Move pending transactions to the discarded topic, if nobody decided before. Each act is in the audit log.
+
+    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
+    """
+    from penstock.transactions.records import Verdict
+
+    _decide(bootstrap_servers, transaction_ids, Verdict.DISCARD, prefix, reason, timeout)
+
+
+def resume(
+    bootstrap_servers: BootstrapServers,
+    transaction_id: TransactionId,
+    prefix: Prefix = "penstock",
+    reason: Reason = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="Also what was brought back before; it may become visible twice.")
+    ] = False,
+) -> None:
+    """Bring a discarded transaction back, undecided: its group is asked again, with a fresh count.
+
+    Exit codes: 0 done, 1 failed or brought back before, 2 wrong use, 3 no broker.
+    """
+    from penstock.transactions.administration import KafkaAdministration
+
+    _check_ids([transaction_id])
+    log_to_stderr()
+    with KafkaAdministration(bootstrap_servers, prefix) as store:
+        count = store.resume(transaction_id, _actor(), reason, again=again)
+    typer.echo(f"{transaction_id}: {count} message{'' if count == 1 else 's'} brought back; its group is asked again")
+
+
+def _decide(  # noqa: PLR0917 - what the three commands were given, handed on
+    bootstrap_servers: str, ids: Sequence[str], verdict: Verdict, prefix: str, reason: str, timeout_s: float
+) -> None:
+    from penstock.transactions.administration import KafkaAdministration
+
+    _check_ids(ids)
+    log_to_stderr()
+    failed = 0
+    with KafkaAdministration(bootstrap_servers, prefix) as store:
+        for transaction_id in ids:
+            failed += not _decide_one(store, transaction_id, verdict, reason, timeout_s)
+    if failed:
+        raise PenstockError(f"{failed} of {len(ids)} decisions do not stand; the lines above say why")
+
+
+def _decide_one(
+    store: KafkaAdministration, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
+) -> bool:
+    """Decide one transaction, print what came of it, and tell whether the decision stands."""
+    from penstock.cli.tx_text import decided_line
+    from penstock.transactions.administration import Effect
+
+    try:
+        decided = store.decide(transaction_id, verdict, _actor(), reason, timeout_s)
+    except TransactionError as error:
+        typer.echo(f"{transaction_id}: {error}")
+        return False
+    typer.echo(f"{transaction_id}: {decided_line(decided, verdict)}")
+    return decided.effect is not Effect.REFUSED
+
+
+def _actor() -> str:
+    """Return who runs this command: the user of the machine, and the machine."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:200]
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    from penstock.transactions.ids import is_id
+
+    for one in ids:
+        if not is_id(one):
+            raise ConfigurationError(f"{one!r} is no transaction id; `penstock tx ls` names those that are pending")
+
+
+def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(*head, box=None)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+__all__ = ["tx"]

@@ -1,0 +1,146 @@
+"""How transactions are printed. Key, value and headers only where they are asked for; text from outside is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from penstock.cli.dead_letter_text import printable, time_text
+from penstock.transactions.administration import Decided, Effect
+from penstock.transactions.audit import Audited
+from penstock.transactions.inspection import Discarded, Found
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.records import Author, Half, Verdict
+
+_DONE = {
+    Verdict.COMMIT: "committed: visible",
+    Verdict.ROLLBACK: "rolled back",
+    Verdict.DISCARD: "moved to the discarded topic",
+}
+_STANDS = {Verdict.COMMIT: "COMMIT", Verdict.ROLLBACK: "ROLLBACK", Verdict.DISCARD: "DISCARD"}
+_AUTHORS = {
+    Author.PRODUCER: "its producer",
+    Author.CHECK: "a check",
+    Author.OPERATOR: "an operator",
+    Author.COORDINATOR: "the coordinator, by the discard policy",
+}
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+
+
+def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
+    """Return the rows of `penstock tx ls`."""
+    return [
+        (
+            one.transaction_id,
+            printable(one.group),
+            ", ".join(dict.fromkeys(one.topics)),
+            age_text(one.age_s),
+            str(one.check_count),
+            _decided(one),
+            _waits(one),
+        )
+        for one in found
+    ]
+
+
+def discarded_rows(found: Sequence[Discarded]) -> list[tuple[str, ...]]:
+    """Return the rows of `penstock tx ls --discarded`."""
+    return [
+        (
+            one.half.transaction_id,
+            printable(one.half.group),
+            one.half.topic,
+            printable(one.reason),
+            str(one.check_count),
+            time_text(one.at_ms),
+        )
+        for one in found
+    ]
+
+
+def found_lines(found: Found, described: PendingTransaction, *, payload: bool) -> Iterator[str]:
+    """Return what there is to tell of a pending transaction, line by line."""
+    yield f"{described.transaction_id}  pending"
+    yield f"  group      {printable(described.group)}"
+    yield f"  born       {time_text(found.pending.birth_ms)}, {age_text(described.age_s)} ago"
+    yield f"  checks     {described.check_count} answered UNKNOWN"
+    decision = found.decision
+    if found.pending.verdict is not None:
+        by = "" if decision is None else f" by {_AUTHORS[decision.author]}"
+        name = "" if decision is None or not decision.actor else f" ({printable(decision.actor)})"
+        yield f"  decided    {_STANDS.get(found.pending.verdict, '')}{by}{name}"
+    yield f"  waits for  {_waits(described)}"
+    for half, offset in zip(found.pending.halves, found.pending.offsets, strict=True):
+        yield from _half_lines(half, f"half {found.half_partition}:{offset}", payload=payload)
+
+
+def discarded_lines(letter: Discarded, *, payload: bool) -> Iterator[str]:
+    """Return what there is to tell of a discarded message, line by line."""
+    yield f"{letter.half.transaction_id}  discarded {time_text(letter.at_ms)}"
+    yield f"  group      {printable(letter.half.group)}"
+    yield f"  reason     {printable(letter.reason)}, {letter.check_count} checks answered"
+    yield from _half_lines(letter.half, f"discarded {letter.partition}:{letter.offset}", payload=payload)
+
+
+def act_line(audited: Audited) -> str:
+    """Return what an operator did, as a line."""
+    act = audited.act
+    why = f": {printable(act.why)}" if act.why else ""
+    return f"  {time_text(audited.at_ms)}  {printable(act.what)} by {printable(act.who)}{why}"
+
+
+def decided_line(decided: Decided, verdict: Verdict) -> str:
+    """Return what came of a decision, as the end of a line."""
+    stands = _STANDS.get(decided.stands, "another decision") if decided.stands is not None else "nothing yet"
+    if decided.effect is Effect.DONE:
+        return _DONE[verdict]
+    waits = f"; it waits for {decided.waits_for}" if decided.waits_for else ""
+    if decided.effect is Effect.REFUSED:
+        return f"refused: {stands} was decided before{waits}"
+    return f"stored, not seen to take effect{waits}"
+
+
+def age_text(seconds: float) -> str:
+    """Return an age in its two largest units."""
+    whole = int(seconds)
+    if whole < _MINUTE_S:
+        return f"{seconds:.1f} s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
+
+
+def _decided(one: PendingTransaction) -> str:
+    return "" if one.decided is None else one.decided.name
+
+
+def _waits(one: PendingTransaction) -> str:
+    if one.held_by is not None:
+        return f"{one.held_by}, before it in its key"
+    if one.waits_for == "its time" and one.deliver_at_ms is not None:
+        return time_text(one.deliver_at_ms)
+    return one.waits_for or "a decision"
+
+
+def _half_lines(half: Half, place: str, *, payload: bool) -> Iterator[str]:
+    part = "" if half.part is None else f", part {half.part[0]} of {half.part[1]}"
+    where = half.topic if half.partition is None else f"{half.topic}[{half.partition}]"
+    yield f"  message    to {where}{part}, at {place}, {len(half.value or b'')} bytes"
+    if payload:
+        yield f"    key      {_content(half.key)}"
+        yield f"    value    {_content(half.value)}"
+        for name, value in half.headers:
+            yield f"    header   {printable(name)}  {_content(value)}"
+
+
+def _content(value: bytes | None) -> str:
+    if value is None:
+        return "(null)"
+    try:
+        return printable(value.decode())
+    except UnicodeDecodeError:
+        return f"0x{value.hex()}"
+
+
+__all__ = ["act_line", "age_text", "decided_line", "discarded_lines", "discarded_rows", "found_lines", "pending_rows"]

@@ -1,0 +1,335 @@
+"""What lies in a store in Kafka, read without a coordinator and without changing anything.
+
+It reads as a coordinator does that takes the partitions over: positions, the done log, the half log, the op log, into
+the same state machine. But it waits for nobody's transaction: what is settled while it reads may still show as pending.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock.config import ClientConfig
+from penstock.errors import BrokerConnectionError, MessageFormatError
+from penstock.kafka import base_config, reason
+from penstock.transactions.delivery import wire_headers
+from penstock.transactions.inherited import live_carries
+from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import CHECK_NUMBER as _CHECK_NUMBER
+from penstock.transactions.records import REASON as _REASON
+from penstock.transactions.records import Carry, Half, Note, Op, Verdict, decode_done, decode_half, decode_ops
+from penstock.transactions.settlement import Settlement
+from penstock.transactions.topics import StoreTopics
+
+T = TypeVar("T")
+
+_ANSWER_S = 10.0
+_READ_S = 60.0
+_POLL_S = 0.2
+_MESSAGES = 1_000
+
+_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pending transaction and where it is.
+
+    Attributes:
+        half_partition: its half partition.
+        pending: all that is known of it.
+        held_by: id of the transaction of its key that it waits for, or None.
+        decision: the decision that stands, or None; it has not taken effect yet.
+    """
+
+    half_partition: int
+    pending: Pending
+    held_by: str | None
+    decision: Op | None
+
+    @property
+    def transaction_id(self) -> str:
+        """Its id."""
+        return self.pending.half.transaction_id
+
+    def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
+        """Return it as an operator sees it.
+
+        Args:
+            now_ms: the time, in milliseconds since the epoch.
+            missing: topics that do not exist.
+        """
+        pending = self.pending
+        first = pending.half
+        topics = tuple(half.topic for half in pending.halves)
+        return PendingTransaction(
+            self.transaction_id,
+            first.group,
+            topics,
+            max(0.0, (now_ms - pending.birth_ms) / 1000),
+            pending.check_count,
+            _STATES.get(pending.verdict) if pending.verdict is not None else None,
+            first.deliver_at_ms,
+            self.held_by,
+            self._waits_for(now_ms, sorted(set(topics) & set(missing))),
+        )
+
+    def _waits_for(self, now_ms: float, missing: list[str]) -> str:
+        pending = self.pending
+        if not pending.is_complete:
+            return "the rest of its messages"
+        if pending.verdict is None:
+            return ""
+        if pending.verdict is not Verdict.COMMIT or self.held_by is not None:
+            return "" if self.held_by is not None else "a coordinator"
+        if missing:
+            return f"topic {', '.join(missing)}, which does not exist"
+        if pending.half.deliver_at_ms is not None and pending.half.deliver_at_ms > now_ms:
+            return "its time"
+        return "a coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A record of the discarded topic.
+
+    Attributes:
+        partition: where it stands.
+        offset: where in that partition.
+        half: the half as it was.
+        reason: why it was discarded.
+        check_count: answered checks it had.
+        at_ms: when it came there, in milliseconds since the epoch.
+    """
+
+    partition: int
+    offset: int
+    half: Half
+    reason: str
+    check_count: int
+    at_ms: int
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What was read of one half partition."""
+
+    settlement: Settlement
+    decisions: dict[tuple[int, int], Op] = field(default_factory=dict)
+
+
+class Inspection:
+    """Reads a store. Used by one thread.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        topics: the store's topics, with their real counts.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topics = topics
+        self._settings = {
+            **base_config(bootstrap_servers, config),
+            "group.id": topics.coordinators,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+        }
+        # Nobody's member.
+        self._settings.pop("group.instance.id", None)
+
+    def pending(self) -> list[Found]:
+        """Return what is not settled, oldest first.
+
+        Raises:
+            BrokerConnectionError: a broker does not answer, or not in time.
+        """
+        numbers = range(self._topics.partitions)
+        positions = self._positions(numbers)
+        notes: dict[int, list[Note]] = {number: [] for number in numbers}
+        done: dict[int, list[tuple[int, Message]]] = {number: [] for number in numbers}
+        for message in self.read(self._topics.done, dict.fromkeys(numbers, 0)):
+            done[message.partition() or 0].append((message.offset() or 0, message))
+        read: dict[int, _Partition] = {}
+        for number in numbers:
+            carries = _take_done(done[number], notes[number])
+            half_position, op_position = (positions[topic, number] for topic in (self._topics.half, self._topics.op))
+            read[number] = _Partition(Settlement(half_position, op_position))
+            read[number].settlement.remember(notes[number], carries)
+        for message in self.read(self._topics.half, {n: positions[self._topics.half, n] for n in numbers}):
+            _take_half(read[message.partition() or 0].settlement, message)
+        for message in self.read(self._topics.op, {n: positions[self._topics.op, n] for n in numbers}):
+            _take_op(read[message.partition() or 0], message)
+        found = [one for number, partition in read.items() for one in _found(number, partition)]
+        return sorted(found, key=lambda one: one.pending.birth_ms)
+
+    def discarded(self) -> list[Discarded]:
+        """Return what lies in the discarded topic, oldest first. Raises as `pending` does."""
+        numbers = dict.fromkeys(range(self.partitions_of(self._topics.discarded)), 0)
+        found = [_discarded(message) for message in self.read(self._topics.discarded, numbers)]
+        return sorted((one for one in found if one is not None), key=lambda one: one.at_ms)
+
+    def ends_of(self, transaction_id: str, half_partition: int, done_from: int) -> Note | None:
+        """Return how a transaction was settled, as the done log says at or above an offset, or None."""
+        for message in self.read(self._topics.done, {half_partition: done_from}):
+            try:
+                notes = decode_done(message.value()).notes
+            except MessageFormatError:
+                continue
+            for note in notes:
+                if note.transaction_id == transaction_id and note.verdict is not Verdict.UNKNOWN:
+                    return note
+        return None
+
+    def end(self, topic: str, number: int) -> int:
+        """Return where a partition ends, records of open transactions included."""
+        return self._bounds(topic, [number])[number][1]
+
+    def partitions_of(self, topic: str) -> int:
+        """Return how many partitions a topic has; 0 where there is none."""
+        return self._ask(lambda asker: len(asker.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions))
+
+    def _positions(self, numbers: Iterable[int]) -> dict[tuple[str, int], int]:
+        """Return the coordinators' checkpoints; the beginning where there is none."""
+        places = [TopicPartition(topic, n) for n in numbers for topic in (self._topics.half, self._topics.op)]
+        found = self._ask(lambda asker: asker.committed(places, _ANSWER_S))
+        return {(place.topic, place.partition): max(0, place.offset) for place in found}
+
+    def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
+        wanted = [TopicPartition(topic, number) for number in numbers]
+        return self._ask(lambda asker: {one.partition: asker.get_watermark_offsets(one, _ANSWER_S) for one in wanted})
+
+    def _ask(self, question: Callable[[Consumer], T]) -> T:
+        """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment."""
+        deadline = time.monotonic() + _ANSWER_S
+        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        try:
+            while True:
+                try:
+                    return question(consumer)
+                except KafkaException as error:
+                    if time.monotonic() > deadline:
+                        raise self._gone(error) from error
+                    time.sleep(_POLL_S)
+        finally:
+            consumer.close()
+
+    def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
+        """Yield the committed records of partitions, each from its start to the end it has now.
+
+        Raises:
+            BrokerConnectionError: a broker does not answer, or not in time.
+        """
+        bounds = self._bounds(topic, starts)
+        begins = {n: max(starts[n], low) for n, (low, end) in bounds.items() if max(starts[n], low) < end}
+        consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
+        deadline = time.monotonic() + _READ_S
+        try:
+            consumer.assign([TopicPartition(topic, n, start) for n, start in begins.items()])
+            behind = set(begins)
+            while behind:
+                if time.monotonic() > deadline:
+                    raise BrokerConnectionError(
+                        f"{topic} at {self._bootstrap_servers} was not read to its end within {_READ_S:g} s; "
+                        "check that all brokers run, and try again"
+                    )
+                for message in consumer.consume(_MESSAGES, _POLL_S):
+                    number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+                    if error is None:
+                        yield message
+                        offset += 1
+                    elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
+                        # The client mends it by itself, or the deadline tells.
+                        continue
+                    if offset >= bounds[number][1]:
+                        behind.discard(number)
+        finally:
+            consumer.close()
+
+    def _gone(self, error: KafkaException) -> BrokerConnectionError:
+        return BrokerConnectionError(
+            f"the store {self._topics.prefix} at {self._bootstrap_servers} cannot be read: {reason(error)}; "
+            "check that all brokers run"
+        )
+
+
+def _take_done(messages: Iterable[tuple[int, Message]], notes: list[Note]) -> list[tuple[int, Carry]]:
+    """Read done records; add their notes, and return the carries that are still needed."""
+    records = []
+    for offset, message in messages:
+        try:
+            record = decode_done(message.value())
+        except MessageFormatError:
+            continue
+        notes.extend(record.notes)
+        records.append((offset, record))
+    return live_carries(records)
+
+
+def _take_half(settlement: Settlement, message: Message) -> None:
+    offset = message.offset() or 0
+    if offset < settlement.half_position:
+        return
+    try:
+        half = decode_half(message.key(), message.value(), wire_headers(message))
+    except MessageFormatError:
+        settlement.skip_half(offset)
+        return
+    settlement.add_half(offset, half, message.timestamp()[1])
+
+
+def _take_op(partition: _Partition, message: Message) -> None:
+    offset, settlement = message.offset() or 0, partition.settlement
+    if offset < settlement.op_position:
+        return
+    try:
+        ops = decode_ops(message.value())
+    except MessageFormatError:
+        ops = []
+    for index, op in enumerate(ops):
+        if op.verdict is not Verdict.TICK:
+            settlement.add_op(offset, op, message.timestamp()[1], index)
+            partition.decisions[offset, index] = op
+    settlement.skip_op(offset)
+
+
+def _found(number: int, partition: _Partition) -> Iterator[Found]:
+    keys = partition.settlement.decisions.keys
+    for pending in partition.settlement.pending.values():
+        key = pending.half.order_key
+        head = None if key is None else keys.head(key)
+        held_by = None if head is None or head is pending else head.half.transaction_id
+        decision = partition.decisions.get((pending.decided_at, pending.decided_index))
+        yield Found(number, pending, held_by, decision)
+
+
+def _discarded(message: Message) -> Discarded | None:
+    """Read a record of the discarded topic; None where it is none."""
+    try:
+        headers = wire_headers(message)
+        half = decode_half(
+            message.key(), message.value(), [one for one in headers if one[0] not in {_REASON, _CHECK_NUMBER}]
+        )
+    except MessageFormatError:
+        return None
+    fields = dict(headers)
+    count = fields.get(_CHECK_NUMBER) or b""
+    return Discarded(
+        message.partition() or 0,
+        message.offset() or 0,
+        half,
+        (fields.get(_REASON) or b"").decode(errors="replace"),
+        int(count) if count.isdigit() else 0,
+        message.timestamp()[1],
+    )
+
+
+__all__ = ["Discarded", "Found", "Inspection"]

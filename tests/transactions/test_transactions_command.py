@@ -1,0 +1,264 @@
+"""`penstock tx`: looking, deciding, bringing back, and the audit record of each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from transaction_tools import Bench, decide, prepared, unknown
+
+from penstock.cli import main
+from penstock.transactions import HalfMessage, TransactionState, new_id
+from penstock.transactions.administration import Effect, KafkaAdministration
+from penstock.transactions.records import Half, Verdict, encode_half
+from waiting import wait_until
+
+
+class Outcome(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def tx(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs `penstock tx ARGUMENTS...` on the bench's store, on a wide terminal."""
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("PENSTOCK_DEBUG", "0")
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", bench.servers)
+
+    def call(command: str, *arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["penstock", "tx", command, *arguments, "--prefix", bench.topics.prefix])
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr()
+        return Outcome(left.value.code, printed.out, printed.err)
+
+    return call
+
+
+def row_of(listed: Outcome, transaction_id: str) -> str:
+    """Return the line of a table that begins with an id."""
+    (row,) = [line for line in listed.out.splitlines() if line.strip().startswith(transaction_id)]
+    return row
+
+
+def test_what_is_pending_is_listed_without_a_coordinator_and_without_payloads(bench: Bench, tx: Command) -> None:
+    first = prepared(bench.producer(), bench.topic, b"a secret").halves[0].transaction_id
+    second = prepared(bench.producer("others"), bench.topic).halves[0].transaction_id
+    bench.producer().send(bench.topic, value=b"decided")
+
+    listed = tx("ls")
+    of_others = tx("ls", "--group", "others")
+    old_ones = tx("ls", "--older-than", "3600")
+    shown, with_payload = tx("show", first), tx("show", first, "--payload")
+
+    assert (listed.code, of_others.code, shown.code) == (0, 0, 0), listed.err
+    assert "3 pending transactions" in listed.out
+    assert "orders" in row_of(listed, first)
+    assert "a decision" in row_of(listed, first)
+    assert [line for line in listed.out.splitlines() if "COMMIT" in line and "a coordinator" in line]
+    assert "1 pending transaction in" in of_others.out
+    assert second in of_others.out
+    assert "0 pending transactions" in old_ones.out
+    assert "waits for  a decision" in shown.out
+    assert "a secret" in with_payload.out
+    assert "a secret" not in listed.out + shown.out
+
+
+def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_told(bench: Bench, tx: Command) -> None:
+    by_half = bench.producer(order="half")
+    with by_half.transaction(bench.topic, key=b"k", value=b"1") as head:
+        head.unknown()
+    behind = by_half.send(bench.topic, key=b"k", value=b"2").transaction_id
+    later = bench.producer().send(bench.topic, value=b"3", deliver_at=4e9).transaction_id
+    gone = Half(new_id(), "orders", "there.is.no.such.topic", None, None, b"4", (), None)
+    bench.write(bench.topics.half, 0, None, b"4", encode_half(gone))
+    with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
+        waits = store.decide(gone.transaction_id, Verdict.COMMIT, "me", timeout_s=0.1)
+    coordinator = bench.coordinator(transaction_timeout=600)
+    bench.counted(coordinator, partitions=2)
+
+    listed = tx("ls")
+
+    assert waits.effect is Effect.WAITS
+    assert f"{head.transaction_id}, before it in its key" in row_of(listed, behind)
+    assert "2096-10-02" in row_of(listed, later)
+    assert "there.is.no.such.topic, which does not exist" in row_of(listed, gone.transaction_id)
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "counted"),
+    [
+        ("commit", "committed: visible", "committed"),
+        ("rollback", "rolled back", "rolled_back"),
+        ("discard", "moved to the discarded topic", "discarded"),
+    ],
+)
+def test_a_decision_takes_effect_and_is_in_the_audit_log(
+    bench: Bench, tx: Command, command: str, told: str, counted: str
+) -> None:
+    coordinator = bench.coordinator(transaction_timeout=600)
+    identity = prepared(bench.producer(), bench.topic).halves[0].transaction_id
+
+    done = tx(command, identity, "--reason", "told so by phone")
+    again = tx(command, identity)
+
+    assert (done.code, again.code) == (0, 1), done.err
+    assert told in done.out
+    assert "is not pending" in again.out
+    bench.settled(coordinator, **{counted: 1})
+    assert bench.visible() == ([(None, b"v")] if command == "commit" else [])
+    with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
+        (audited,) = store.acts(identity)
+    assert (audited.act.what, audited.act.group, audited.act.why) == (command, "orders", "told so by phone")
+    assert "@" in audited.act.who
+    assert f"{command} by {audited.act.who}: told so by phone" in tx("show", identity).out
+
+
+def test_a_decision_that_comes_second_is_refused_and_says_so(
+    bench: Bench, tx: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = bench.coordinator(transaction_timeout=600)
+    stored = prepared(bench.producer(), bench.topic)
+    identity = stored.halves[0].transaction_id
+    send = KafkaAdministration._send
+
+    def overtaken(self: KafkaAdministration, op: object) -> int:
+        # The producer decides between the operator's look and the operator's decision.
+        decide(bench, stored, Verdict.ROLLBACK)
+        return send(self, op)  # type: ignore[arg-type] # passed on as it came
+
+    monkeypatch.setattr(KafkaAdministration, "_send", overtaken)
+    refused = tx("commit", identity)
+
+    assert refused.code == 1
+    assert "refused: ROLLBACK was decided before" in refused.out
+    bench.settled(coordinator, rolled_back=1, refused=1)
+    assert bench.visible() == []
+
+
+def test_a_discarded_transaction_comes_back_once_with_a_fresh_count(bench: Bench, tx: Command) -> None:
+    answers = [TransactionState.UNKNOWN]
+    counts: list[int] = []
+
+    def check(half: HalfMessage) -> TransactionState:
+        counts.append(half.check_count)
+        return answers[-1]
+
+    coordinator, producer = bench.coordinator(check_max=2), bench.producer(check=check)
+    result = producer.send(bench.topic, key=b"k", value=b"v", headers={"h": b"1"}, execute=unknown)
+    bench.settled(coordinator, discarded=1)
+    listed = tx("ls", "--discarded")
+    shown = tx("show", result.transaction_id)
+    counts.clear()
+    answers.append(TransactionState.COMMIT)
+
+    resumed = tx("resume", result.transaction_id, "--reason", "the database is back")
+    second = tx("resume", result.transaction_id)
+    bench.settled(coordinator, committed=1)
+
+    assert "checks exhausted" in row_of(listed, result.transaction_id)
+    assert "checks exhausted, 2 checks answered" in shown.out
+    assert (resumed.code, second.code) == (0, 1)
+    assert "was brought back before" in second.err
+    assert set(counts) == {0}
+    (message,) = bench.messages()
+    assert (message.key(), message.value(), message.headers()) == (b"k", b"v", [("h", b"1")])
+    assert "resume by" in tx("show", result.transaction_id).out
+
+
+def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
+    bench: Bench, tx: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = bench.coordinator(check_max=1)
+    producer = bench.producer(check=lambda _: TransactionState.UNKNOWN)
+    result = producer.send(bench.topic, value=b"v", execute=unknown)
+    bench.settled(coordinator, discarded=1)
+    coordinator.stop()
+    refuse, others = KafkaAdministration._refuse_second, []
+
+    def slow(self: KafkaAdministration, place: str, claim: int | None) -> None:
+        refuse(self, place, claim)
+        if claim is None and not others:
+            # Another operator comes in after this one has looked.
+            others.append(1)
+            with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
+                store.resume(result.transaction_id, "another")
+
+    monkeypatch.setattr(KafkaAdministration, "_refuse_second", slow)
+    refused = tx("resume", result.transaction_id)
+
+    assert others == [1]
+    assert refused.code == 1
+    assert "by another" in refused.err
+    assert len([m for m in bench.messages(bench.topics.half) if dict(m.headers()).get("penstock-resumed")]) == 1
+
+
+def test_several_messages_of_a_discarded_transaction_come_back_together(
+    bench: Bench, tx: Command, new_topic: Callable[..., str]
+) -> None:
+    other = new_topic()
+    coordinator = bench.coordinator(transaction_timeout=600)
+    producer = bench.producer()
+    with producer.transaction_of() as several:
+        several.add(bench.topic, key=b"a", value=b"1")
+        several.add(other, key=b"b", value=b"2")
+        several.prepare()
+        several.unknown()
+
+    assert tx("discard", several.transaction_id).code == 0
+    resumed = tx("resume", several.transaction_id)
+    wait_until(lambda: coordinator.statistics().pending == 1)
+    committed = tx("commit", several.transaction_id)
+
+    assert (resumed.code, committed.code) == (0, 0)
+    assert "2 messages" in resumed.out
+    assert bench.visible() == [(b"a", b"1")]
+    assert bench.visible(other) == [(b"b", b"2")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("show", "nonsense"), 2, "no transaction id"),
+        (("commit", "nonsense"), 2, "no transaction id"),
+        (("show", "018f4e9c-5c1e-7abc-8def-0123456789ab"), 1, "neither pending nor discarded"),
+        (("resume", "018f4e9c-5c1e-7abc-8def-0123456789ab"), 1, "is not in"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    tx: Command, arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    outcome = tx(*arguments)
+
+    assert outcome.code == code
+    assert told in outcome.err
+
+
+def test_a_store_that_is_not_there_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch, tx: Command) -> None:
+    monkeypatch.setattr(bench, "topics", type(bench.topics)("no.such.store"))
+
+    outcome = tx("ls")
+
+    assert outcome.code == 1
+    assert "there is no topic no.such.store.half" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "commit", "rollback", "discard", "resume"])
+def test_the_help_of_every_command_ends_with_an_example(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(sys, "argv", ["penstock", "tx", command, "--help"])
+
+    with pytest.raises(SystemExit) as left:
+        main()
+
+    assert left.value.code == 0
+    assert capsys.readouterr().out.rstrip().splitlines()[-1].strip().startswith(f"Example: penstock tx {command}")
