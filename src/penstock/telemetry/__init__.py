@@ -8,5 +8,15 @@ from penstock.telemetry.consumer import ConsumerTelemetry
 from penstock.telemetry.propagation import extract, inject
 from penstock.telemetry.readings import Reading
 from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.transactions import CoordinatorReading, CoordinatorTelemetry, SendSpans
 
-__all__ = ["ConsumerTelemetry", "Reading", "Telemetry", "extract", "inject"]
+__all__ = [
+    "ConsumerTelemetry",
+    "CoordinatorReading",
+    "CoordinatorTelemetry",
+    "Reading",
+    "SendSpans",
+    "Telemetry",
+    "extract",
+    "inject",
+]

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
 from penstock.message import Message
+from penstock.telemetry import names
 from penstock.telemetry.client_spans import ClientSpans
 from penstock.telemetry.complaints import Complaints
 from penstock.telemetry.observing import Observed, board_of
 from penstock.telemetry.processing import Processing
 from penstock.telemetry.propagation import HeaderT
-from penstock.telemetry.readings import Reading
+from penstock.telemetry.readings import METRICS, Reading
 from penstock.telemetry.settings import Telemetry
 
 T = TypeVar("T")
@@ -37,8 +38,8 @@ class ConsumerTelemetry:
             tracer, meter, group, record_keys=telemetry.record_keys, clock=clock, complaints=complaints
         )
         self._client = ClientSpans(tracer, meter, group, complaints)
-        self._board = board_of(telemetry)
-        self._observed: Observed | None = None
+        self._board = board_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
+        self._observed: Observed[Reading] | None = None
 
     def around(self, invoke: Callable[[Message], T]) -> Callable[[Message], T]:
         """Return a function that calls `invoke` within a span `process {topic}` of its message, and measures it.

@@ -37,6 +37,12 @@ PARTITION_COUNT: Final = "penstock.partition.count"
 PAUSE_REASON: Final = "penstock.pause.reason"
 REBALANCE_KIND: Final = "penstock.rebalance.kind"
 COMMIT_OUTCOME: Final = "penstock.commit.outcome"
+#: Prefix of a transaction store's topics.
+STORE_PREFIX: Final = "penstock.transactions.prefix"
+#: What a transaction waits for.
+HELD_BY: Final = "penstock.transactions.held_by"
+#: Upper bound of a bucket of finish times, in seconds.
+WITHIN_S: Final = "penstock.transactions.within_s"
 
 #: Bucket boundaries, in seconds, that the conventions ask for in both histograms of durations.
 DURATION_BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -55,6 +61,7 @@ __all__ = [
     "EXCEPTION_EVENT",
     "EXCEPTION_STACKTRACE",
     "EXCEPTION_TYPE",
+    "HELD_BY",
     "KAFKA",
     "KAFKA_MESSAGE_KEY",
     "KAFKA_MESSAGE_TOMBSTONE",
@@ -68,5 +75,7 @@ __all__ = [
     "REBALANCE_KIND",
     "SCOPE",
     "SENT_MESSAGES",
+    "STORE_PREFIX",
     "SYSTEM",
+    "WITHIN_S",
 ]

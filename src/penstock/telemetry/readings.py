@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Generic, TypeVar
 
 from penstock.telemetry import names
 
-Point = tuple[int, Mapping[str, str]]
+Point = tuple[float, Mapping[str, str]]
+
+ReadingT = TypeVar("ReadingT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +76,8 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedMetric:
-    """A metric that is read from a `Reading`.
+class ObservedMetric(Generic[ReadingT]):
+    """A metric that is read from live state, from a `Reading` of a consumer or from what something else tells.
 
     Attributes:
         name: its name.
@@ -88,7 +91,7 @@ class ObservedMetric:
     kind: Kind
     unit: str
     description: str
-    points: Callable[[Reading], Iterable[Point]]
+    points: Callable[[ReadingT], Iterable[Point]]
 
 
 def _one(value: int) -> tuple[Point]:
@@ -108,8 +111,8 @@ def _lag(reading: Reading) -> Iterable[Point]:
 
 _UP_DOWN, _COUNTER, _GAUGE = Kind.UP_DOWN_COUNTER, Kind.COUNTER, Kind.GAUGE
 
-#: All metrics that are observed; each also carries the consumer group.
-METRICS = (
+#: All metrics of a consumer that are observed; each also carries the consumer group.
+METRICS: tuple[ObservedMetric[Reading], ...] = (
     ObservedMetric("penstock.lane.count", _UP_DOWN, "{lane}", "Lanes of the consumer.", lambda it: _one(it.lanes)),
     ObservedMetric(
         "penstock.lane.ready", _UP_DOWN, "{lane}", "Lanes that wait for a worker.", lambda it: _one(it.ready_lanes)
@@ -195,4 +198,4 @@ METRICS = (
     ),
 )
 
-__all__ = ["METRICS", "Kind", "ObservedMetric", "Reading"]
+__all__ = ["METRICS", "Kind", "ObservedMetric", "Point", "Reading", "ReadingT"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from dataclasses import fields
 from types import TracebackType
-from typing import Self, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
 from penstock.config import ClientConfig, positive, positive_int, reserved
 from penstock.errors import ConfigurationError, StoppedError
@@ -24,7 +25,7 @@ from penstock.transactions.fencing import Fence, encode_claim, transactional_ids
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
-from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.publisher import Publisher
 from penstock.transactions.questions import Questions
@@ -33,6 +34,9 @@ from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import Inheritance, LogReader
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
 from penstock.transactions.turns import Turns
+
+if TYPE_CHECKING:
+    from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry, Telemetry
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -83,6 +87,7 @@ class Coordinator:
             coordinator takes over within the session timeout; and so it does where it does not come back.
         session_timeout: seconds after which a coordinator that fell silent loses its partitions to the others. The
             broker bounds it (`group.min.session.timeout.ms`, 6 s).
+        telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
         config: settings of the Kafka clients, by librdkafka's names.
 
     Raises:
@@ -104,6 +109,7 @@ class Coordinator:
         target_latency: float = 0.02,
         instance: str | None = None,
         session_timeout: float = 6.0,
+        telemetry: Telemetry | None = None,
         config: ClientConfig | None = None,
     ) -> None:
         positive("transaction_timeout", transaction_timeout)
@@ -136,6 +142,7 @@ class Coordinator:
         self._instance = instance
         self._session_timeout = session_timeout
         self._target_latency = target_latency
+        self._telemetry = telemetry
         self._policy = CheckPolicy(transaction_timeout, check_interval, check_max, check_backoff, INCOMPLETE_S)
         self._discard = discard
         self._check_timeout = check_timeout
@@ -208,6 +215,20 @@ class Coordinator:
         membership = self._membership
         # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
         return self._counts.statistics(list(membership.owned.values()) if membership is not None else [])
+
+    def _observed(self) -> CoordinatorTelemetry | None:
+        """Show the metrics, where that is wanted."""
+        if self._telemetry is None:
+            return None
+        from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
+
+        shown = {one.name for one in fields(CoordinatorReading)} - {"finish_bounds"}
+
+        def read() -> CoordinatorReading:
+            now = self.statistics()
+            return CoordinatorReading(finish_bounds=FINISH_BUCKETS_S, **{name: getattr(now, name) for name in shown})
+
+        return CoordinatorTelemetry(self._telemetry, self._prefix, read)
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
@@ -282,7 +303,9 @@ class Coordinator:
         sends: AckedProducer,
         discarding: Discarding,
     ) -> None:
+        observed = None
         try:
+            observed = self._observed()
             sends.start()
             membership.join()
             while not self._stopping.is_set():
@@ -293,6 +316,8 @@ class Coordinator:
             self._failure = error
         finally:
             self._stopping.set()
+            if observed is not None:
+                observed.close()
             discarding.close()
             turns.close()
             membership.leave()

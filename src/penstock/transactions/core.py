@@ -10,12 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionRefusedError
 from penstock.transactions.in_flight import InFlight
 from penstock.transactions.model import ProducerStatistics, TransactionState, Wait
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.store import Prepared, Store
+
+if TYPE_CHECKING:
+    from penstock.telemetry import SendSpans
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -33,10 +37,12 @@ class Core:
     Args:
         store: where halves and decisions go.
         in_flight: the bounds.
+        spans: tells of each message that is sent, where telemetry is on.
     """
 
-    def __init__(self, store: Store, in_flight: InFlight) -> None:
+    def __init__(self, store: Store, in_flight: InFlight, spans: SendSpans | None = None) -> None:
         self.store = store
+        self._spans = spans
         self.in_flight = in_flight
         # Guards the counts below: transactions of many threads add to them.
         self._lock = threading.Lock()
@@ -46,6 +52,9 @@ class Core:
 
     def flight(self, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> Flight:
         """Return a transaction that has not been started."""
+        if self._spans is not None:
+            sending = self._spans.sending
+            halves = [half._replace(headers=tuple(sending(half.topic, half.headers))) for half in halves]
         return Flight(self, halves, ordering_key, wait)
 
     def count_end(self, state: TransactionState) -> None:
@@ -136,6 +145,8 @@ class Flight:
             core.store.prepare(self.halves, self._is_prepared, self._ordering_key)
         except BaseException:
             core.in_flight.leave(self._size)
+            if self.wait == "published":
+                self.give_up_watch()
             raise
 
     def end(self, state: TransactionState, told: Told) -> None:

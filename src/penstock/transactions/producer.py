@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.config import ClientConfig, a_callable, not_empty, positive, positive_int
 from penstock.errors import ConfigurationError, StoppedError
@@ -39,6 +39,9 @@ from penstock.transactions.sending import Sending
 from penstock.transactions.store import Store
 from penstock.transactions.topics import DEFAULT_PARTITIONS
 from penstock.transactions.transaction import Desk, Transaction, TransactionOfSeveral
+
+if TYPE_CHECKING:
+    from penstock.telemetry import SendSpans, Telemetry
 
 _MAX_GROUP_LENGTH = 200
 _NO_TERMS = Terms()
@@ -78,6 +81,8 @@ class TransactionalProducer:
         max_in_flight_bytes: bytes of their keys and values.
         when_full: "block": a send waits for room, at most `send_timeout`; "raise": it raises `BufferFullError`.
         publish_timeout: seconds that `wait="published"` waits at most.
+        telemetry: spans `send {topic}`, by OpenTelemetry: who consumes a message is linked to the code that sent it.
+            None (default) for none, at no cost.
         store: another store than Kafka's topics; `bootstrap_servers`, `prefix`, `partitions` and `config` are its own
             then.
 
@@ -104,6 +109,7 @@ class TransactionalProducer:
         max_in_flight_bytes: int = 256 << 20,
         when_full: Literal["block", "raise"] = "block",
         publish_timeout: float = 30.0,
+        telemetry: Telemetry | None = None,
         store: Store | None = None,
     ) -> None:
         not_empty("group", group)
@@ -134,7 +140,9 @@ class TransactionalProducer:
             name=group,
         )
         room_timeout_s = send_timeout if when_full == "block" else 0.0
-        self._core = Core(self._store, InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s))
+        self._core = Core(
+            self._store, InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s), _spans_of(telemetry, group)
+        )
         self._desk = Desk(self._core, group, self._open, room_timeout_s, publish_timeout)
         self._checker = Checker(self._store, group, check, check_workers) if check is not None else None
         self._start_lock = threading.Lock()
@@ -442,6 +450,14 @@ class TransactionalProducer:
 
     def _sending(self, half: Half, wait: Wait) -> Sending:
         return Sending(self._core.flight((half,), None, wait))
+
+
+def _spans_of(telemetry: Telemetry | None, group: str) -> SendSpans | None:
+    if telemetry is None:
+        return None
+    from penstock.telemetry import SendSpans
+
+    return SendSpans(telemetry, group)
 
 
 def _check_of(

@@ -1,0 +1,231 @@
+"""Metrics of a transaction coordinator and `send {topic}` spans of transactional producers.
+
+The coordinator is read when a metric reader collects, like a consumer. Finish times are counted by the coordinator
+itself, in buckets; OpenTelemetry has no histogram that is observed, so they are shown as counts by upper bound, each
+with those below it, as Prometheus keeps a histogram.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.trace import SpanKind, set_span_in_context
+from opentelemetry.util.types import AttributeValue
+
+from penstock.telemetry import names
+from penstock.telemetry.complaints import Complaints
+from penstock.telemetry.observing import Observed, board_of
+from penstock.telemetry.propagation import HeaderT, inject
+from penstock.telemetry.readings import Kind, ObservedMetric, Point
+from penstock.telemetry.settings import Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorReading:
+    """A coordinator at one moment. Counts are since its start.
+
+    Attributes:
+        pending: transactions not settled.
+        oldest_pending_age: seconds since the birth of the oldest of them.
+        held: committed transactions whose target cannot take them.
+        held_by_key: transactions that wait for an earlier one of their key.
+        delayed: committed transactions that wait for their time.
+        committed: transactions published.
+        rolled_back: transactions rolled back.
+        discarded: transactions moved to the discarded topic.
+        refused: decisions refused.
+        forged: records that could not be what they claim to be.
+        checks: checks sent.
+        no_producer: checks that were due and reached nobody.
+        lost: records deleted before they were read.
+        finish_bounds: upper bounds of the buckets of finish times, in seconds.
+        finish_times: transactions in each bucket, and above the last bound; empty where they are not measured.
+        finish_seconds: the sum of finish times.
+    """
+
+    pending: int
+    oldest_pending_age: float
+    held: int
+    held_by_key: int
+    delayed: int
+    committed: int
+    rolled_back: int
+    discarded: int
+    refused: int
+    forged: int
+    checks: int
+    no_producer: int
+    lost: int
+    finish_bounds: Sequence[float]
+    finish_times: Sequence[int]
+    finish_seconds: float
+
+
+def _one(value: float) -> tuple[Point]:
+    return ((value, {}),)
+
+
+def _finished(reading: CoordinatorReading) -> Iterable[Point]:
+    bounds = [*(f"{bound:g}" for bound in reading.finish_bounds), "+Inf"]
+    counts = itertools.accumulate(reading.finish_times)
+    return [(count, {names.WITHIN_S: bound}) for bound, count in zip(bounds, counts, strict=False)]
+
+
+_UP_DOWN, _COUNTER, _GAUGE = Kind.UP_DOWN_COUNTER, Kind.COUNTER, Kind.GAUGE
+
+#: All metrics of a coordinator; each also carries the prefix of its store.
+TRANSACTION_METRICS: tuple[ObservedMetric[CoordinatorReading], ...] = (
+    ObservedMetric(
+        "penstock.transactions.pending",
+        _UP_DOWN,
+        "{transaction}",
+        "Transactions not settled.",
+        lambda it: _one(it.pending),
+    ),
+    ObservedMetric(
+        "penstock.transactions.oldest_pending_age",
+        _GAUGE,
+        "s",
+        "Age of the oldest transaction not settled.",
+        lambda it: _one(it.oldest_pending_age),
+    ),
+    ObservedMetric(
+        "penstock.transactions.held",
+        _UP_DOWN,
+        "{transaction}",
+        "Transactions that wait: for their target, for an earlier one of their key, or for their time.",
+        lambda it: [
+            (it.held, {names.HELD_BY: "target"}),
+            (it.held_by_key, {names.HELD_BY: "key"}),
+            (it.delayed, {names.HELD_BY: "time"}),
+        ],
+    ),
+    ObservedMetric(
+        "penstock.transactions.committed",
+        _COUNTER,
+        "{transaction}",
+        "Transactions published.",
+        lambda it: _one(it.committed),
+    ),
+    ObservedMetric(
+        "penstock.transactions.rolled_back",
+        _COUNTER,
+        "{transaction}",
+        "Transactions rolled back.",
+        lambda it: _one(it.rolled_back),
+    ),
+    ObservedMetric(
+        "penstock.transactions.discarded",
+        _COUNTER,
+        "{transaction}",
+        "Transactions moved to the discarded topic.",
+        lambda it: _one(it.discarded),
+    ),
+    ObservedMetric(
+        "penstock.transactions.refused",
+        _COUNTER,
+        "{decision}",
+        "Decisions refused: a second one, an unknown id, a wrong group.",
+        lambda it: _one(it.refused),
+    ),
+    ObservedMetric(
+        "penstock.transactions.forged",
+        _COUNTER,
+        "{record}",
+        "Records of the store that could not be what they claim to be.",
+        lambda it: _one(it.forged),
+    ),
+    ObservedMetric("penstock.transactions.checks", _COUNTER, "{check}", "Checks sent.", lambda it: _one(it.checks)),
+    ObservedMetric(
+        "penstock.transactions.no_producer",
+        _COUNTER,
+        "{check}",
+        "Checks that were due and reached nobody.",
+        lambda it: _one(it.no_producer),
+    ),
+    ObservedMetric(
+        "penstock.transactions.lost",
+        _COUNTER,
+        "{record}",
+        "Records of the store that were deleted before they were read.",
+        lambda it: _one(it.lost),
+    ),
+    ObservedMetric(
+        "penstock.transactions.finished",
+        _COUNTER,
+        "{transaction}",
+        "Published transactions by seconds from birth to published, each bound with those below it.",
+        _finished,
+    ),
+    ObservedMetric(
+        "penstock.transactions.finish_time",
+        _COUNTER,
+        "s",
+        "Seconds from birth to published, added up over the published transactions.",
+        lambda it: _one(it.finish_seconds),
+    ),
+)
+
+
+class CoordinatorTelemetry:
+    """Shows the metrics of one coordinator until it is closed.
+
+    Args:
+        telemetry: what the user gave.
+        prefix: the prefix of its store.
+        read: takes a reading; called on the metric readers' threads.
+    """
+
+    def __init__(self, telemetry: Telemetry, prefix: str, read: Callable[[], CoordinatorReading]) -> None:
+        self._board = board_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
+        self._observed = Observed(prefix, read)
+        self._board.add(self._observed)
+
+    def close(self) -> None:
+        """Show it no more."""
+        self._board.remove(self._observed)
+
+
+class SendSpans:
+    """Makes the `send {topic}` spans of a transactional producer. Thread-safe.
+
+    Args:
+        telemetry: what the user gave.
+        group: the producer group.
+    """
+
+    def __init__(self, telemetry: Telemetry, group: str) -> None:
+        self._tracer = telemetry.tracer()
+        self._sent = telemetry.meter().create_counter(
+            names.SENT_MESSAGES, "{message}", "Messages that were given to the Kafka client to send."
+        )
+        self._complaints = Complaints(group)
+
+    def sending(self, topic: str, headers: Sequence[tuple[str, HeaderT]]) -> Sequence[tuple[str, HeaderT | bytes]]:
+        """Report a message whose half is about to be stored, and return its headers with the context of its span.
+
+        The span is a child of the current one. Who consumes the message is linked to it.
+
+        Args:
+            topic: the topic it is published to.
+            headers: pairs of name and content.
+        """
+        measured: dict[str, AttributeValue] = {
+            names.SYSTEM: names.KAFKA,
+            names.OPERATION_NAME: "send",
+            names.DESTINATION_NAME: topic,
+        }
+        injected: Sequence[tuple[str, HeaderT | bytes]] = headers
+        with self._complaints.instead_of_raising():
+            span = self._tracer.start_span(
+                f"send {topic}", kind=SpanKind.PRODUCER, attributes={**measured, names.OPERATION_TYPE: "send"}
+            )
+            self._sent.add(1, measured)
+            injected = inject(headers, set_span_in_context(span))
+            span.end()
+        return injected
+
+
+__all__ = ["TRANSACTION_METRICS", "CoordinatorReading", "CoordinatorTelemetry", "SendSpans"]

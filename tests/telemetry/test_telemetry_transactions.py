@@ -1,0 +1,131 @@
+"""Metrics of a coordinator, and spans of a transactional producer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+from opentelemetry.trace import SpanKind
+from telemetry_tools import Recorded
+
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
+from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
+from penstock.telemetry.propagation import extract
+from penstock.telemetry.transactions import TRANSACTION_METRICS
+from penstock.transactions import Coordinator, TransactionalProducer
+from penstock.transactions.model import CoordinatorStatistics
+from waiting import wait_until
+
+READING = CoordinatorReading(
+    pending=1,
+    oldest_pending_age=2.5,
+    held=3,
+    held_by_key=4,
+    delayed=5,
+    committed=6,
+    rolled_back=7,
+    discarded=8,
+    refused=9,
+    forged=10,
+    checks=11,
+    no_producer=12,
+    lost=13,
+    finish_bounds=(0.1, 1.0),
+    finish_times=(20, 2, 1),
+    finish_seconds=14.5,
+)
+
+
+def values(recorded: Recorded) -> dict[str, dict[str, float]]:
+    """Collect once and return values by metric and by the attributes that are not the prefix."""
+    shown: dict[str, dict[str, float]] = {}
+    for name, metric in recorded.metrics().items():
+        for point in metric.data.data_points:
+            labels = {k: v for k, v in (point.attributes or {}).items() if k != "penstock.transactions.prefix"}
+            value: Any = point.value  # type: ignore[union-attr] # none of them is a histogram
+            shown.setdefault(name.removeprefix("penstock.transactions."), {})[" ".join(map(str, labels.values()))] = (
+                value
+            )
+    return shown
+
+
+def test_every_number_of_a_coordinator_is_shown(recorded: Recorded) -> None:
+    telemetry = CoordinatorTelemetry(recorded.telemetry(), "penstock", lambda: READING)
+
+    assert values(recorded) == {
+        "pending": {"": 1},
+        "oldest_pending_age": {"": 2.5},
+        "held": {"target": 3, "key": 4, "time": 5},
+        "committed": {"": 6},
+        "rolled_back": {"": 7},
+        "discarded": {"": 8},
+        "refused": {"": 9},
+        "forged": {"": 10},
+        "checks": {"": 11},
+        "no_producer": {"": 12},
+        "lost": {"": 13},
+        # Each bound with those below it.
+        "finished": {"0.1": 20, "1": 22, "+Inf": 23},
+        "finish_time": {"": 14.5},
+    }
+    assert {metric.name for metric in TRANSACTION_METRICS} == set(recorded.metrics())
+    telemetry.close()
+    assert values(recorded) == {}
+
+
+def test_two_coordinators_of_a_process_add_up_and_stores_are_told_apart(recorded: Recorded) -> None:
+    made = [
+        CoordinatorTelemetry(recorded.telemetry(), prefix, lambda count=count: replace(READING, pending=count))  # type: ignore[misc] # its default
+        for prefix, count in (("a", 1), ("a", 2), ("b", 4))
+    ]
+
+    points = recorded.points("penstock.transactions.pending")
+
+    assert {point.attributes["penstock.transactions.prefix"]: point.value for point in points} == {"a": 3, "b": 4}
+    for one in made:
+        one.close()
+
+
+def test_what_a_coordinator_counts_has_the_names_of_its_reading() -> None:
+    counted = {one.name for one in fields(CoordinatorStatistics)}
+
+    assert {one.name for one in fields(CoordinatorReading)} - {"finish_bounds"} <= counted
+
+
+def test_a_message_is_linked_to_who_sent_it_and_its_coordinator_tells_of_it(
+    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
+) -> None:
+    topic = new_topic()
+    settings: dict[str, Any] = {
+        "bootstrap_servers": broker.bootstrap_servers,
+        "prefix": f"store.{topic}",
+        "telemetry": recorded.telemetry(),
+    }
+    tracer = recorded.tracer_provider.get_tracer("test")
+
+    with Coordinator(**settings) as coordinator, TransactionalProducer("orders", **settings) as producer:
+        with tracer.start_as_current_span("an order"):
+            producer.send(topic, value=b"v", headers={"traceparent": b"of somebody else", "own": b"1"})
+        with producer.transaction_of() as tx:
+            tx.add(topic, value=b"several")
+            tx.prepare()
+        wait_until(lambda: coordinator.statistics().committed == 2, 60)
+        shown = values(recorded)
+
+    outer = recorded.span("an order")
+    first, second = recorded.spans(f"send {topic}")
+    assert outer.context is not None
+    assert first.context is not None
+    assert (first.kind, second.kind) == (SpanKind.PRODUCER, SpanKind.PRODUCER)
+    assert (first.parent and first.parent.span_id, second.parent) == (outer.context.span_id, None)
+    headers = {m.value(): m.headers() for m in read_all(broker.bootstrap_servers, topic)}
+    carried = extract(headers[b"v"])
+    assert carried is not None
+    assert (carried.trace_id, carried.span_id) == (outer.context.trace_id, first.context.span_id)
+    assert dict(headers[b"v"])["own"] == b"1"
+    assert shown["committed"] == {"": 2}
+    assert shown["finished"]["+Inf"] == 2
+    assert shown["finish_time"][""] > 0
+    assert "pending" not in values(recorded), "a coordinator that ended is shown no more"
