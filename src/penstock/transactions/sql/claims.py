@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
+from penstock.transactions.ids import id_bytes, id_text
 from penstock.transactions.outbound import OutboundMessage, Publishable
 from penstock.transactions.records import encode_discarded
 from penstock.transactions.sql import schema
@@ -19,8 +20,9 @@ GROUP = 500
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_POWER = 6
-#: Settled rows are kept so long, for those who wait to hear of them.
+#: Settled rows are kept so long, for those who wait to hear of them; discarded ones, so that they can be resumed.
 _KEPT_S = 60.0
+_DISCARDED_KEPT_S = 30 * 24 * 3600.0
 _REFUSALS_KEPT_S = 24 * 3600.0
 
 
@@ -69,7 +71,7 @@ class Claims:
                 tx.c.shard == number, tx.c.settled_at.is_(None), tx.c.state == schema.ROLLBACK
             )
             ids = list(connection.execute(found.limit(GROUP)).scalars())
-            return self._settle(connection, ids)
+            return self._settle(connection, ids, schema.ROLLBACK)
 
     def claim(self, number: int, mine: sa.ColumnElement[bool]) -> list[Publishable] | None:
         """Return what to publish next of a shard, in its order; None where the shard is another's."""
@@ -87,11 +89,17 @@ class Claims:
         return [self._publishable(row, parts.get(row.id, [])) for row in rows]
 
     def settle(self, ids: Sequence[str]) -> list[Settled]:
-        """Mark transactions as settled; those that are already, or are unknown, are left alone."""
+        """Mark transactions as settled; those that are already, or are unknown, are left alone.
+
+        Args:
+            ids: as `claim` gave them out, and the done log holds them.
+        """
         settled = []
         for start in range(0, len(ids), GROUP):
+            some = ids[start : start + GROUP]
             with self._database.begin() as connection:
-                settled += self._settle(connection, ids[start : start + GROUP])
+                settled += self._settle(connection, some, schema.COMMIT)
+                settled += self._settle(connection, list(map(_other_id, some)), schema.DISCARD)
         return settled
 
     def hold(self, refused: Mapping[str, str]) -> None:
@@ -102,10 +110,10 @@ class Claims:
             *((tx.c.held_count == n, _FIRST_PAUSE_S * 2**n) for n in range(_LONGEST_POWER)), else_=_LONGEST_PAUSE_S
         )
         with self._database.begin() as connection:
-            for transaction_id, why in refused.items():
+            for name, why in refused.items():
                 connection.execute(
                     tx.update()
-                    .where(tx.c.id == transaction_id)
+                    .where(tx.c.id.in_((name, _other_id(name))))
                     .values(held_until=now + pause, held_count=tx.c.held_count + 1, held_why=why)
                 )
 
@@ -113,7 +121,11 @@ class Claims:
         """Delete what nobody will ask about."""
         tx, refusal, now = schema.tx, schema.refusal, self._database.now
         with self._database.begin() as connection:
-            connection.execute(tx.delete().where(tx.c.settled_at < now - _KEPT_S))
+            connection.execute(tx.delete().where(tx.c.settled_at < now - _KEPT_S, tx.c.state != schema.DISCARD))
+            old = sa.and_(tx.c.settled_at < now - _DISCARDED_KEPT_S, tx.c.state == schema.DISCARD)
+            message = schema.message
+            connection.execute(message.delete().where(message.c.tx.in_(sa.select(tx.c.id).where(old))))
+            connection.execute(tx.delete().where(old))
             connection.execute(refusal.delete().where(refusal.c.at < now - _REFUSALS_KEPT_S))
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _REFUSALS_KEPT_S))
 
@@ -150,7 +162,7 @@ class Claims:
         )
 
     def _publishable(self, row: Any, parts: Sequence[Any]) -> Publishable:
-        messages = []
+        messages, name = [], row.id if row.state == schema.COMMIT else _other_id(row.id)
         for part in parts:
             key, value = (None if content is None else bytes(content) for content in (part.key, part.value))
             if row.state == schema.COMMIT:
@@ -160,21 +172,29 @@ class Claims:
                 half = schema.half_of(_Joined(row, part), len(parts))
                 headers = tuple(encode_discarded(half, "checks exhausted", row.check_count))
                 messages.append(OutboundMessage(self._discarded, None, key, value, headers))
-        return Publishable(row.id, messages, None if row.order_key is None else bytes(row.order_key))
+        return Publishable(name, messages, None if row.order_key is None else bytes(row.order_key))
 
-    def _settle(self, connection: sa.Connection, ids: Iterable[str]) -> list[Settled]:
+    def _settle(self, connection: sa.Connection, wanted: Sequence[str], state: int) -> list[Settled]:
         tx, message, now = schema.tx, schema.message, self._database.now
-        wanted = list(ids)
         if not wanted:
             return []
         rows = connection.execute(
             tx.update()
-            .where(tx.c.id.in_(wanted), tx.c.settled_at.is_(None), tx.c.state != schema.PREPARED)
+            .where(tx.c.id.in_(wanted), tx.c.settled_at.is_(None), tx.c.state == state)
             .values(settled_at=now, held_until=0.0)
-            .returning(tx.c.state, tx.c.check_count, (tx.c.settled_at - tx.c.birth).label("age"))
+            .returning(tx.c.id, tx.c.state, tx.c.check_count, (tx.c.settled_at - tx.c.birth).label("age"))
         ).all()
-        connection.execute(message.delete().where(message.c.tx.in_(wanted)))
+        if state != schema.DISCARD:
+            connection.execute(message.delete().where(message.c.tx.in_([row.id for row in rows])))
         return [Settled(row.state, row.check_count, row.age) for row in rows]
+
+
+def _other_id(transaction_id: str) -> str:
+    """Return what stands in the done log for a transaction that went to the discarded topic, or the id of that.
+
+    One that is resumed later and commits is not taken for published because it was discarded once.
+    """
+    return id_text(bytes(octet ^ 0xFF for octet in id_bytes(transaction_id)))
 
 
 class _Joined:

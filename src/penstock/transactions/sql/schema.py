@@ -112,6 +112,18 @@ refusal = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
 )
 
+#: Who did what by hand. Kept for ever.
+audit = sa.Table(
+    "penstock_audit",
+    metadata,
+    sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    # `commit`, `rollback`, `discard` or `resume`.
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("tx", sa.Text, nullable=False),
+)
+
 
 def create(database: Database, shards: int) -> tuple[str, int]:
     """Create the tables where they are absent, and return the store's uuid and its number of shards.
@@ -188,6 +200,7 @@ __all__ = [
     "PREPARED",
     "ROLLBACK",
     "alive",
+    "audit",
     "create",
     "decode_headers",
     "encode_headers",

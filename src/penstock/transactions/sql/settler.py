@@ -58,7 +58,7 @@ class SqlSettler:
         self._asking = Asking(store.database, options)
         # Of the thread alone.
         self._outbounds: dict[int, Outbound] = {}
-        self._next = {"tend": 0.0, "ask": 0.0, "trim": 0.0}
+        self._next = {"tend": 0.0, "ask": 0.0, "trim": time.monotonic() + _TRIM_S}
         self._done = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -278,8 +278,8 @@ class SqlSettler:
             self._count(self._claims.settle(outcome.published))
             if outcome.refused:
                 self._claims.hold(outcome.refused)
-                for transaction_id, why in outcome.refused.items():
-                    _log.warning("transaction %s is held: %s; it is tried again", transaction_id, why)
+                for why in sorted(set(outcome.refused.values())):
+                    _log.warning("%d transactions are held, and tried again: %s", len(outcome.refused), why)
         except BaseException:
             # Kafka has them, the database does not know: the done log tells when it is opened again.
             outbound.close()

@@ -26,6 +26,7 @@ from penstock.errors import (
 from penstock.kafka import admin_client, partition_counts
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.sql import schema
+from penstock.transactions.sql.administration import SqlAdministration
 from penstock.transactions.sql.database import Database
 from penstock.transactions.sql.outbox import Outbox
 from penstock.transactions.sql.questions import SqlCheckSource
@@ -219,23 +220,11 @@ class SqlStore:
         if verdict is Verdict.UNKNOWN:
             self._count_check(half, request.check_number)
         else:
-            self.decide_for(half.transaction_id, half.group, verdict, author)
-
-    def decide_for(
-        self, transaction_id: str, group: str | None, verdict: Verdict, author: Author, actor: str = ""
-    ) -> str | None:
-        """Store a decision by id; return None once it is durable, or why it was refused.
-
-        Raises:
-            DecisionNotStoredError: it is not known to be durable.
-        """
-        heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
-        deciding = _Deciding(transaction_id, group, verdict, author, actor, told=heard.put)
-        self._running().submit(deciding)
-        error = heard.get()
-        if error is not None:
-            raise error
-        return deciding.refusal()
+            heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
+            self._running().submit(_Deciding(half.transaction_id, half.group, verdict, author, told=heard.put))
+            error = heard.get()
+            if error is not None:
+                raise error
 
     def checks(self, group: str) -> SqlCheckSource:
         """Return the questions to a producer group."""
@@ -265,6 +254,10 @@ class SqlStore:
     def settler(self, options: CoordinatorOptions) -> SqlSettler:
         """Return a coordinator for this store, not started. It starts the store, and stops it."""
         return SqlSettler(self, options)
+
+    def administration(self) -> SqlAdministration:
+        """Return what an operator may do. The tables exist once a store was started."""
+        return SqlAdministration(self.database)
 
     def shard_of(self, half: Half, ordering_key: bytes | None = None) -> int:
         """Return the shard of a transaction whose first half this is."""
