@@ -149,22 +149,25 @@ class Run:
             self.disk.left = self.chance.randrange(10)
         if self.chance.random() < 0.05:
             self.disk.room = 0
+        if self.chance.random() < 0.05:
+            self.disk.good_syncs = self.chance.randrange(2)
         begin, bases = self.journal.redo.end, self.journal.redo.bases
         try:
             self.journal.commit(batch)
         except NoRoomError:
             self.seen["no room"] += 1
-            self.disk.left = self.disk.room = None
+            self.disk.left = self.disk.room = self.disk.good_syncs = None
             self.unsure = None
             self.compare(self.journal)
             return
-        except PowerCut:
-            self.seen["crash"] += 1
+        except (PowerCut, OSError) as error:
+            # After a sync that failed, the store takes nothing more: it is opened anew, after a power cut or not.
+            self.seen["failed sync" if isinstance(error, OSError) else "crash"] += 1
             self.disk.room = None
             self.disk.restart(power=self.chance.random() < 0.7)
             self.journal = self.open()
             return
-        self.disk.left = self.disk.room = None
+        self.disk.left = self.disk.room = self.disk.good_syncs = None
         self.model, self.unsure = self.unsure, None
         if self.journal.redo.end > begin:
             self.last_frame = max(begin, self.journal.redo.bases[-1])

@@ -47,6 +47,8 @@ class TornDisk:
         #: Room that is left; None: enough.
         self.room: int | None = None
         self.torn = 0
+        #: Syncs of files until one fails; None: none does.
+        self.good_syncs: int | None = None
 
     def _tick(self) -> None:
         self.operations += 1
@@ -90,7 +92,27 @@ class TornDisk:
     def sync(self, name: str) -> None:
         self._tick()
         file = self._file(name)
-        file.durable = bytearray(file.cached)
+        if self.good_syncs is not None:
+            self.good_syncs -= 1
+            if self.good_syncs < 0:
+                self.good_syncs = None
+                self._lose(file)
+                raise OSError(5, "Input/output error", name)
+        # What a failed sync lost is no more among what is written now.
+        for offset, data in file.pending:
+            if data is None:
+                del file.durable[offset:]
+            else:
+                _put(file.durable, offset, data)
+        file.pending.clear()
+
+    def _lose(self, file: Inode) -> None:
+        """Fail as Linux does: what was to be written may be lost, and the cache shows it as if it were there."""
+        for offset, data in file.pending:
+            if data is None:
+                del file.durable[offset:]
+            else:
+                self._tear(file.durable, offset, data)
         file.pending.clear()
 
     def rename(self, old: str, new: str) -> None:
@@ -121,7 +143,7 @@ class TornDisk:
 
     def restart(self, *, power: bool) -> None:
         """Come back: after a power cut with what was on the disk, after a killed process with what was in the cache."""
-        self.left = None
+        self.left = self.good_syncs = None
         if not power:
             return
         chance = self.chance
@@ -164,7 +186,7 @@ class TornDisk:
             fate = chance.random()
             if fate < 0.5:
                 _put(durable, offset + start, piece)
-            elif fate < 0.6 and self.garble:
+            elif fate < 0.6 and self.garble and durable[offset + start : offset + start + len(piece)] != piece:
                 _put(durable, offset + start, chance.randbytes(len(piece)))
 
 

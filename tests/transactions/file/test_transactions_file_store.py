@@ -35,6 +35,7 @@ from penstock.transactions.file import FileStore
 from penstock.transactions.file.folder import OsFolder
 from penstock.transactions.file.journal import Change, Settle
 from penstock.transactions.file.redo import SUFFIX
+from penstock.transactions.file.table import SUFFIX as TABLE_SUFFIX
 from penstock.transactions.file.table import State, read_table
 from penstock.transactions.file.writer import ToldChanged, Writer
 from penstock.transactions.outbound import InDoubtError, Outbound
@@ -248,7 +249,8 @@ def test_others_may_look_at_the_table_while_the_store_is_in_use(tmp_path: Path) 
         assert all(before <= birth <= time.time() and group == xxh32_intdigest(b"orders") for _, birth, group in rows)
 
 
-def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
+def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.transactions.file.table.Table.__init__.__defaults__", (50,))
     with store_of(tmp_path) as store:
         old = prepare(store, [half(b"old" * 100)])
         for _ in range(400):
@@ -262,6 +264,9 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
         assert store.opened.journal.halves(kept) == tuple(old.halves)
         (record,) = (one for one in read_table(tmp_path) if one.state is State.PREPARED)
         assert (record.place, record.size) == (kept.place, kept.size)
+        # So were the table's records, and with them the old files of the table.
+        assert kept.slot > 100
+        assert len(list(tmp_path.glob(f"*{TABLE_SUFFIX}"))) <= 5
 
     with store_of(tmp_path) as again:
         assert list(again.opened.kept) == [old.halves[0].transaction_id]

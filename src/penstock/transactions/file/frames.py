@@ -72,7 +72,9 @@ class Scan(NamedTuple):
     """What a segment holds."""
 
     records: list[Record]
-    #: The offset in the segment behind its last good frame.
+    #: The offset in the segment where its last good frame begins; the end where there is none.
+    last: int
+    #: The offset behind it.
     end: int
     #: The sequence number of the frame that comes next.
     sequence: int
@@ -140,11 +142,12 @@ def decode_record(data: bytes, seed: int, place: int) -> Record:
 def scan(data: bytes, header: SegmentHeader) -> Scan:
     """Read a segment to its first frame that does not read, and look whether a later one stands behind it."""
     records: list[Record] = []
-    at, sequence = HEADER_BYTES, header.sequence
+    last = at = HEADER_BYTES
+    sequence = header.sequence
     while (frame := _frame_at(data, at, header.seed)) is not None and frame[0] == sequence:
         records.extend(_records(data, at + FRAME_BYTES, frame[1], header))
-        at, sequence = frame[1], sequence + 1
-    return Scan(records, at, sequence, _stray(data, at, sequence, header.seed))
+        last, at, sequence = at, frame[1], sequence + 1
+    return Scan(records, last, at, sequence, _stray(data, at, sequence, header.seed))
 
 
 def _stray(data: bytes, end: int, sequence: int, seed: int) -> int | None:

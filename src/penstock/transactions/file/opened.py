@@ -144,7 +144,8 @@ class OpenStore:
                     for kept in outcome.kept:
                         told.extend(self._decided(kept, change))
             for kept in self.journal.take_moved():
-                self.table.update(kept)
+                if kept.transaction_id in self.kept:
+                    self.table.move(kept)
             self.lock.notify_all()
         for watch in told:
             watch(Verdict.ROLLBACK)

@@ -129,7 +129,7 @@ class RedoLog:
         kept = segments[len(passed) :]
         if kept[0].base != floor:
             raise self._damaged(f"the segment that begins at {floor} of its redo log is gone")
-        last, read, data = Scan([], 0, kept[0].header.sequence, None), kept[:0], b""
+        last, read, data = Scan([], 0, 0, kept[0].header.sequence, None), kept[:0], b""
         at = kept[0].base
         for segment in kept:
             if (segment.base, segment.header.sequence) != (at, last.sequence) or (
@@ -147,10 +147,17 @@ class RedoLog:
         if mark is not None and mark[0] == kept[-1].header.store_id and mark[1] > at:
             raise self._damaged(f"its redo log had been stored up to place {mark[1]}, but ends at {at}")
         self._segments, self._offset, self._sequence = tuple(read), last.end, last.sequence
-        self._clean(data, passed)
+        acknowledged = mark is not None and mark[1] >= at
+        self._clean(data, last.end if acknowledged else last.last, passed)
 
-    def _clean(self, data: bytes, passed: Sequence[_Segment]) -> None:
-        """Cut off what is torn, make what was read durable, remove what is below the floor."""
+    def _clean(self, data: bytes, doubtful: int, passed: Sequence[_Segment]) -> None:
+        """Cut off what is torn, make durable what may not be, remove what is below the floor.
+
+        Args:
+            data: the last segment.
+            doubtful: where in it the frame begins that may not have been acknowledged; the end if there is none.
+            passed: segments below the floor.
+        """
         segment = self._segments[-1]
         torn = data[self._offset :].rstrip(b"\0")
         if torn:
@@ -159,7 +166,10 @@ class RedoLog:
         capacity = max(self._segment_bytes, self._offset)
         self._folder.allocate(segment.name, capacity)
         self._segments = (*self._segments[:-1], segment._replace(capacity=capacity))
-        # The last frame may be whole in the cache of the system and not yet on the disk.
+        # The last frame may be whole in the system's cache and not on the disk. And if a sync of it failed, the system
+        # may believe that it is there: it is written once more, or another sync would do nothing.
+        if doubtful < self._offset:
+            self._folder.write(segment.name, doubtful, data[doubtful : self._offset])
         self._folder.sync(segment.name)
         # Nor may its name be: who made it was perhaps killed before that.
         self._folder.sync_names()

@@ -165,6 +165,13 @@ class Table:
         if file is not None:
             file.put(kept.slot % self._records, kept, _STATES.get(kept.verdict, State.DISCARD))
 
+    def move(self, kept: Kept) -> None:
+        """Give a transaction whose halves were written again a new record, so that old files can go, too."""
+        self.remove(kept)
+        self.add(kept)
+        if kept.verdict is None:
+            self.plan(kept, kept.due)
+
     def remove(self, kept: Kept) -> None:
         """Take a settled transaction out, and its file, if that was the last in it."""
         file = self._file(kept)
