@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from typing import Any
@@ -134,6 +135,44 @@ def test_halves_of_a_key_become_visible_in_send_order_under_any_mix_of_outcomes(
     chance.shuffle(open_ones)
     for tx in open_ones:
         tx.__exit__(None, None, None)
+
+    expected = sum(map(len, wanted.values()))
+    wait_until(lambda: len(bench.visible()) >= expected, 60)
+    seen: dict[bytes | None, list[bytes | None]] = {}
+    for key, value in bench.visible():
+        seen.setdefault(key, []).append(value)
+    assert seen == wanted
+
+
+def test_send_order_per_key_holds_while_coordinators_come_and_go(bench: Bench) -> None:
+    chance = random.Random(7)  # noqa: S311 - the same mix each time
+    enough = threading.Event()
+    producer = bench.producer(check=lambda _: TransactionState.COMMIT, order="half")
+    running = [bench.coordinator()]
+    wanted: dict[bytes, list[bytes]] = {}
+
+    def send() -> None:
+        # At a pace that lets all that happens to the coordinators happen meanwhile.
+        for number in itertools.takewhile(lambda _: not enough.wait(0.02), itertools.count()):
+            key, value = b"%d" % (number % 5), b"%d" % number
+            outcome = chance.choice(("commit", "commit", "rollback", "unknown"))
+            with producer.transaction(bench.topic, key=key, value=value, partition=0) as tx:
+                if outcome == "rollback":
+                    tx.rollback()
+                if outcome == "unknown":
+                    tx.unknown()
+            if outcome != "rollback":
+                wanted.setdefault(key, []).append(value)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    for _ in range(3):
+        running.append(bench.coordinator())
+        wait_until(lambda: running[-1].statistics().partitions > 0, 60)
+        running.pop(0).stop()
+    enough.set()
+    sender.join(60)
+    assert not sender.is_alive()
 
     expected = sum(map(len, wanted.values()))
     wait_until(lambda: len(bench.visible()) >= expected, 60)
