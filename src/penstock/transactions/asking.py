@@ -75,7 +75,7 @@ class Asker:
         number = pending.check_count + 1
         request = CheckRequest(half, partition.number, pending.offset, number)
         # Each check of a half goes to another partition, and so to another producer, where there are several.
-        to = (self._topics.half_partition(half.transaction_id.encode()) + number) % self._topics.check_partitions
+        to = self._topics.check_partition(half.transaction_id, number)
         if not self._send(self._topics.check, to, half.key, half.value, encode_check_request(request)):
             return Asked.LATER
         pending.requested = number

@@ -98,6 +98,10 @@ class StoreTopics:
         """Return the half partition of an ordering key: the same in every process, independent of Kafka's own hash."""
         return xxh3_64_intdigest(ordering_key) % self.partitions
 
+    def check_partition(self, transaction_id: str, number: int) -> int:
+        """Return the check partition for a check of that number: all are used, and each check goes to another one."""
+        return (xxh3_64_intdigest(transaction_id.encode()) + number) % self.check_partitions
+
 
 def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partitions: int) -> StoreTopics:
     """Create the topics of a store where they are absent, and return them with their real partition counts.
