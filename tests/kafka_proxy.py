@@ -69,6 +69,8 @@ class Fault:
     times: int = 1
     #: Only ends of this kind: a commit, or an abort.
     committed: bool | None = None
+    #: Only requests with these bytes in them: the name of a topic, say.
+    holding: bytes = b""
     #: Only ends of this producer.
     producer_id: int | None = None
     fired: int = 0
@@ -79,7 +81,7 @@ class Fault:
 
     def take(self, api: int, frame: bytes) -> bool:
         """Tell whether it happens to this request, and count."""
-        if api != self.api or self.fired == self.times:
+        if api != self.api or self.fired == self.times or self.holding not in frame:
             return False
         if self.committed is not None and read_end(frame).committed is not self.committed:
             return False
@@ -160,9 +162,10 @@ class KafkaProxy:
         times: int = 1,
         committed: bool | None = None,
         producer_id: int | None = None,
+        holding: bytes = b"",
     ) -> Iterator[Fault]:
         """Arm a fault for the length of the block; the block must make it happen."""
-        armed = Fault(api, what, skip, times, committed, producer_id)
+        armed = Fault(api, what, skip, times, committed, holding, producer_id)
         self._faults.append(armed)
         try:
             yield armed

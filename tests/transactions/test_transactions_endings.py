@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import ClusterMetadata
 from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
@@ -42,7 +43,8 @@ class DoneLog:
     is_open: bool = True
     doubts: int = 0
 
-    def open(self) -> None:
+    def open(self, batch_bytes: int) -> None:
+        assert batch_bytes
         self.is_open = True
 
     def close(self) -> None:
@@ -89,7 +91,11 @@ class Member:
 
 
 class Admin:
-    """A broker that deletes nothing."""
+    """A broker without topics that deletes nothing."""
+
+    def list_topics(self, *, timeout: float) -> ClusterMetadata:
+        assert timeout
+        return ClusterMetadata()
 
     def delete_records(self, points: list[Any], request_timeout: float) -> None:
         assert points

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -23,6 +24,7 @@ from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.endings import CONTEXT, EndWatch
+from penstock.transactions.pending import size_of
 from penstock.transactions.records import Carry, Verdict, encode_discarded, encode_done
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.topics import StoreTopics
@@ -32,34 +34,61 @@ TRANSACTION_TIMEOUT_MS = 10_000
 _TIMEOUT_S = TRANSACTION_TIMEOUT_MS / 1000
 #: Seconds to wait for a predecessor's transaction to end, or for a broker that is starting.
 _INIT_TIMEOUT_S = 30.0
-#: What fails a send without being the message's own fault.
-_NOT_ITS_FAULT = frozenset(
+#: Seconds for a message to be stored: less than the end may take, so that one that cannot be ends in an abort.
+_DELIVERY_S = 5.0
+#: What fails a send without being the message's fault, or its target's.
+_NOBODYS_FAULT = frozenset(
     {
         KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the client library's public constants look so, here and below
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the library's public constants look so
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the library's public constants look so
-        KafkaError._TIMED_OUT,  # noqa: SLF001 - the library's public constants look so
         KafkaError._TRANSPORT,  # noqa: SLF001 - the library's public constants look so
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         KafkaError.INVALID_PRODUCER_EPOCH,
     }
 )
+#: What the target cannot do for any message, now.
+_TARGETS_FAULT = frozenset(
+    {
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the library's public constants look so
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
+#: Largest batches, in bytes, from step to step: a batch is refused as a whole for one message in it, or for its size.
+BATCH_BYTES = (1_000_000, 64_000, 4_000, 1)
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
 #: Bytes of carried transactions in one done record, about; one that is larger has a record of its own.
 _CARRIED_BYTES = 512 << 10
 
 
-class AbortedError(PenstockError):
-    """A Kafka transaction was aborted for certain. `failed` are the transactions it was refused for, if it was them."""
+class NotPublishedError(PenstockError):
+    """A Kafka transaction did not end in a known commit.
 
-    def __init__(self, text: str, failed: list[Pending]) -> None:
+    Args:
+        text: why.
+        failed: the transactions it was refused for, if it was them.
+        targets: topics that could not take any message, each with the reason.
+    """
+
+    def __init__(
+        self, text: str, failed: Sequence[Pending] = (), targets: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         super().__init__(text)
         self.failed = failed
+        self.targets = targets
 
 
-class InDoubtError(PenstockError):
+class AbortedError(NotPublishedError):
+    """A Kafka transaction was aborted for certain."""
+
+
+class InDoubtError(NotPublishedError):
     """It is not known whether a Kafka transaction was committed; the done log tells, after `close` and `open`."""
 
 
@@ -86,7 +115,7 @@ class Publisher:
             "message.max.bytes": 100_000_000,
             "queue.buffering.max.messages": 1_000_000,
             # Transactions are short-lived; a send that cannot finish in time ends in an abort.
-            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "message.timeout.ms": int(_DELIVERY_S * 1000),
             # The broker answers CONCURRENT_TRANSACTIONS for some milliseconds after each commit, while it writes the
             # markers; the library then waits this long, and its default of 100 ms would be the latency of everything.
             "retry.backoff.ms": 1,
@@ -106,16 +135,22 @@ class Publisher:
         # Transactions of the current group that the broker refused.
         self._failed: list[Pending] = []
         self._failure = ""
+        # Topics that could take nothing, with the reason; and whether the done log was among them.
+        self._targets: dict[str, str] = {}
+        self._store_failed = False
 
-    def open(self) -> None:
+    def open(self, batch_bytes: int = BATCH_BYTES[0]) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
+
+        Args:
+            batch_bytes: how large its batches are at most.
 
         Raises:
             ConfigurationError: the client library refused the settings.
             InDoubtError: the broker did not answer in time; try again.
         """
         try:
-            producer = Producer(self._settings)
+            producer = Producer({"batch.size": batch_bytes, **self._settings})
         except KafkaException as error:
             raise client_refused(error) from error
         try:
@@ -151,6 +186,7 @@ class Publisher:
         if producer is None:
             raise InDoubtError("the coordinator's Kafka producer is not open")
         self._failed, self._failure = [], ""
+        self._targets, self._store_failed = {}, False
         try:
             # Lines from before, served now: they are not this transaction's.
             producer.poll(0)
@@ -159,7 +195,7 @@ class Publisher:
             for partition, share in shares.items():
                 self._produce(producer, partition, share)
             producer.send_offsets_to_transaction(self._positions(shares), group_metadata, _TIMEOUT_S)
-            if self._failed:
+            if self._failed or self._targets:
                 # Committing would fail as well; this way it is certain that no EndTxn was sent.
                 self._abort(producer, self._failure)
             self._commit(producer)
@@ -186,15 +222,20 @@ class Publisher:
     def _abort(self, producer: Producer, cause: str, error: Exception | None = None) -> None:
         """Abort the transaction; always raises."""
         failed = list(self._failed)
+        # Where the store itself takes nothing, the targets are not to blame.
+        targets = {} if self._store_failed else dict(self._targets)
+        cause = self._failure or cause
         begun = time.monotonic()
         try:
             producer.abort_transaction(_TIMEOUT_S)
         except KafkaException as second:
-            raise InDoubtError(f"a Kafka transaction could not be aborted: {reason(second)}, after: {cause}") from error
+            text = f"a Kafka transaction could not be aborted: {reason(second)}, after: {cause}"
+            raise InDoubtError(text, failed, targets) from error
         doubt = self._doubt(producer, begun)
         if doubt is not None:
-            raise InDoubtError(f"a Kafka transaction was aborted, as it seems, but {doubt}; after: {cause}") from error
-        raise AbortedError(f"a Kafka transaction was aborted: {self._failure or cause}", failed) from error
+            text = f"a Kafka transaction was aborted, as it seems, but {doubt}; after: {cause}"
+            raise InDoubtError(text, failed, targets) from error
+        raise AbortedError(f"a Kafka transaction was aborted: {cause}", failed, targets) from error
 
     def _doubt(self, producer: Producer, begun: float) -> str | None:
         """Say why an end that was answered is in doubt all the same, or None."""
@@ -225,9 +266,9 @@ class Publisher:
         notes = share.notes()
         for start in range(0, len(notes), _NOTES_PER_RECORD):
             value = encode_done(notes[start : start + _NOTES_PER_RECORD])
-            producer.produce(self._topics.done, value, None, partition)
+            producer.produce(self._topics.done, value, None, partition, self._not_written)
         for carries in _in_records(share.carried):
-            producer.produce(self._topics.done, encode_done((), carries), None, partition)
+            producer.produce(self._topics.done, encode_done((), carries), None, partition, self._not_written)
 
     def _produce_messages(self, producer: Producer, pending: Pending) -> None:
         produce = producer.produce
@@ -239,16 +280,29 @@ class Publisher:
                     produce(half.topic, half.value, half.key, target, failed, headers=cast("Any", list(half.headers)))
                 else:
                     produce(half.topic, half.value, half.key, target, failed)
-            except KafkaException:
-                self._failed.append(pending)
+            except KafkaException as error:
+                self._blame(pending, half.topic, error.args[0])
                 raise
 
     def _refused(self, pending: Pending, error: KafkaError | None, message: Message) -> None:
-        if error is not None and error.code() not in _NOT_ITS_FAULT:
+        if error is not None:
+            self._blame(pending, message.topic() or "", error)
+
+    def _blame(self, pending: Pending, topic: str, error: KafkaError) -> None:
+        """Find out what it is that failed: this message, its target, or something that concerns all."""
+        code = error.code()
+        if code in _NOBODYS_FAULT:
+            return
+        if code in _TARGETS_FAULT:
+            self._targets[topic] = reason(error)
+            self._failure = self._failure or f"{topic} takes no message: {reason(error)}"
+        else:
             self._failed.append(pending)
-            self._failure = (
-                f"{message.topic()} refused the message of transaction {pending.half.transaction_id}: {reason(error)}"
-            )
+            self._failure = f"{topic} refused the message of transaction {pending.half.transaction_id}: {reason(error)}"
+
+    def _not_written(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None and error.code() not in _NOBODYS_FAULT:
+            self._store_failed = True
 
 
 def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
@@ -256,7 +310,7 @@ def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
     group: list[Carry] = []
     size = 0
     for carry in carries:
-        carried = sum(len(half.value or b"") + len(half.key or b"") for _, _, half in carry.halves)
+        carried = sum(size_of(half) for _, _, half in carry.halves)
         if group and size + carried > _CARRIED_BYTES:
             yield group
             group, size = [], 0
@@ -266,4 +320,11 @@ def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
         yield group
 
 
-__all__ = ["TRANSACTION_TIMEOUT_MS", "AbortedError", "InDoubtError", "Publisher"]
+__all__ = [
+    "BATCH_BYTES",
+    "TRANSACTION_TIMEOUT_MS",
+    "AbortedError",
+    "InDoubtError",
+    "NotPublishedError",
+    "Publisher",
+]

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.errors import PenstockError, StoppedError
+from penstock.errors import StoppedError
 from penstock.kafka import partition_counts, reason
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
-from penstock.transactions.publisher import AbortedError, InDoubtError
+from penstock.transactions.publisher import InDoubtError, NotPublishedError
 from penstock.transactions.questions import Questions
-from penstock.transactions.records import Half
+from penstock.transactions.records import Half, Verdict
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.takeover import LogReader
+from penstock.transactions.targets import NOT_KNOWN, Pauses, Targets
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.turns import Turns
 
@@ -37,8 +38,6 @@ _IDLE_S = 0.05
 _BUSY_S = 0.001
 #: Seconds between rounds of housekeeping: trimming the logs, looking again at what is held.
 _TEND_S = 5.0
-#: Seconds between two questions for the list of topics.
-_TARGETS_S = 1.0
 _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
 
@@ -57,6 +56,11 @@ class _Flight:
     def count(self) -> int:
         """Return how many transactions it settles."""
         return sum(len(share.decided) for _, share in self.shares.values())
+
+    def topics(self) -> set[str]:
+        """Return where it publishes to."""
+        decided = (p for _, share in self.shares.values() for p in share.decided)
+        return {half.topic for pending in decided if pending.verdict is Verdict.COMMIT for half in pending.halves}
 
     def size_bytes(self) -> int:
         """Return how large the messages are that it publishes."""
@@ -112,8 +116,9 @@ class Settling:
         self._counts = counts
         self._ration = ration
         self._stopping = stopping
-        self._targets: dict[str, int] = {}
-        self._targets_asked = -_TARGETS_S
+        self._targets = Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), topics.prefix)
+        # Transactions that their targets refused, by id.
+        self._refused = Pauses()
         self._tended = time.monotonic()
 
     def round(self) -> None:
@@ -123,6 +128,8 @@ class Settling:
         self._membership.serve()
         self._read(self._patience_s())
         now = time.monotonic()
+        if self._targets.is_fresh():
+            self._release()
         for partition in self._owned.values():
             self._questions.ask(partition, now)
         if self._flight is not None:
@@ -174,7 +181,7 @@ class Settling:
                 shares[number] = share
             elif self._claimed.get(number) is not partition:
                 # Nothing to settle: what is written is who owns it now, for those who may have to take it over.
-                shares[number] = Share([], [], *partition.checkpoints)
+                shares[number] = Share([], [], *partition.settlement.checkpoints())
         if not shares:
             return
         self._flight = _Flight({number: (self._owned[number], share) for number, share in shares.items()})
@@ -186,17 +193,36 @@ class Settling:
         if landing is None:
             return
         self._flight = None
-        if isinstance(landing.error, AbortedError):
-            self._aborted(landing.error, flight)
-        elif landing.error is not None:
-            _log.warning("%s; the Kafka producers are replaced and the done log asked", landing.error)
-            self._turns.discard()
-        else:
+        if landing.error is None:
             self._counts.groups += flight.count() > 0
             self._limit.measured(flight.count(), flight.size_bytes(), landing.took_s)
             for number, (partition, share) in flight.shares.items():
                 partition.settled(share)
                 self._claimed[number] = partition
+            if self._targets.probing and self._targets.published(flight.topics()):
+                self._release()
+            self._turns.make_batches_large()
+            return
+        self._not_published(landing.error, flight)
+        if isinstance(landing.error, InDoubtError):
+            _log.warning("%s; the Kafka producers are replaced and the done log asked", landing.error)
+            self._turns.discard()
+        elif not landing.error.failed and not landing.error.targets:
+            # A rebalance, or a broker that is not ready: the next round serves the membership first.
+            self._ration.warn("aborted", "%s; it is tried again", landing.error)
+            self._not_before = time.monotonic() + _BACK_OFF_S
+
+    def _release(self) -> None:
+        """Let what is held try again, save for what rests after a refusal."""
+        now = time.monotonic()
+        discarded_rests = self._targets.rests(self._topics.discarded, now)
+        for partition in self._owned.values():
+            decided = partition.settlement.decided
+            partition.settlement.release_held()
+            for pending in decided.values():
+                rests = pending.suspect and self._refused.rests(pending.half.transaction_id, now)
+                if rests or (discarded_rests and pending.verdict is Verdict.DISCARD):
+                    pending.held = True
 
     def _publishable(self, pending: Pending) -> bool:
         """Tell whether the targets of a transaction exist, so that a missing one does not fail the whole group."""
@@ -204,49 +230,46 @@ class Settling:
 
     def _has_target(self, half: Half) -> bool:
         wanted = 1 if half.partition is None else half.partition + 1
-        if self._targets.get(half.topic, 0) < wanted:
-            self._ask_for_targets()
-        if self._targets.get(half.topic, 0) >= wanted:
-            return True
-        self._ration.warn(
-            f"target {half.topic}",
-            "transaction %s is committed but topic %s with %d partitions or more does not exist: it waits; create it",
-            half.transaction_id,
-            half.topic,
-            wanted,
-        )
-        return False
+        why = self._targets.takes(half.topic, wanted, time.monotonic())
+        if why is not None and why is not NOT_KNOWN:
+            text = "transaction %s is committed and waits: topic %s %s"
+            self._ration.warn(f"target {half.topic}", text, half.transaction_id, half.topic, why)
+        return why is None
 
-    def _ask_for_targets(self) -> None:
+    def _not_published(self, error: NotPublishedError, flight: _Flight) -> None:
+        """Keep out of the next Kafka transactions what this one failed for."""
         now = time.monotonic()
-        if now - self._targets_asked < _TARGETS_S:
-            return
-        self._targets_asked = now
-        try:
-            self._targets = partition_counts(self._admin, self._bootstrap_servers, _ANSWER_S)
-        except PenstockError as error:
-            self._ration.warn("targets", "%s", error)
+        self._targets.not_published()
+        for topic, why in error.targets.items():
+            pause_s = self._targets.failed(topic, now)
+            text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"
+            self._ration.warn(f"target {topic}", text, topic, why, pause_s)
+        if self._topics.discarded in error.targets:
+            for _, share in flight.shares.values():
+                for pending in share.decided:
+                    pending.held = pending.held or pending.verdict is Verdict.DISCARD
+        if error.failed:
+            self._refuse(error, alone=flight.count() == 1)
 
-    def _aborted(self, aborted: AbortedError, flight: _Flight) -> None:
-        """Nothing was published. Those that were refused go alone next; one that was alone waits aside."""
-        alone = flight.count() == 1
-        for pending in aborted.failed:
+    def _refuse(self, error: NotPublishedError, *, alone: bool) -> None:
+        """Find those that are refused among many, and let them wait aside: each goes alone to be sure."""
+        if not alone and self._turns.make_batches_smaller():
+            self._ration.warn("batch refused", "%s; it is tried again in smaller batches", error)
+            return
+        now = time.monotonic()
+        for pending in error.failed:
             pending.held = alone
             pending.suspect = True
-        if aborted.failed:
-            # A topic may have been deleted: the list is asked for again, and at once, before the next try.
-            self._targets, self._targets_asked = {}, -_TARGETS_S
-            what = "it waits aside and is tried again" if alone else "the others are published without it"
-            self._ration.warn("refused by target", "%s; %s", aborted, what)
-        else:
-            # A rebalance, or a broker that is not ready: the next round serves the membership first.
-            self._ration.warn("aborted", "%s; it is tried again", aborted)
-            self._not_before = time.monotonic() + _BACK_OFF_S
+            if alone:
+                self._refused.fail(pending.half.transaction_id, now)
+        what = "it waits aside and is tried again" if alone else "the others are published without it"
+        self._ration.warn("refused by target", "%s; %s", error, what)
 
     def _recover(self) -> bool:
         """Open the Kafka producers and, where partitions are owned, learn what the last transaction became."""
         try:
             self._turns.open()
+            self._targets.await_first(_ANSWER_S)
             if self._owned:
                 self._counts.recoveries += 1
                 starts = {number: partition.done_end for number, partition in self._owned.items()}
@@ -267,6 +290,10 @@ class Settling:
 
     def _tend(self) -> None:
         """Let held transactions try again, refuse decisions without a half, and trim the logs."""
+        for partition in self._owned.values():
+            partition.held = sum(p.held for p in partition.settlement.decided.values())
+        self._refused.keep(name for partition in self._owned.values() for name in partition.settlement.decided)
+        self._release()
         try:
             points = [point for partition in self._owned.values() for point in self._tend_partition(partition)]
             if points:
@@ -277,9 +304,6 @@ class Settling:
 
     def _tend_partition(self, partition: OwnedPartition) -> list[TopicPartition]:
         settlement, number = partition.settlement, partition.number
-        partition.held = sum(p.held for p in settlement.decided.values())
-        if partition.held:
-            settlement.release_held()
         if settlement.has_ahead:
             partition.sweep(self._membership.end(self._topics.half, number))
         partition.mark(self._membership.end(self._topics.done, number))

@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.transactions.publisher import AbortedError, InDoubtError, Publisher
+from penstock.transactions.publisher import BATCH_BYTES, NotPublishedError, Publisher
 from penstock.transactions.settlement import Share
 
 #: Seconds that a Kafka transaction under way may take to end when the coordinator stops: its calls end sooner.
 _LAST_S = 60.0
+#: Seconds for which batches stay small after a batch was refused.
+_SMALL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Landing:
         took_s: seconds from its begin to the answer of its end.
     """
 
-    error: AbortedError | InDoubtError | None
+    error: NotPublishedError | None
     took_s: float
 
 
@@ -47,6 +49,9 @@ class Turns:
     def __init__(self, publishers: Sequence[Publisher], name: str) -> None:
         self._publishers = publishers
         self._turn = 0
+        # How large the batches are at most: a step of `BATCH_BYTES`; and when they may be large again.
+        self._step = 0
+        self._large_again = 0.0
         self._flying = False
         # Filled by the coordinator's thread, emptied by that of the producers; None ends it.
         self._work: queue.SimpleQueue[tuple[Publisher, Mapping[int, Share], Any] | None] = queue.SimpleQueue()
@@ -65,7 +70,26 @@ class Turns:
             self._thread.start()
         for publisher in self._publishers:
             if not publisher.is_open:
-                publisher.open()
+                publisher.open(BATCH_BYTES[self._step])
+
+    def make_batches_smaller(self) -> bool:
+        """Make batches smaller, for some time, and tell whether they could be.
+
+        A broker refuses a batch as a whole, so what is refused in a smaller one is nearer to what is wrong. The
+        producers are made anew, and must be opened again.
+        """
+        self._large_again = time.monotonic() + _SMALL_S
+        if self._step + 1 == len(BATCH_BYTES):
+            return False
+        self._step += 1
+        self.discard()
+        return True
+
+    def make_batches_large(self) -> None:
+        """Make batches large again, when they were small for long enough."""
+        if self._step and time.monotonic() >= self._large_again:
+            self._step = 0
+            self.discard()
 
     def discard(self) -> None:
         """Discard all producers with all they hold. None may be at work."""
@@ -119,10 +143,10 @@ class Turns:
         while (work := self._work.get()) is not None:
             publisher, shares, group_metadata = work
             begun = time.monotonic()
-            error: AbortedError | InDoubtError | None = None
+            error: NotPublishedError | None = None
             try:
                 publisher.publish(shares, group_metadata)
-            except (AbortedError, InDoubtError) as known:
+            except NotPublishedError as known:
                 error = known
             except Exception as unforeseen:  # noqa: BLE001 - raised again by the coordinator's thread
                 self._landed.put(unforeseen)
