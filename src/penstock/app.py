@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock import config as check
 from penstock.answering import answering
 from penstock.cluster import Cluster
-from penstock.config import ClientConfig
+from penstock.config import PROCESS_VARIABLE, ClientConfig
 from penstock.consumer import (
     ConsumerSettings,
     DeadLetterFormat,
@@ -46,6 +48,8 @@ ResourceT = TypeVar("ResourceT")
 LifespanT = TypeVar("LifespanT", bound=Lifespan)
 SinkFunction = Callable[["DataFrame", int], None]
 
+_log = logging.getLogger(__name__)
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -59,6 +63,7 @@ class SinkSpec:
     name: str
     checkpoint_location: str | None
     starting_offsets: str
+    options: Mapping[str, str]
 
 
 class App:
@@ -264,11 +269,13 @@ class App:
         name: str | None = None,
         checkpoint_location: str | None = None,
         starting_offsets: str = "earliest",
+        options: Mapping[str, str] | None = None,
     ) -> Callable[[SinkFunction], SinkFunction]:
         """Register a function for Spark's micro-batches of one topic or several: `function(batch, batch_id)`.
 
         The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the Spark
-        session that the process has, or in a new one; make your own before `start` to configure it.
+        session that the process has, or in a new one; make your own before `start` to configure it. With
+        `penstock run --processes N` they run in the first process only.
 
         Args:
             topics: names of the topics.
@@ -277,6 +284,8 @@ class App:
             checkpoint_location: where Spark keeps its progress. Without one a restart reads from `starting_offsets`
                 again, which a sink with a ledger, such as `SqlSink`, takes without storing rows twice.
             starting_offsets: "earliest" (default), "latest" or Spark's JSON, where there is no checkpoint yet.
+            options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
+                the first one holds all that is there.
 
         Raises:
             ConfigurationError: an option is wrong or the function cannot be called.
@@ -287,7 +296,9 @@ class App:
         def register(function: SinkFunction) -> SinkFunction:
             check.a_callable("sink", function)
             called = name or f"{self.name}-{getattr(function, '__name__', type(function).__name__)}"
-            self._sinks.append(SinkSpec(names, function, trigger, called, checkpoint_location, starting_offsets))
+            self._sinks.append(
+                SinkSpec(names, function, trigger, called, checkpoint_location, starting_offsets, dict(options or {}))
+            )
             return function
 
         return register
@@ -337,30 +348,40 @@ class App:
             cluster=cluster,
         )
 
-    def _start_sinks(self) -> list[StreamingQuery]:
+    def _start_sinks(self, started: list[StreamingQuery]) -> None:
+        """Start the sinks' queries, each put down in `started` at once: where the next fails, somebody must stop it."""
         if not self._sinks:
-            return []
+            return
+        if os.environ.get(PROCESS_VARIABLE, "1") != "1":
+            # Several queries on one checkpoint would stop one another.
+            if not self._handlers:
+                raise ConfigurationError(
+                    f"app {self.name} has sinks only, which run in one process; leave --processes out"
+                )
+            _log.info("the sinks of %s run in process 1 only", self.name)
+            return
         from penstock.spark_sink import start_sink
+        from penstock.spark_sink.query import source_config
 
         admin = admin_client(self.bootstrap_servers, self._settings.config)
         require_topics(admin, self.bootstrap_servers, {topic for one in self._sinks for topic in one.topics})
         from pyspark.sql import SparkSession
 
         spark = SparkSession.builder.appName(self.name).getOrCreate()
-        return [
-            start_sink(
+        for one in self._sinks:
+            query = start_sink(
                 spark,
                 one.topics,
                 one.function,
                 bootstrap_servers=self.bootstrap_servers,
-                config=self._settings.config,
+                config=source_config(self._settings.config),
                 trigger=one.trigger,
                 name=one.name,
                 checkpoint_location=one.checkpoint_location,
                 starting_offsets=one.starting_offsets,
+                options=one.options,
             )
-            for one in self._sinks
-        ]
+            started.append(query)
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT: the first drains, commits and leaves the group, the second leaves at once.

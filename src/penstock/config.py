@@ -16,6 +16,9 @@ EnumT = TypeVar("EnumT", bound=Enum)
 #: Client configuration: librdkafka's keys as they are.
 ClientConfig = Mapping[str, Any]
 
+#: Tells each process of `penstock run --processes N` its number, from 1 on.
+PROCESS_VARIABLE = "PENSTOCK_PROCESS"
+
 
 def positive(option: str, value: float) -> None:
     """Raise `ConfigurationError` unless the value is a number above zero."""

@@ -50,8 +50,12 @@ class RunningApp:
         #: Spark's queries of the app's sinks.
         self.queries: list[StreamingQuery] = []
 
-    def start(self, start_sinks: Callable[[], list[StreamingQuery]]) -> None:
-        """Start the parts; where one fails, stop those before it. Called once, by `App.start`."""
+    def start(self, start_sinks: Callable[[list[StreamingQuery]], None]) -> None:
+        """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
+
+        Args:
+            start_sinks: starts the sinks' queries and puts each into the list it is given.
+        """
         try:
             for lifespan in self._lifespans:
                 self._enter(lifespan)
@@ -59,7 +63,7 @@ class RunningApp:
                 self._coordinator.start()
             if self._consumer is not None:
                 self._consumer.start()
-            self.queries = start_sinks()
+            start_sinks(self.queries)
         except BaseException:
             try:
                 self.stop()

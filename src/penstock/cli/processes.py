@@ -24,11 +24,9 @@ import tenacity
 from penstock.cli.frame import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 from penstock.cli.lifeline import Lifeline
 from penstock.cli.prefixed_output import PrefixedOutput
+from penstock.config import PROCESS_VARIABLE
 
 _log = logging.getLogger(__name__)
-
-#: Tells a member its number, from 1 on.
-PROCESS_VARIABLE = "PENSTOCK_PROCESS"
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: The signals members are left to answer; the next one kills them.
@@ -267,4 +265,4 @@ def _how(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-__all__ = ["PROCESS_VARIABLE", "Processes", "RestartPolicy", "run_processes"]
+__all__ = ["Processes", "RestartPolicy", "run_processes"]

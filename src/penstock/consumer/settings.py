@@ -121,7 +121,7 @@ class ConsumerSettings:
         if self.config.get("group.protocol", "classic") == "classic":
             protocol["partition.assignment.strategy"] = _COOPERATIVE
         own = {}
-        process = os.environ.get("PENSTOCK_PROCESS")
+        process = os.environ.get(check.PROCESS_VARIABLE)
         if process and "group.instance.id" in self.config:
             # Members of `penstock run --processes` share one configuration; with one id they would fence each other.
             own["group.instance.id"] = f"{self.config['group.instance.id']}-{process}"

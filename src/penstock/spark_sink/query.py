@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +15,17 @@ from penstock.spark_sink.source import register
 
 #: Triggers that read what is there and end.
 _ONCE = ("once", "available now", "availablenow")
+
+#: Client settings of a member of a consumer group, by prefix.
+_OF_A_GROUP = (
+    "auto.",
+    "enable.auto.",
+    "group.",
+    "heartbeat.",
+    "max.poll.",
+    "partition.assignment.",
+    "session.",
+)
 
 _INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
 
@@ -30,6 +41,7 @@ def start_sink(
     name: str,
     checkpoint_location: str | None = None,
     starting_offsets: str = "earliest",
+    options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
     """Start a query that reads topics through the source `penstock` and hands each micro-batch to a function.
 
@@ -46,6 +58,7 @@ def start_sink(
             progress in a temporary folder and the next start reads from `starting_offsets` again, which only a
             sink with a ledger of its own, such as `SqlSink`, takes without storing rows twice.
         starting_offsets: where a query without checkpoint begins: `earliest`, `latest` or Spark's JSON.
+        options: further options of the source by Spark's names, such as `maxOffsetsPerTrigger`.
 
     Returns:
         The running query; `stop()` and `awaitTermination()` are Spark's.
@@ -68,10 +81,25 @@ def start_sink(
     )
     for key, value in (config or {}).items():
         reader = reader.option(f"kafka.{key}", _option_text(key, value))
+    for option, value in (options or {}).items():
+        reader = reader.option(option, value)
     writer = reader.load().writeStream.foreachBatch(function).queryName(name).trigger(**when)
     if checkpoint_location is not None:
         writer = writer.option("checkpointLocation", checkpoint_location)
     return writer.start()
+
+
+def source_config(config: ClientConfig) -> dict[str, Any]:
+    """Return what of an app's client settings means something to the source.
+
+    The rest speaks of a consumer group, which the source does not join, or calls back into this process, which
+    executors cannot. A callback that gives credentials stays, and is refused by `start_sink` rather than left out.
+    """
+    return {
+        key: value
+        for key, value in config.items()
+        if not key.startswith(_OF_A_GROUP) and (not callable(value) or key == "oauth_cb") and key != "logger"
+    }
 
 
 def trigger_arguments(trigger: str) -> dict[str, Any]:
@@ -100,4 +128,4 @@ def _option_text(key: str, value: Any) -> str:
     )
 
 
-__all__ = ["start_sink", "trigger_arguments"]
+__all__ = ["source_config", "start_sink", "trigger_arguments"]
