@@ -313,7 +313,7 @@ def plain_without_waiting(servers: str, topic: str, seconds: float) -> float:
 
 def rocketmq(source: Path, seconds: float, threads: list[int]) -> dict[int, Figures]:
     """Return RocketMQ's transactional rate and latencies by threads, from the peers' own runner."""
-    with tempfile.TemporaryDirectory(prefix="penstock-rocketmq-") as name:
+    with tempfile.TemporaryDirectory(prefix="penstock-rocketmq-", ignore_cleanup_errors=True) as name:
         here, data = Path(name, "runner"), Path(name, "data")
         # The runner builds what it needs beside itself.
         shutil.copytree(source, here)

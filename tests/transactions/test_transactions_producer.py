@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from transaction_tools import Bench
 
+from kafka_tools import STEADY
+from penstock.devbroker import DevBroker
 from penstock.errors import (
     BufferFullError,
     ConfigurationError,
@@ -20,6 +22,7 @@ from penstock.errors import (
     HalfNotStoredError,
     TransactionError,
 )
+from penstock.kafka import TopicSpec, ensure_topics
 from penstock.transactions import Outgoing, TransactionResult, TransactionState
 from penstock.transactions.futures import Pledge
 from penstock.transactions.in_flight import InFlight
@@ -278,3 +281,60 @@ def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
 
     assert refused == [1]
     assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
+
+
+def test_a_transaction_that_is_open_at_the_stop_is_left_to_a_check_and_does_not_hang(bench: Bench) -> None:
+    producer = bench.producer()
+
+    with (
+        pytest.raises(DecisionNotStoredError, match="was stopped"),
+        producer.transaction(bench.topic, value=b"v"),
+    ):
+        producer.stop()
+
+    assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
+    coordinator = bench.coordinator()
+    bench.producer(check=lambda _: TransactionState.COMMIT)
+    bench.settled(coordinator, committed=1)
+
+
+def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored() -> None:
+    with DevBroker(config=STEADY) as broker:
+        bench = Bench(broker.bootstrap_servers, "orders", 1)
+        ensure_topics(bench.admin, bench.servers, [TopicSpec("orders", 1)])
+        producer = bench.producer()
+        producer.send("orders", value=b"first")
+
+        broker.suspend()
+        try:
+            pledges = [producer.submit("orders", value=b"%d" % number) for number in range(100)]
+            producer.stop(0.2)
+            errors = {type(pledge.exception(60)) for pledge in pledges}
+        finally:
+            broker.resume()
+        bench.close()
+
+    assert errors == {HalfNotStoredError}
+    assert producer.statistics().in_flight == 0
+
+
+def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -> None:
+    producer = bench.producer(max_in_flight=1, send_timeout=60.0)
+    told: list[type[Exception]] = []
+
+    def submit_another(_: Pledge[TransactionResult]) -> None:
+        # The decision of the first is handed over, but this very thread has to hear that it is stored.
+        try:
+            producer.submit(bench.topic, value=b"another")
+        except BufferFullError as error:
+            told.append(type(error))
+
+    producer.send(bench.topic, value=b"warm")
+    prepare, held = producer._store.prepare, []
+    producer._store.prepare = lambda *arguments: held.append(arguments)  # type: ignore[method-assign] # to be first
+    pledge = producer.submit(bench.topic, value=b"one", wait="sent")
+    pledge.add_done_callback(submit_another)
+    producer._store.prepare = prepare  # type: ignore[method-assign] # as it was
+    prepare(*held[0])
+    wait_until(lambda: told == [BufferFullError])
+    wait_until(lambda: producer.statistics().in_flight == 0)

@@ -24,6 +24,8 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds the delivery thread waits for reports before it looks whether it shall stop.
 _POLL_S = 0.1
+#: Seconds for the reports of what was not acknowledged before a stop.
+_PURGE_S = 5.0
 
 _OWNED = {
     "transactional.id": "these sends are idempotent, not transactional; leave it out",
@@ -118,6 +120,8 @@ class AckedProducer:
         self._ended: list[Producer] = []
         #: Called by the delivery thread after each round of reports; set before `start`.
         self.after_reports: Callable[[], None] = _nothing
+        # Set by stop(), read by senders.
+        self._refusing = False
         # Set by stop(), read by the delivery thread.
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
@@ -127,10 +131,16 @@ class AckedProducer:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> int:
-        """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open."""
+        """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open.
+
+        Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come.
+        """
+        self._refusing = True
         left = self._producer.flush(timeout_s)
         self._stopping.set()
         self._thread.join()
+        self._producer.purge()
+        self._producer.flush(_PURGE_S)
         return left
 
     @property
@@ -150,7 +160,7 @@ class AckedProducer:
 
         Raises:
             KafkaException: the client library refused the record: it is too large, say.
-            StoppedError: the buffer stayed full for the whole send timeout.
+            StoppedError: it was stopped, or the buffer stayed full for the whole send timeout.
         """
         receipt = Receipt()
         self.post(topic, partition, key, value, headers=headers, report=receipt.report)
@@ -162,6 +172,8 @@ class AckedProducer:
         What becomes of the record is not told: for what is sent again anyhow where it was lost.
         """
         producer = self._producer
+        if self._refusing:
+            return False
         try:
             producer.produce(topic, value, key, partition, headers=headers)
         except BufferError:
@@ -176,7 +188,9 @@ class AckedProducer:
 
         Raises:
             KafkaException: the client library refused the record.
+            StoppedError: it was stopped.
         """
+        self._check_refusing(topic, partition)
         producer = self._producer
         try:
             producer.produce(topic, value, None, partition, report)
@@ -210,10 +224,11 @@ class AckedProducer:
 
         Raises:
             KafkaException: the client library refused the record: it is too large, say.
-            StoppedError: the buffer stayed full for the whole send timeout.
+            StoppedError: it was stopped, or the buffer stayed full for the whole send timeout.
         """
         deadline = 0.0
         while True:
+            self._check_refusing(topic, partition)
             producer = self._producer
             try:
                 producer.produce(topic, value, key, partition, report, headers=headers)
@@ -235,6 +250,10 @@ class AckedProducer:
                     time.sleep(0.001)
             else:
                 return
+
+    def _check_refusing(self, topic: str, partition: int) -> None:
+        if self._refusing:
+            raise StoppedError(f"nothing is sent to {topic}[{partition}] any more: {self._name} was stopped")
 
     def _heal(self, producer: Producer, error: KafkaException) -> bool:
         """Replace a producer that a fatal error ended, and tell whether it was one.

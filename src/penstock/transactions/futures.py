@@ -18,6 +18,15 @@ _log = logging.getLogger("penstock.transactions")
 T = TypeVar("T")
 
 
+#: Whether this thread runs callbacks: it is the one that serves all deliveries, and may not wait for one.
+_here = threading.local()
+
+
+def is_telling() -> bool:
+    """Tell whether the caller is a callback of a pledge that has just ended."""
+    return bool(getattr(_here, "telling", False))
+
+
 class Pledge(Generic[T]):
     """A result to come. Ended once, by any thread; asked by any number of them.
 
@@ -67,8 +76,8 @@ class Pledge(Generic[T]):
     def add_done_callback(self, callback: Callable[[Pledge[T]], object]) -> None:
         """Have a function called with this object once it is done; at once where it is.
 
-        It runs in the thread that serves all deliveries: it must not wait, nor call what waits. What it raises is
-        logged.
+        It runs in the thread that serves all deliveries: it must not wait, nor call what waits. It may `submit`; where
+        too many are in flight, that raises `BufferFullError` whatever was chosen. What it raises is logged.
         """
         callbacks = self._callbacks
         callbacks.append(callback)
@@ -107,7 +116,11 @@ class Pledge(Generic[T]):
                 callback = callbacks.pop(0)
             except IndexError:
                 return
-            self._call(callback)
+            _here.telling = True
+            try:
+                self._call(callback)
+            finally:
+                _here.telling = False
 
     def _call(self, callback: Callable[[Pledge[T]], object]) -> None:
         try:
@@ -172,4 +185,4 @@ class _Bells:
 _bell = _Bells()
 
 
-__all__ = ["Pledge"]
+__all__ = ["Pledge", "is_telling"]

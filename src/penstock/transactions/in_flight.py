@@ -6,6 +6,7 @@ import threading
 import time
 
 from penstock.errors import BufferFullError
+from penstock.transactions.futures import is_telling
 
 
 class InFlight:
@@ -47,15 +48,12 @@ class InFlight:
             if self._waiting:
                 self._room.notify()
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether waiting for room was chosen."""
-        return self._timeout_s > 0
-
     def _fits(self, size: int) -> bool:
         return self.count < self._most and (self.bytes + size <= self._most_bytes or not self.count)
 
     def _wait(self, size: int, *, may_wait: bool) -> None:
+        # A callback that waited would wait for what it holds up itself.
+        may_wait = may_wait and not is_telling()
         deadline = time.monotonic() + self._timeout_s
         self._waiting += 1
         try:

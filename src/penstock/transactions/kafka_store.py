@@ -178,6 +178,8 @@ class KafkaStore:
         while self._ops.open and time.monotonic() < deadline:
             time.sleep(_STOP_POLL_S)
         left = self._sends.stop(max(0.0, deadline - time.monotonic()))
+        # What waited behind those is refused.
+        self._ops.after_reports()
         if left:
             _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
         with self._watch_lock:

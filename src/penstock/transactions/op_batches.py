@@ -7,17 +7,20 @@ record. Lanes, one for each producer group and half partition, keep decisions in
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.errors import DecisionNotStoredError
+from penstock.errors import DecisionNotStoredError, StoppedError
 from penstock.kafka import reason
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.records import Op, encode_ops
 from penstock.transactions.store import ToldDecided
+
+_log = logging.getLogger("penstock.transactions")
 
 #: Most decisions in one record: some 100 kB.
 _MOST = 2_000
@@ -97,7 +100,13 @@ class OpBatches:
                 taken = self._sends.try_post(
                     self._topic, ops[0].half_partition, encode_ops(ops), partial(self._report, lane, batch)
                 )
+            except StoppedError as error:
+                batch.extend(lane.waiting)
+                lane.waiting.clear()
+                return batch, str(error)
             except KafkaException as error:
+                # Those behind it are tried with the next reports.
+                self._dirty.append(lane)
                 return batch, reason(error)
             if not taken:
                 lane.waiting.extendleft(reversed(batch))
@@ -115,7 +124,10 @@ class OpBatches:
             self._refuse(batch, reason(error))
             return
         for _, told in batch:
-            told(None)
+            try:
+                told(None)
+            except Exception:  # noqa: BLE001 - the others of the record must be told
+                _log.exception("who waits for a decision raised when told of it")
 
     def _refuse(self, batch: list[Waiting], cause: str) -> None:
         for op, told in batch:
