@@ -15,6 +15,8 @@ import penstock
 from penstock.consumer import UNCHANGED, ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
+from penstock.transactions.file import FileStore
+from penstock.transactions.sql.store import SqlStore
 
 TEXT = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
 CHANGES = {"RunningApp.change", "RunningApp.change_handler"}
@@ -26,6 +28,11 @@ SIGNATURES: dict[str, Callable[..., object]] = {
     "retry": penstock.retry,
     "DeadLetterLimit": penstock.DeadLetterLimit,
     "Telemetry": penstock.Telemetry,
+    "TransactionalProducer": penstock.TransactionalProducer,
+    "TransactionalProducer.transaction": penstock.TransactionalProducer.transaction,
+    "Coordinator": penstock.Coordinator,
+    "SqlStore": SqlStore,
+    "FileStore": FileStore,
 }
 
 

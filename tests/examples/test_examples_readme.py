@@ -10,6 +10,7 @@ import pytest
 import penstock
 from penstock.cli.frame import frame
 from penstock.telemetry.readings import METRICS
+from penstock.telemetry.transactions import TRANSACTION_METRICS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -60,6 +61,20 @@ def test_the_metrics_that_the_readme_names_are_those_that_are_reported() -> None
     named = {name if name.startswith("penstock") else f"penstock{name}" for name in re.findall(r"`([^`]+)`", row)}
 
     assert named == {metric.name for metric in METRICS}
+
+
+def test_the_metrics_of_transactions_are_those_that_are_reported() -> None:
+    page = (ROOT / "docs" / "transactions.md").read_text()
+    [row] = [line for line in README.splitlines() if line.startswith("| ours, of transactions |")]
+
+    told = re.findall(r"^\| `(penstock\.transactions\.[a-z_]+)` \|", page, re.MULTILINE)
+    named = {
+        name if name.startswith("penstock") else f"penstock.transactions{name}"
+        for name in re.findall(r"`([^`]+)`", row)
+    }
+
+    assert told == [metric.name for metric in TRANSACTION_METRICS]
+    assert named == set(told)
 
 
 def test_the_commands_that_the_readme_tells_of_exist_and_the_others_do_not() -> None:
