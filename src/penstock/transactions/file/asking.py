@@ -20,6 +20,8 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds after which a question that nobody was there for, or that found no room, is asked again, at most.
 _SOON_S = 1.0
 _ALARM_S = 30.0
+#: Checks in one round: a crowd of undecided halves delays nobody's publication.
+_CHECKS = 2_000
 _DECISIONS = {
     TransactionState.COMMIT: Verdict.COMMIT,
     TransactionState.ROLLBACK: Verdict.ROLLBACK,
@@ -66,10 +68,10 @@ class FileAsker:
         return self._options.check_interval_s * self._options.check_backoff ** max(0, answered - 1)
 
     def round(self) -> None:
-        """Ask about all that are due."""
+        """Ask about those that are due, as many as one round has time for."""
         opened, now = self._opened, time.monotonic()
         with opened.lock:
-            due = opened.table.take_due(now)
+            due = opened.table.take_due(now, _CHECKS)
         for kept in due:
             wait = self._ask(kept)
             with opened.lock:

@@ -112,15 +112,16 @@ class TableFile:
         kept.due = due
         self.due = min(self.due, due)
 
-    def take_due(self, now: float) -> list[Kept]:
-        """Return the undecided transactions whose time has come, and set the timer for the others."""
-        if self.due > now:
+    def take_due(self, now: float, limit: int) -> list[Kept]:
+        """Return undecided transactions whose time has come, and set the timer for the others."""
+        if self.due > now or limit <= 0:
             return []
-        due, self.due = [], _NEVER
+        due: list[Kept] = []
+        self.due = _NEVER
         for kept in self.live.values():
             if kept.verdict is not None:
                 continue
-            if kept.due <= now:
+            if kept.due <= now and len(due) < limit:
                 due.append(kept)
             else:
                 self.due = min(self.due, kept.due)
@@ -188,9 +189,12 @@ class Table:
         if file is not None:
             file.plan(kept, due)
 
-    def take_due(self, now: float) -> list[Kept]:
-        """Return the undecided transactions whose time has come; each must be planned again."""
-        return [kept for file in self._files.values() for kept in file.take_due(now)]
+    def take_due(self, now: float, limit: int) -> list[Kept]:
+        """Return undecided transactions whose time has come, so many at most; each must be planned again."""
+        due: list[Kept] = []
+        for file in self._files.values():
+            due += file.take_due(now, limit - len(due))
+        return due
 
     def next_due(self) -> float:
         """Return the monotonic time at which the first timer goes off."""
