@@ -24,7 +24,7 @@ test: .venv/.installed ## all tests, on an embedded Kafka, PostgreSQL and Spark
 	$(BIN)/python -m pytest $(TWO) $(ARGS)
 
 chaos: .venv/.installed ## a group that is restarted, killed, frozen and cut off, at length (about ten minutes)
-	$(BIN)/python -m pytest tests/chaos -m chaos $(ARGS)
+	$(BIN)/python -m pytest tests/chaos tests/transactions -m chaos $(ARGS)
 
 simulate: .venv/.installed ## ten thousand simulated runs of the consumer, on a clock moved by hand, and of stores, on a disk that tears
 	PENSTOCK_SIMULATIONS=10000 $(BIN)/python -m pytest --numprocesses 2 tests/simulation $(ARGS)
