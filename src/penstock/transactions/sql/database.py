@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,7 @@ class Database:
             self.engine = sa.create_engine(
                 parsed, connect_args=connect, isolation_level="READ COMMITTED", pool_pre_ping=True, **options
             )
+        self._statements: dict[str, sa.Executable] = {}
         #: Seconds since 1970, by the database's clock.
         self.now: sa.ColumnElement[float] = sa.literal_column(_CLOCK[self.kind], sa.Double)
         self.next: sa.ColumnElement[int] = sa.literal_column(_NEXT[self.kind], sa.BigInteger)
@@ -61,6 +62,14 @@ class Database:
     def insert(self, table: sa.Table) -> sqlite_dialect.Insert | pg_dialect.Insert:
         """Return an `INSERT` that can have an `ON CONFLICT` clause."""
         return sqlite_dialect.insert(table) if self.kind == "sqlite" else pg_dialect.insert(table)
+
+    def once(self, name: str, make: Callable[[], sa.Executable]) -> sa.Executable:
+        """Return a statement that is made once: to make it costs more than to run it."""
+        statement = self._statements.get(name)
+        if statement is None:
+            # Two threads may both make it; either is good.
+            statement = self._statements[name] = make()
+        return statement
 
     @contextmanager
     def begin(self) -> Iterator[sa.Connection]:

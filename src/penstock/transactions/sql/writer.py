@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Protocol, cast
 
 import sqlalchemy as sa
 
@@ -40,26 +41,49 @@ class NewTransaction:
 
     def write(self, database: Database, connection: sa.Connection) -> None:
         """Insert it."""
-        half = self.halves[0]
-        row = {
-            "id": half.transaction_id,
-            "seq": database.next,
-            "shard": self.shard,
-            "producer_group": half.group,
-            "state": schema.PREPARED,
-            "order_key": half.order_key,
-            "birth": database.now,
-            "immunity": (half.immunity_ms or 0) / 1000,
-            "deliver_at_ms": half.deliver_at_ms,
-            "check_count": 0,
-            "question": 0,
-            "taken_until": 0.0,
-            "held_until": 0.0,
-            "held_count": 0,
+        insert([self], database, connection)
+
+
+def insert(new: Sequence[NewTransaction], database: Database, connection: sa.Connection) -> None:
+    """Insert transactions, in their order."""
+    rows = [
+        {
+            "id": one.halves[0].transaction_id,
+            "shard": one.shard,
+            "producer_group": one.halves[0].group,
+            "order_key": one.halves[0].order_key,
+            "immunity": (one.halves[0].immunity_ms or 0) / 1000,
+            "deliver_at_ms": one.halves[0].deliver_at_ms,
         }
-        # Who repeats this after an error whose transaction was committed all the same finds it there.
-        connection.execute(database.insert(schema.tx).values(row).on_conflict_do_nothing())
-        connection.execute(database.insert(schema.message).on_conflict_do_nothing(), schema.message_rows(self.halves))
+        for one in new
+    ]
+    # Who repeats this after an error whose transaction was committed all the same finds it there.
+    connection.execute(_insert_tx(database), rows)
+    messages = [row for one in new for row in schema.message_rows(one.halves)]
+    connection.execute(
+        database.once("message", lambda: database.insert(schema.message).on_conflict_do_nothing()), messages
+    )
+
+
+def _insert_tx(database: Database) -> sa.Executable:
+    def make() -> sa.Executable:
+        constants = {
+            "seq": database.next,
+            "birth": database.now,
+            "state": sa.literal_column(str(schema.PREPARED), sa.SmallInteger),
+            **dict.fromkeys(
+                ("check_count", "question", "taken_until", "held_until", "held_count"),
+                sa.literal_column("0", sa.Integer),
+            ),
+        }
+        given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms")
+        return (
+            database.insert(schema.tx)
+            .values(**constants, **{name: sa.bindparam(name) for name in given})
+            .on_conflict_do_nothing()
+        )
+
+    return database.once("tx", make)
 
 
 @dataclass(slots=True)
@@ -81,15 +105,14 @@ class Decision:
         if self.group is not None:
             named &= tx.c.producer_group == self.group
         done = connection.execute(
-            tx.update()
-            .where(named, tx.c.state == schema.PREPARED)
-            .values(
-                state=int(self.verdict),
-                author=int(self.author),
-                actor=self.actor,
-                decided_seq=database.next,
-                question=0,
-            )
+            _decide(database, of_group=self.group is not None),
+            {
+                "wanted_id": self.transaction_id,
+                "wanted_group": self.group,
+                "verdict": int(self.verdict),
+                "by": int(self.author),
+                "who": self.actor,
+            },
         )
         self.refused_by = None
         if done.rowcount:
@@ -110,6 +133,23 @@ class Decision:
         if self.refused_by < 0:
             return f"{what}: the store has no such transaction of that group; it is unknown, or settled long ago"
         return f"{what}: {Verdict(self.refused_by).name} was decided before, and the first decision stands"
+
+
+def _decide(database: Database, *, of_group: bool) -> sa.Executable:
+    def make() -> sa.Executable:
+        tx = schema.tx
+        statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), tx.c.state == schema.PREPARED)
+        if of_group:
+            statement = statement.where(tx.c.producer_group == sa.bindparam("wanted_group"))
+        return statement.values(
+            state=sa.bindparam("verdict"),
+            author=sa.bindparam("by"),
+            actor=sa.bindparam("who"),
+            decided_seq=database.next,
+            question=0,
+        )
+
+    return database.once(f"decide {of_group}", make)
 
 
 class Writer:
@@ -171,8 +211,13 @@ class Writer:
     def _attempt(self, batch: list[Request]) -> Exception | None:
         try:
             with self._database.begin() as connection:
-                for request in batch:
-                    request.write(self._database, connection)
+                # In runs, for many rows of a kind are inserted at once.
+                for new, run in itertools.groupby(batch, lambda request: isinstance(request, NewTransaction)):
+                    if new:
+                        insert(cast("list[NewTransaction]", list(run)), self._database, connection)
+                        continue
+                    for request in run:
+                        request.write(self._database, connection)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             return error
         return None
