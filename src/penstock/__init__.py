@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
     from penstock.transactions import (
         Coordinator,
+        FileStore,
         HalfMessage,
+        SqlStore,
         TransactionalProducer,
         TransactionResult,
         TransactionState,
@@ -90,7 +92,9 @@ _HOMES = {
     "penstock.telemetry": ("Telemetry",),
     "penstock.transactions": (
         "Coordinator",
+        "FileStore",
         "HalfMessage",
+        "SqlStore",
         "TransactionResult",
         "TransactionState",
         "TransactionalProducer",
@@ -110,6 +114,7 @@ __all__ = [
     "DecisionNotStoredError",
     "DeferredCompletion",
     "Explanation",
+    "FileStore",
     "HalfMessage",
     "HalfNotStoredError",
     "Keyless",
@@ -123,6 +128,7 @@ __all__ = [
     "RetryPolicy",
     "RunningApp",
     "SinkError",
+    "SqlStore",
     "StoppedError",
     "StoreDamagedError",
     "StoreInUseError",

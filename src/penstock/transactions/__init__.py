@@ -5,7 +5,7 @@ readers, only after its decision is COMMIT. What is not decided is asked of the 
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.transactions.coordinator import Coordinator
 from penstock.transactions.ids import new_id
@@ -21,13 +21,20 @@ from penstock.transactions.model import (
 from penstock.transactions.producer import TransactionalProducer
 from penstock.transactions.transaction import Transaction, TransactionOfSeveral
 
+if TYPE_CHECKING:
+    from penstock.transactions.barriers import barrier, barrier_check
+    from penstock.transactions.file import FileStore
+    from penstock.transactions.sql import SqlStore
+
 __all__ = [
     "Coordinator",
     "CoordinatorStatistics",
+    "FileStore",
     "HalfMessage",
     "LocalTransactionExecutor",
     "Outgoing",
     "ProducerStatistics",
+    "SqlStore",
     "Transaction",
     "TransactionCheckListener",
     "TransactionListener",
@@ -35,6 +42,8 @@ __all__ = [
     "TransactionResult",
     "TransactionState",
     "TransactionalProducer",
+    "barrier",
+    "barrier_check",
     "new_id",
 ]
 
