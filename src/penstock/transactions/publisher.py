@@ -36,6 +36,8 @@ _TIMEOUT_S = TRANSACTION_TIMEOUT_MS / 1000
 _INIT_TIMEOUT_S = 30.0
 #: Seconds for a message to be stored: less than the end may take, so that one that cannot be ends in an abort.
 _DELIVERY_S = 5.0
+#: Seconds between two looks at what failed, while the rest is on its way.
+_SLICE_S = 0.1
 #: What fails a send without being the message's fault, or its target's.
 _NOBODYS_FAULT = frozenset(
     {
@@ -195,6 +197,7 @@ class Publisher:
             for partition, share in shares.items():
                 self._produce(producer, partition, share)
             producer.send_offsets_to_transaction(self._positions(shares), group_metadata, _TIMEOUT_S)
+            self._await_delivery(producer)
             if self._failed or self._targets:
                 # Committing would fail as well; this way it is certain that no EndTxn was sent.
                 self._abort(producer, self._failure)
@@ -203,6 +206,12 @@ class Publisher:
             self._abort(producer, reason(error), error)
         except BufferError as error:
             self._abort(producer, "the client's buffer is full", error)
+
+    def _await_delivery(self, producer: Producer) -> None:
+        """Wait until all is stored, or something is not: the library would wait for the rest, though it sends no more."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while producer.flush(_SLICE_S) and not self._failed and not self._targets and time.monotonic() < deadline:
+            pass
 
     def _commit(self, producer: Producer) -> None:
         """End the transaction with a commit."""
@@ -222,8 +231,10 @@ class Publisher:
     def _abort(self, producer: Producer, cause: str, error: Exception | None = None) -> None:
         """Abort the transaction; always raises."""
         failed = list(self._failed)
-        # Where the store itself takes nothing, the targets are not to blame.
-        targets = {} if self._store_failed else dict(self._targets)
+        # Where the store itself takes nothing, the targets are not to blame; nor where what timed out stood behind what
+        # was refused.
+        refused = {half.topic for pending in failed for half in pending.halves}
+        targets = {} if self._store_failed else {t: why for t, why in self._targets.items() if t not in refused}
         cause = self._failure or cause
         begun = time.monotonic()
         try:
