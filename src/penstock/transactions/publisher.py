@@ -208,7 +208,7 @@ class Publisher:
             self._abort(producer, "the client's buffer is full", error)
 
     def _await_delivery(self, producer: Producer) -> None:
-        """Wait until all is stored, or something is not: the library would wait for the rest, though it sends no more."""
+        """Wait until all is stored, or something is not: the library would wait for the rest, and sends no more."""
         deadline = time.monotonic() + _TIMEOUT_S
         while producer.flush(_SLICE_S) and not self._failed and not self._targets and time.monotonic() < deadline:
             pass
