@@ -22,7 +22,7 @@ from penstock.transactions.producer import TransactionalProducer
 from penstock.transactions.transaction import Transaction, TransactionOfSeveral
 
 if TYPE_CHECKING:
-    from penstock.transactions.barriers import barrier, barrier_check
+    from penstock.transactions.barriers import barrier, barrier_check, clean_barrier, create_barrier_table
     from penstock.transactions.file import FileStore
     from penstock.transactions.sql import SqlStore
 
@@ -44,6 +44,8 @@ __all__ = [
     "TransactionalProducer",
     "barrier",
     "barrier_check",
+    "clean_barrier",
+    "create_barrier_table",
     "new_id",
 ]
 
@@ -53,6 +55,8 @@ _HOME_OF = {
     "SqlStore": "penstock.transactions.sql",
     "barrier": "penstock.transactions.barriers",
     "barrier_check": "penstock.transactions.barriers",
+    "clean_barrier": "penstock.transactions.barriers",
+    "create_barrier_table": "penstock.transactions.barriers",
 }
 
 

@@ -67,7 +67,8 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
     """Write COMMITTED for a transaction inside the user's own SQL transaction, so that `barrier_check` can tell.
 
     Call it first in the local transaction: what is refused has then done nothing yet. It commits nothing: the row
-    stands if, and only if, the local transaction commits.
+    stands if, and only if, the local transaction commits. An exception that leaves the transaction's block afterwards
+    is no longer taken for a rollback: it may be the database's commit whose answer was lost, so a check finds out.
 
     Args:
         connection: the connection of the local transaction: a `sqlite3.Connection`, a `psycopg.Connection`, or a
@@ -89,6 +90,8 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
         raise ConfigurationError("tx is no transaction's id: give the Transaction, or its transaction_id")
     user.require_transaction()
     if _insert(user, name, transaction_id, "COMMITTED"):
+        # The commit may raise though it took hold: the answer may be lost. From here on only the check knows.
+        getattr(tx, "leave_errors_to_check", lambda: None)()
         return
     if not _committed(user, name, transaction_id):
         raise TransactionRefusedError(

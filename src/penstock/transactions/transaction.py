@@ -93,7 +93,16 @@ class Transaction:
         transaction_id: a UUID of version 7; write it beside your own data, so that a check can find it.
     """
 
-    __slots__ = ("_desk", "_flight", "_halves", "_ordering_key", "_state", "_wait", "transaction_id")
+    __slots__ = (
+        "_desk",
+        "_errors_tell",
+        "_flight",
+        "_halves",
+        "_ordering_key",
+        "_state",
+        "_wait",
+        "transaction_id",
+    )
 
     def __init__(
         self, desk: Desk, transaction_id: str, made: Sequence[Half], ordering_key: bytes | None, wait: Wait
@@ -105,6 +114,8 @@ class Transaction:
         self._wait: Wait = wait
         self._flight: Flight | None = None
         self._state = TransactionState.COMMIT
+        # Whether an exception means that the local transaction did not commit.
+        self._errors_tell = True
 
     def unknown(self) -> None:
         """Leave the decision to a check, however the block is left."""
@@ -113,6 +124,14 @@ class Transaction:
     def rollback(self) -> None:
         """Roll the message back when the block is left, without an exception."""
         self._state = TransactionState.ROLLBACK
+
+    def leave_errors_to_check(self) -> None:
+        """Leave the decision to a check where the block is left with an exception; without this it is ROLLBACK.
+
+        For a local transaction whose commit may raise though it took hold, as when the database's answer is lost, and
+        whose check knows: `barrier` calls it.
+        """
+        self._errors_tell = False
 
     @property
     def result(self) -> TransactionResult:
@@ -194,7 +213,9 @@ class Transaction:
         """Settle how it ends, by how the block was left."""
         assert self._flight is not None  # noqa: S101 - entering set it
         if isinstance(error, Exception):
-            if self._state is not TransactionState.UNKNOWN:
+            if not self._errors_tell:
+                self._state = TransactionState.UNKNOWN
+            elif self._state is not TransactionState.UNKNOWN:
                 self._state = TransactionState.ROLLBACK
         elif error is not None:
             # KeyboardInterrupt, a cancelled task and their like may strike after the local commit: they say nothing
