@@ -10,7 +10,6 @@ import pytest
 import tenacity
 from confluent_kafka import Producer
 from consuming import consumer_of
-from raw_produce import produce_raw
 from visit_bench import Bench
 
 from kafka_tools import produce, read_all
@@ -18,6 +17,7 @@ from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import Message
+from raw_produce import produce_raw
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
