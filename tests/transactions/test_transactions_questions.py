@@ -20,7 +20,7 @@ from penstock.transactions.discarding import Discarding
 from penstock.transactions.ids import NO_ID, new_id
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.pending import Pending
-from penstock.transactions.questions import Questions
+from penstock.transactions.questions import WINDOW, Questions
 from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
 from penstock.transactions.takeover import Inheritance
 from waiting import wait_until
@@ -221,7 +221,7 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
     assert room.asking.looked == 2
     room.tick(37.1)
     room.asking.answers.clear()
-    assert room.ask(37.1) == 200, "who is back is asked, in portions"
+    assert room.ask(37.1) == WINDOW + 1, "who is back is asked, in portions"
 
 
 def test_exhausted_halves_of_a_dead_group_are_discarded() -> None:
@@ -439,3 +439,27 @@ def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restar
     assert old == [b"first", b"second"]
     assert len(bench.visible()) == 602
     assert len(set(asked)) == 1
+
+
+def test_a_crowd_is_asked_about_as_fast_as_it_is_answered_and_no_faster() -> None:
+    room = Room(CheckPolicy(6, 30, 15))
+    halves = [room.half(0) for _ in range(3 * WINDOW)]
+    others = [room.half(0, group="others") for _ in range(2)]
+    room.tick(7)
+
+    assert room.ask(7) == WINDOW + 2, "one group's crowd takes no other's turn"
+    assert {other.transaction_id for other in others} <= {name for _, name in room.asking.checked}
+    room.tick(8)
+    assert room.ask(8) == 0
+    # One is answered UNKNOWN, nine are decided, and the others are not heard of.
+    asked = {name for _, name in room.asking.checked}
+    answered = [at for at, half in enumerate(halves) if half.transaction_id in asked][:10]
+    first = halves[answered[0]]
+    room.op(Op(first.transaction_id, Verdict.UNKNOWN, Author.CHECK, "orders", 0, (answered[0],), 1), 9)
+    for at in answered[1:]:
+        room.op(commit(halves[at], at), 9)
+    room.tick(10)
+    assert room.ask(10) == 10
+    # What was not answered for an interval is given up, and asked again in its turn.
+    room.tick(40)
+    assert room.ask(40) == WINDOW + 2

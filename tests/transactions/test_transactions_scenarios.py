@@ -429,11 +429,12 @@ def test_scenario_18_pending_halves_with_one_checker_hanging_others_proceed_and_
         return TransactionState.COMMIT
 
     store_halves(bench, count, "orders")
-    # Checks that find all workers busy are asked again after an interval.
-    coordinator = bench.coordinator(check_interval=1.0)
     others = bench.producer("others")
-    bench.producer(check=check, check_workers=8)
-    assert hanging.wait(60)
+    bench.producer(check=check)
+    bench.await_checkers(1)
+    # So long that nothing here is asked twice but what is lost.
+    coordinator = bench.coordinator(check_interval=30.0)
+    assert hanging.wait(120)
     others.send(bench.topic, value=b"of another group")
     bench.counted(coordinator, timeout=500, committed=count)
 

@@ -214,13 +214,7 @@ def test_row_who_answers(bench: Bench) -> None:
     for name in ("first", "second"):
         bench.producer(check=checker(name), check_workers=2)
     ids = [sender.send(bench.topic, key=b"%d" % n, value=b"v", execute=unknown).transaction_id for n in range(60)]
-    group = bench.topics.checkers("orders")
-
-    def both_have_partitions() -> bool:
-        members = bench.admin.describe_consumer_groups([group])[group].result().members
-        return len(members) == 2 and all(member.assignment.topic_partitions for member in members)
-
-    wait_until(both_have_partitions, 60)
+    bench.await_checkers(2)
     coordinator = bench.coordinator(check_interval=30)
     bench.settled(coordinator, committed=60)
 

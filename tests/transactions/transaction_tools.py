@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from kafka_tools import ANSWER_S, read_all
 from penstock.kafka import admin_client
@@ -59,6 +59,19 @@ class Bench:
         made = Coordinator(bootstrap_servers=self.servers, prefix=self.topics.prefix, **{**times, **more}).start()
         self._open.callback(made.stop)
         return made
+
+    def await_checkers(self, count: int, group: str = "orders") -> None:
+        """Wait until so many producers share the checks of a group."""
+        name = self.topics.checkers(group)
+
+        def all_have_partitions() -> bool:
+            try:
+                members = self.admin.describe_consumer_groups([name])[name].result().members
+            except KafkaException:
+                return False  # a new broker has no coordinator of groups for a moment
+            return len(members) == count and all(member.assignment.topic_partitions for member in members)
+
+        wait_until(all_have_partitions, 60)
 
     def settled(self, coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
         """Wait until the coordinator owns all, holds nothing, and its counts are at least those given; return them.

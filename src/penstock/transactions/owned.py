@@ -161,6 +161,8 @@ class OwnedPartition:
         self.done_end = inheritance.done_end
         #: Positions as last committed.
         self.checkpoints = (inheritance.half_position, inheritance.op_position)
+        #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the half.
+        self.asked: dict[str, list[tuple[float, int, Pending]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
         self.taken_over = False
         self._counts = counts

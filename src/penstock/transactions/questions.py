@@ -23,6 +23,11 @@ _log = logging.getLogger("penstock.transactions")
 _CHECKS = 200
 #: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
 _SOON_S = 0.1
+#: Checks of one group and half partition that may be unanswered at a time: more would find all workers busy, be passed
+#: over, and be asked again only after an interval.
+WINDOW = 128
+#: Seconds until it is looked whether some of them were answered.
+_WINDOW_S = 0.02
 #: Seconds between two marks in one op log.
 _TICK_S = 0.5
 #: Seconds after which the broker's clock is read anew while something is pending.
@@ -96,9 +101,14 @@ class Questions:
             schedule.postpone(pending, time_s + interval)
             return
         group, unanswered = pending.half.group, pending.requested > pending.check_count
+        if not _has_room(partition, group, time_s):
+            schedule.postpone(pending, time_s)
+            schedule.park(group, time_s + _WINDOW_S)
+            return
         asked = self._asker.check(partition, pending, now)
         if asked is Asked.SENT:
             schedule.postpone(pending, time_s + interval)
+            partition.asked.setdefault(group, []).append((time_s + interval, pending.requested, pending))
             self._counts.checks += 1
             if unanswered:
                 text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"
@@ -129,4 +139,12 @@ class Questions:
         self._asker.decide(partition.number, pending, Verdict.ROLLBACK)
 
 
-__all__ = ["Questions"]
+def _has_room(partition: OwnedPartition, group: str, time_s: float) -> bool:
+    """Tell whether one more check of a group may be sent; those that were answered, or are asked again, leave."""
+    asked = partition.asked.get(group, [])
+    if len(asked) >= WINDOW:
+        asked[:] = [one for one in asked if one[0] > time_s and one[2].verdict is None and one[2].check_count < one[1]]
+    return len(asked) < WINDOW
+
+
+__all__ = ["WINDOW", "Questions"]
