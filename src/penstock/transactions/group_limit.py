@@ -1,7 +1,9 @@
 """How many decisions go into one Kafka transaction: as many as end within the target latency.
 
-Larger groups cost less for each decision, for beginning, ending and markers cost the same for few as for many; but all
-of a group become visible together, the first with the last. Pure: it is told what groups took, and reads no clock.
+A group costs a fixed time, for beginning, ending and markers, and a time for each decision. All of a group become
+visible together, the first with the last, so groups are as large as the target allows; but no smaller than where the
+fixed time is half of the whole: smaller ones would spend most of the time on the fixed part, and wait all the longer.
+Both costs are learnt from what groups of different sizes took. Pure: it is told that, and reads no clock.
 """
 
 from __future__ import annotations
@@ -11,13 +13,17 @@ _LEAST = 500
 _MOST = 20_000
 #: Bytes of messages in one group: they pass the client's buffer and the broker's in one go.
 _BYTES = 4 << 20
-#: A group that took less than this part of the target lets the next ones grow.
+#: A group that took less than this part of the target lets the next ones grow, while the costs are not known.
 _EASY = 0.7
+#: Most by which one group makes the next ones larger or smaller: a slow one may be a pause of the machine's.
 _GROWTH = 1.5
-#: Not cut by more than this at once: one slow group may be a pause of the machine's.
 _CUT = 0.5
-#: Weight of the last group in the mean size of a message.
+#: Growth where larger groups did not take longer: it may be so, or the costs have just changed.
+_TRIAL = 1.1
+#: Weight of the last group in the means.
 _WEIGHT = 0.2
+#: Groups must differ by this part of their mean size before they tell one cost from the other.
+_SPREAD = 0.1
 
 
 class GroupLimit:
@@ -31,6 +37,8 @@ class GroupLimit:
         self._target_s = target_s
         self._limit = float(2 * _LEAST)
         self._mean_bytes = 0.0
+        # Means of the size of groups, of their time, of the size squared, and of size times time.
+        self._size = self._took_s = self._square = self._product = 0.0
 
     @property
     def decisions(self) -> int:
@@ -44,11 +52,29 @@ class GroupLimit:
             return
         mean = size_bytes / decisions
         self._mean_bytes = mean if not self._mean_bytes else self._mean_bytes + _WEIGHT * (mean - self._mean_bytes)
+        weight = _WEIGHT if self._size else 1.0
+        self._size += weight * (decisions - self._size)
+        self._took_s += weight * (took_s - self._took_s)
+        self._square += weight * (decisions * decisions - self._square)
+        self._product += weight * (decisions * took_s - self._product)
+        wanted = self._wanted(decisions, took_s)
+        if wanted is not None:
+            self._limit = max(_LEAST, min(_MOST, self._limit * _GROWTH, max(self._limit * _CUT, wanted)))
+
+    def _wanted(self, decisions: int, took_s: float) -> float | None:
+        """Return the limit that the costs speak for; None where the group says nothing about it."""
+        if 2 * decisions <= self._limit:
+            return None
+        variance = self._square - self._size * self._size
+        if variance > (_SPREAD * self._size) ** 2:
+            each_s = (self._product - self._size * self._took_s) / variance
+            if each_s > 0:
+                fixed_s = max(0.0, self._took_s - each_s * self._size)
+                return max(self._target_s - fixed_s, fixed_s) / each_s
+            return self._limit * _TRIAL  # size does not seem to be what costs
         if took_s > self._target_s:
-            if decisions > _LEAST:
-                self._limit = max(_LEAST, min(self._limit, decisions * max(_CUT, self._target_s / took_s)))
-        elif took_s < _EASY * self._target_s and 2 * decisions > self._limit:
-            self._limit = min(_MOST, self._limit * _GROWTH)
+            return self._limit * self._target_s / took_s if decisions > _LEAST else None
+        return self._limit * _GROWTH if took_s < _EASY * self._target_s else None
 
 
 __all__ = ["GroupLimit"]

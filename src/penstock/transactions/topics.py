@@ -25,6 +25,8 @@ _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_gro
 
 #: The store deletes below its checkpoints itself: nothing pending may be lost to retention.
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+#: What is deleted gives its place on the disk back when its whole segment is: Kafka's own are a gigabyte large.
+_SEGMENTS = {"segment.bytes": str(16 << 20)}
 #: The broker's clock gives a half its birth time: producers' clocks do not count.
 _BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
 #: A check request or a discarded record is a half with a few headers more, and a half may be written down again in the
@@ -118,9 +120,9 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
         admin,
         bootstrap_servers,
         [
-            TopicSpec(topics.half, partitions, _KEPT | _BROKER_TIME),
-            TopicSpec(topics.op, partitions, _KEPT | _BROKER_TIME),
-            TopicSpec(topics.done, partitions, {**_KEPT, **_ROOM}),
+            TopicSpec(topics.half, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
+            TopicSpec(topics.op, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
+            TopicSpec(topics.done, partitions, _KEPT | _SEGMENTS | _ROOM),
             TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
             TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
         ],
