@@ -303,6 +303,11 @@ class App:
 
         return register
 
+    def _new_coordinator(self) -> Coordinator:
+        return Coordinator(
+            bootstrap_servers=self.bootstrap_servers, prefix=self._prefix, telemetry=self._settings.telemetry
+        )
+
     def start(self) -> RunningApp:
         """Start the handlers, the sinks, and the coordinator where asked for, and return at once.
 
@@ -317,7 +322,7 @@ class App:
                 f"app {self.name} has no handler and no sink; register one with @app.handler(topic) or @app.sink(topic)"
             )
         running = RunningApp(
-            Coordinator(bootstrap_servers=self.bootstrap_servers, prefix=self._prefix) if self._coordinator else None,
+            self._new_coordinator() if self._coordinator else None,
             self.consumer() if self._handlers else None,
             self._lifespans,
         )

@@ -10,6 +10,7 @@ from opentelemetry.trace import SpanKind
 from telemetry_tools import Recorded
 
 from kafka_tools import read_all
+from penstock import App
 from penstock.devbroker import DevBroker
 from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
 from penstock.telemetry.propagation import extract
@@ -129,3 +130,22 @@ def test_a_message_is_linked_to_who_sent_it_and_its_coordinator_tells_of_it(
     assert shown["finished"]["+Inf"] == 2
     assert shown["finish_time"][""] > 0
     assert "pending" not in values(recorded), "a coordinator that ended is shown no more"
+
+
+def test_the_coordinator_of_an_app_has_the_telemetry_of_the_app(
+    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
+) -> None:
+    topic = new_topic()
+    app = App(
+        topic,
+        bootstrap_servers=broker.bootstrap_servers,
+        coordinator=True,
+        prefix=f"store.{topic}",
+        telemetry=recorded.telemetry(),
+    )
+    app.handler(topic)(lambda _: None)
+
+    with app.start():
+        points = wait_until(lambda: recorded.points("penstock.transactions.pending"), 60)
+
+    assert [point.attributes["penstock.transactions.prefix"] for point in points] == [f"store.{topic}"]
