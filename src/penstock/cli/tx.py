@@ -8,14 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import BootstrapServers, log_to_stderr
+from penstock.cli.output import log_to_stderr
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
+    from penstock.cli.tx_sql import SqlHands
     from penstock.transactions.administration import KafkaAdministration
     from penstock.transactions.records import Verdict
 
 _ROW_LIMIT = 50
+
+#: As for every command, but a store in a database needs no broker.
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        envvar="PENSTOCK_BOOTSTRAP_SERVERS",
+        help="Addresses of the brokers, HOST:PORT, separated by commas.",
+    ),
+]
+Sql = Annotated[
+    str | None,
+    typer.Option("--sql", help="A store in a database instead: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME."),
+]
 
 Prefix = Annotated[str, typer.Option(help="First part of the names of the store's topics.")]
 TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
@@ -43,7 +58,8 @@ def tx() -> typer.Typer:
 
 
 def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
-    bootstrap_servers: BootstrapServers,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
     prefix: Prefix = "penstock",
     group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
@@ -57,8 +73,10 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     from penstock.cli.tx_text import discarded_rows, pending_rows
     from penstock.transactions.administration import KafkaAdministration
 
-    with KafkaAdministration(bootstrap_servers, prefix) as store:
-        if discarded:
+    if sql is not None and discarded:
+        raise ConfigurationError(f"--discarded reads topic {prefix}.discarded: leave --sql out")
+    with _store(bootstrap_servers, prefix, sql) as store:
+        if discarded and isinstance(store, KafkaAdministration):
             now_ms = time.time() * 1000
             letters = [one for one in store.discarded() if now_ms - one.at_ms >= older_than * 1000]
             rows = discarded_rows([one for one in letters if group in {None, one.half.group}])
@@ -75,8 +93,9 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
 
 def show(
-    bootstrap_servers: BootstrapServers,
     transaction_id: TransactionId,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
     prefix: Prefix = "penstock",
     payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
 ) -> None:
@@ -88,7 +107,10 @@ def show(
     from penstock.transactions.administration import KafkaAdministration
 
     _check_ids([transaction_id])
-    with KafkaAdministration(bootstrap_servers, prefix) as store:
+    if sql is not None:
+        _show_row(sql, transaction_id, payload=payload)
+        return
+    with KafkaAdministration(_servers(bootstrap_servers), prefix) as store:
         found = store.find(transaction_id)
         lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
         for letter in store.discarded():
@@ -102,9 +124,10 @@ def show(
     typer.echo("\n".join(lines))
 
 
-def commit(
-    bootstrap_servers: BootstrapServers,
+def commit(  # noqa: PLR0917 - as `ls`
     transaction_ids: TransactionIds,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     timeout: Timeout = 30.0,
@@ -115,12 +138,15 @@ def commit(
     """
     from penstock.transactions.records import Verdict
 
-    _decide(bootstrap_servers, transaction_ids, Verdict.COMMIT, prefix, reason, timeout)
+    _check_ids(transaction_ids)
+    with _store(bootstrap_servers, prefix, sql) as store:
+        _decide(store, transaction_ids, Verdict.COMMIT, reason, timeout)
 
 
-def rollback(
-    bootstrap_servers: BootstrapServers,
+def rollback(  # noqa: PLR0917 - as `ls`
     transaction_ids: TransactionIds,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     timeout: Timeout = 30.0,
@@ -131,12 +157,15 @@ def rollback(
     """
     from penstock.transactions.records import Verdict
 
-    _decide(bootstrap_servers, transaction_ids, Verdict.ROLLBACK, prefix, reason, timeout)
+    _check_ids(transaction_ids)
+    with _store(bootstrap_servers, prefix, sql) as store:
+        _decide(store, transaction_ids, Verdict.ROLLBACK, reason, timeout)
 
 
-def discard(
-    bootstrap_servers: BootstrapServers,
+def discard(  # noqa: PLR0917 - as `ls`
     transaction_ids: TransactionIds,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     timeout: Timeout = 30.0,
@@ -147,12 +176,15 @@ def discard(
     """
     from penstock.transactions.records import Verdict
 
-    _decide(bootstrap_servers, transaction_ids, Verdict.DISCARD, prefix, reason, timeout)
+    _check_ids(transaction_ids)
+    with _store(bootstrap_servers, prefix, sql) as store:
+        _decide(store, transaction_ids, Verdict.DISCARD, reason, timeout)
 
 
-def resume(
-    bootstrap_servers: BootstrapServers,
+def resume(  # noqa: PLR0917 - as `ls`
     transaction_id: TransactionId,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     again: Annotated[
@@ -167,28 +199,58 @@ def resume(
 
     _check_ids([transaction_id])
     log_to_stderr()
-    with KafkaAdministration(bootstrap_servers, prefix) as store:
-        count = store.resume(transaction_id, _actor(), reason, again=again)
-    typer.echo(f"{transaction_id}: {count} message{'' if count == 1 else 's'} brought back; its group is asked again")
+    if sql is not None and again:
+        raise ConfigurationError("--again is for a store in Kafka: in a database a transaction is resumed once")
+    with _store(bootstrap_servers, prefix, sql) as store:
+        if isinstance(store, KafkaAdministration):
+            count = store.resume(transaction_id, _actor(), reason, again=again)
+            what = f"{count} message{'' if count == 1 else 's'} brought back"
+        else:
+            store.resume(transaction_id, _actor(), reason)
+            what = "brought back"
+    typer.echo(f"{transaction_id}: {what}; its group is asked again")
 
 
-def _decide(  # noqa: PLR0917 - what the three commands were given, handed on
-    bootstrap_servers: str, ids: Sequence[str], verdict: Verdict, prefix: str, reason: str, timeout_s: float
-) -> None:
+def _servers(bootstrap_servers: str | None) -> str:
+    if bootstrap_servers is None:
+        raise ConfigurationError("--bootstrap-servers is missing; or name a store in a database by --sql")
+    return bootstrap_servers
+
+
+def _store(bootstrap_servers: str | None, prefix: str, sql: str | None) -> KafkaAdministration | SqlHands:
+    from penstock.cli.tx_sql import SqlHands
     from penstock.transactions.administration import KafkaAdministration
 
-    _check_ids(ids)
+    return KafkaAdministration(_servers(bootstrap_servers), prefix) if sql is None else SqlHands(sql)
+
+
+def _show_row(url: str, transaction_id: str, *, payload: bool) -> None:
+    """Print a transaction of a store in a database."""
+    from penstock.cli.tx_sql import SqlHands
+    from penstock.cli.tx_text import described_lines
+
+    if payload:
+        raise ConfigurationError("--payload is for a store in Kafka: leave --sql out, or ask the database")
+    with SqlHands(url) as store:
+        found = store.show(transaction_id)
+    if found is None:
+        raise PenstockError(f"transaction {transaction_id} is not pending: it is settled, or never was")
+    typer.echo("\n".join(described_lines(found)))
+
+
+def _decide(
+    store: KafkaAdministration | SqlHands, ids: Sequence[str], verdict: Verdict, reason: str, timeout_s: float
+) -> None:
     log_to_stderr()
     failed = 0
-    with KafkaAdministration(bootstrap_servers, prefix) as store:
-        for transaction_id in ids:
-            failed += not _decide_one(store, transaction_id, verdict, reason, timeout_s)
+    for transaction_id in ids:
+        failed += not _decide_one(store, transaction_id, verdict, reason, timeout_s)
     if failed:
         raise PenstockError(f"{failed} of {len(ids)} decisions do not stand; the lines above say why")
 
 
 def _decide_one(
-    store: KafkaAdministration, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
+    store: KafkaAdministration | SqlHands, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
 ) -> bool:
     """Decide one transaction, print what came of it, and tell whether the decision stands."""
     from penstock.cli.tx_text import decided_line

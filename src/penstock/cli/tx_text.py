@@ -57,6 +57,18 @@ def discarded_rows(found: Sequence[Discarded]) -> list[tuple[str, ...]]:
     ]
 
 
+def described_lines(one: PendingTransaction) -> Iterator[str]:
+    """Return what a store in a database tells of a pending transaction, line by line."""
+    yield f"{one.transaction_id}  pending"
+    yield f"  group      {printable(one.group)}"
+    yield f"  born       {age_text(one.age_s)} ago"
+    yield f"  checks     {one.check_count} answered UNKNOWN"
+    if one.decided is not None:
+        yield f"  decided    {_decided(one)}"
+    yield f"  waits for  {_waits(one)}"
+    yield from (f"  message    to {topic}" for topic in one.topics)
+
+
 def found_lines(found: Found, described: PendingTransaction, *, payload: bool) -> Iterator[str]:
     """Return what there is to tell of a pending transaction, line by line."""
     yield f"{described.transaction_id}  pending"
@@ -143,4 +155,13 @@ def _content(value: bytes | None) -> str:
         return f"0x{value.hex()}"
 
 
-__all__ = ["act_line", "age_text", "decided_line", "discarded_lines", "discarded_rows", "found_lines", "pending_rows"]
+__all__ = [
+    "act_line",
+    "age_text",
+    "decided_line",
+    "described_lines",
+    "discarded_lines",
+    "discarded_rows",
+    "found_lines",
+    "pending_rows",
+]

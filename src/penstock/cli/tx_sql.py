@@ -1,0 +1,93 @@
+"""`penstock tx --sql`: the same commands on a store in a database. They need no Kafka."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.transactions.administration import Decided, Effect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.transactions.model import PendingTransaction
+    from penstock.transactions.records import Verdict
+
+_LOOK_S = 0.2
+
+
+class SqlHands:
+    """What `penstock tx` does on a SQL store. Used by one thread, as a context manager.
+
+    Args:
+        url: the database's address, as `SqlStore` has it.
+
+    Raises:
+        ConfigurationError: it is no such address.
+        PenstockError: there is no store.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import sqlalchemy as sa
+
+            from penstock.transactions.sql.administration import SqlAdministration
+            from penstock.transactions.sql.database import Database
+        except ImportError as error:
+            raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
+        self._database = database = Database(url)
+        name = database.engine.url.database or ""
+        try:
+            # SQLite would make the file.
+            is_there = (database.kind != "sqlite" or Path(name).exists()) and sa.inspect(database.engine).has_table(
+                "penstock_tx"
+            )
+        except sa.exc.SQLAlchemyError as error:
+            raise PenstockError(
+                f"the database {name} cannot be read: {type(error).__name__}; see whether it runs"
+            ) from error
+        if not is_there:
+            database.close()
+            raise PenstockError(f"there is no store of transactions in database {name}; a SqlStore makes one")
+        self._administration = SqlAdministration(database)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._database.close()
+
+    def pending(self) -> Sequence[PendingTransaction]:
+        """Return what is not settled, oldest first."""
+        return self._administration.pending()
+
+    def show(self, transaction_id: str) -> PendingTransaction | None:
+        """Return one pending transaction, or None."""
+        return self._administration.show(transaction_id)
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
+        """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""
+        self._administration.decide(transaction_id, verdict, _signed(actor, why))
+        deadline = time.monotonic() + timeout_s
+        while (left := self._administration.show(transaction_id)) is not None:
+            if time.monotonic() >= deadline:
+                return Decided(Effect.WAITS, verdict, left.waits_for or "a coordinator")
+            time.sleep(_LOOK_S)
+        return Decided(Effect.DONE, verdict)
+
+    def resume(self, transaction_id: str, actor: str, why: str) -> None:
+        """Bring a discarded transaction back. Raises as `SqlAdministration.resume`."""
+        self._administration.resume(transaction_id, _signed(actor, why))
+
+
+def _signed(actor: str, why: str) -> str:
+    """Return who it was and why: the table `penstock_audit` has one column for both."""
+    return f"{actor}: {why}" if why else actor
+
+
+__all__ = ["SqlHands"]

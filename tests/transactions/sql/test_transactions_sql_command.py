@@ -1,0 +1,110 @@
+"""`penstock tx --sql`: a store in a database, looked at and decided on without Kafka."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conformance.sql_cases import SqlBench
+from conformance.store_cases import settled
+
+from penstock.cli import main
+from penstock.transactions import new_id
+from penstock.transactions.records import Verdict
+
+
+class Outcome(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def tx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Return a function that runs `penstock tx ARGUMENTS...` on a wide terminal, and knows of no broker."""
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("PENSTOCK_DEBUG", "0")
+    monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
+
+    def call(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["penstock", "tx", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr()
+        return Outcome(left.value.code, printed.out, printed.err)
+
+    return call
+
+
+def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: Callable[..., Outcome]) -> None:
+    url = sql_bench.database.url
+    settler = sql_bench.settler(transaction_timeout_s=600.0)
+    yes, no = (sql_bench.prepare(sql_bench.half(text)).halves[0].transaction_id for text in (b"yes", b"no"))
+
+    listed, shown = tx("ls", "--sql", url), tx("show", yes, "--sql", url)
+    committed = tx("commit", yes, "--sql", url, "--reason", "by phone")
+    dropped = tx("discard", no, "--sql", url)
+    resumed = tx("resume", no, "--sql", url)
+    second = tx("resume", no, "--sql", url)
+    rolled_back = tx("rollback", no, "--sql", url)
+    late = tx("commit", no, "--sql", url)
+
+    assert (listed.code, shown.code) == (0, 0), listed.err
+    assert "2 pending transactions" in listed.out
+    assert {yes, no} <= set(listed.out.split())
+    assert "waits for  a decision" in shown.out
+    assert f"message    to {sql_bench.topic}" in shown.out
+    assert (committed.code, dropped.code, resumed.code, second.code, rolled_back.code) == (0, 0, 0, 1, 0)
+    assert "committed: visible" in committed.out
+    assert "moved to the discarded topic" in dropped.out
+    assert "brought back" in resumed.out
+    assert late.code == 1
+    settled(settler, committed=1, discarded=1, rolled_back=1)
+    assert sql_bench.seen() == [b"yes"]
+    acts = sql_bench.database.rows("SELECT actor, what, tx FROM penstock_audit ORDER BY number")
+    assert [(what, identity) for _, what, identity in acts][:4] == [
+        ("commit", yes),
+        ("discard", no),
+        ("resume", no),
+        ("resume", no),
+    ]
+    assert acts[0][0].endswith(": by phone")
+
+
+def test_a_decision_that_nobody_publishes_says_what_it_waits_for(
+    sql_bench: SqlBench, tx: Callable[..., Outcome]
+) -> None:
+    identity = sql_bench.prepare(sql_bench.half()).halves[0].transaction_id
+
+    waits = tx("commit", identity, "--sql", sql_bench.database.url, "--timeout", "0.1")
+
+    assert waits.code == 0
+    assert "stored, not seen to take effect; it waits for a coordinator" in waits.out
+    assert Verdict.COMMIT.name in tx("ls", "--sql", sql_bench.database.url).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("ls",), 2, "--bootstrap-servers is missing"),
+        (("ls", "--sql", "mysql://host/shop"), 2, "does not know"),
+        (("ls", "--sql", "sqlite:///FOLDER/none.db"), 1, "there is no store"),
+        (("ls", "--sql", "sqlite:///FOLDER/none.db", "--discarded"), 2, "--discarded"),
+        (("show", "ID", "--sql", "sqlite:///FOLDER/none.db", "--payload"), 2, "--payload"),
+        (("resume", "ID", "--sql", "sqlite:///FOLDER/none.db", "--again"), 2, "--again"),
+        (("commit", "nonsense", "--sql", "sqlite:///FOLDER/none.db"), 2, "no transaction id"),
+    ],
+)
+def test_what_cannot_be_is_said_and_no_file_is_made(
+    tmp_path: Path, tx: Callable[..., Outcome], arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    given = [one.replace("FOLDER", str(tmp_path)).replace("ID", new_id()) for one in arguments]
+
+    outcome = tx(*given)
+
+    assert outcome.code == code
+    assert told in outcome.err
+    assert list(tmp_path.iterdir()) == []
