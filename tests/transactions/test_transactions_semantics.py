@@ -127,9 +127,11 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         if holding.is_set() and not halted.is_set():
             producer.flush(20)
             halted.set()
-            go_on.wait(8)
+            go_on.wait(50)
         commit(self, producer)
 
+    # Time for all looks while the Kafka transaction is open, on a slow machine, too.
+    monkeypatch.setattr("penstock.transactions.publisher.TRANSACTION_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(Publisher, "_commit", halting)
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")
