@@ -296,7 +296,10 @@ def test_scenario_14_a_producer_killed_after_its_local_commit_is_answered_for_by
     assert bench.visible() == [(b"42", b"order")]
 
 
-def test_scenario_15_a_group_down_longer_than_15_intervals_is_delivered_when_it_is_back(bench: Bench) -> None:
+def test_scenario_15_a_group_down_longer_than_15_intervals_is_delivered_when_it_is_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.questions._TICK_S", 0.05)
     interval_s = 0.05
     coordinator = bench.coordinator(check_interval=interval_s)
     down = bench.producer()
