@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import ANSWER_S
@@ -28,7 +28,14 @@ def claims(bench: Bench) -> dict[int, list[str]]:
     """Return whose names stand beside the half positions."""
     consumer = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
     places = [TopicPartition(bench.topics.half, number) for number in range(bench.topics.partitions)]
-    answers = consumer.committed(places, ANSWER_S)
+
+    def told() -> list[TopicPartition] | None:
+        try:
+            return consumer.committed(places, ANSWER_S)
+        except KafkaException:
+            return None  # a broker that has just started has no coordinator for the group for a moment
+
+    answers = wait_until(told)
     consumer.close()
     return {answer.partition: decode_claim(bench.topics, answer.metadata) for answer in answers}
 
