@@ -19,6 +19,8 @@ KeyFunction = Callable[[Message], bytes | str | None]
 _NO_KEY = b"__nokey"
 #: 2**64 divided by the golden ratio.
 _GOLDEN = 0x9E3779B97F4A7C15
+#: How far the places of two partitions lie apart: a prime that no handler gets ahead by.
+_PARTITIONS_APART = 1_000_003
 
 
 class Order(Enum):
@@ -156,8 +158,10 @@ class Ordering:
 
     def _place_lane(self, record: Record) -> int:
         """Return a lane by a message's place: the same each time it comes, so that it never runs beside itself."""
-        # Fibonacci hashing (Knuth, TAOCP 3, 6.4): neighbours lie far apart.
-        return (record.offset() // self._together * _GOLDEN >> 32) % self._lanes
+        # Partitions are read side by side: the same offset of two of them is another place. Fibonacci hashing (Knuth,
+        # TAOCP 3, 6.4): neighbours lie far apart.
+        place = record.offset() // self._together + record.partition() * _PARTITIONS_APART
+        return (place * _GOLDEN >> 32) % self._lanes
 
     def _partition_lane(self, topic: str, partition: int) -> int:
         return lane_of(f"{topic}\0{partition}".encode(), self._lanes)
