@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
 import penstock.kafka
-from penstock.cli import main
+from commands import Command, commands
 from penstock.devbroker import DevBroker
 from penstock.kafka import TopicSpec, ensure_topics, partition_counts
 from waiting import wait_until
 
 
-class Outcome(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
 @pytest.fixture
-def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs `penstock ARGUMENTS...` in this process, on a wide terminal."""
-    monkeypatch.setenv("COLUMNS", "250")
-    monkeypatch.setenv("PENSTOCK_DEBUG", "0")
-    monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
-
-    def call(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        return Outcome(left.value.code, printed.out, printed.err)
-
-    return call
+    return commands(monkeypatch, capsys)
 
 
 @pytest.fixture

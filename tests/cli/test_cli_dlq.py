@@ -9,7 +9,7 @@ from dead_letter_tools import origin_headers, put
 
 from kafka_tools import read_all, transactional
 from penstock.cli import dead_letter_log
-from penstock.consumer.dead_letter_headers import HEADERS_LOST, DeadLetterFormat
+from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterFormat
 from penstock.devbroker import DevBroker
 
 Command = Callable[..., tuple[object, str, str]]

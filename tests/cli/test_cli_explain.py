@@ -81,6 +81,15 @@ def test_the_message_that_holds_a_partition_is_told_with_its_handler_and_for_how
     assert list(answering.folder().glob("*.sock")) == []
 
 
+def test_the_sinks_of_an_app_are_told_with_its_partitions(penstock_command: Callable[..., tuple[object, ...]]) -> None:
+    sink = {"name": "shop-store", "text": "shop-store: running, batch 7"}
+
+    with answering.answering(lambda: {"group": "shop", "partitions": [], "sinks": [sink]}):
+        code, out, _ = penstock_command("explain", "shop")
+
+    assert (code, str(out).splitlines()[1:]) == (0, ["  shop-store: running, batch 7"])
+
+
 def test_the_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
     code = "from penstock.answering import answering\nwith answering(dict): print('up', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

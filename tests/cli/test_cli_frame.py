@@ -2,45 +2,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 
+from commands import Command
 from penstock.cli import main
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError
 
 
-class Outcome(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Call = Callable[..., Outcome]
-
-
-@pytest.fixture
-def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command line in this process."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("PENSTOCK_DEBUG", "0")
-    monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
-
-    def call(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        return Outcome(left.value.code, printed.out, printed.err)
-
-    return call
-
-
 @pytest.mark.parametrize("command", ["demo", "run", "coordinator", "broker", "doctor"])
-def test_the_help_of_every_command_ends_with_an_example(penstock: Call, command: str) -> None:
-    outcome = penstock(command, "--help")
+def test_the_help_of_every_command_ends_with_an_example(penstock_command: Command, command: str) -> None:
+    outcome = penstock_command(command, "--help")
 
     assert outcome.code == 0
     assert outcome.out.rstrip().splitlines()[-1].strip().startswith(f"Example: penstock {command}")
@@ -61,8 +34,8 @@ def test_help_loads_no_engine() -> None:
 @pytest.mark.parametrize(
     "arguments", [("no-such-command",), ("broker", "--port", "many"), ("broker", "--port", "70000"), ("coordinator",)]
 )
-def test_wrong_use_is_told_with_code_2(penstock: Call, arguments: tuple[str, ...]) -> None:
-    outcome = penstock(*arguments)
+def test_wrong_use_is_told_with_code_2(penstock_command: Command, arguments: tuple[str, ...]) -> None:
+    outcome = penstock_command(*arguments)
 
     assert outcome.code == 2
     assert "Traceback" not in outcome.err
@@ -78,14 +51,14 @@ def test_wrong_use_is_told_with_code_2(penstock: Call, arguments: tuple[str, ...
     ],
 )
 def test_an_error_is_one_sentence_and_a_code(
-    penstock: Call, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+    penstock_command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
         raise error
 
     monkeypatch.setattr("penstock.devbroker.DevBroker.start", fail)
 
-    outcome = penstock("broker", "--port", "0")
+    outcome = penstock_command("broker", "--port", "0")
 
     assert outcome.code == code
     assert str(error) in outcome.err
@@ -104,16 +77,16 @@ def test_debug_shows_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         main()
 
 
-def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock: Call, broker: DevBroker) -> None:
-    outcome = penstock("doctor", "--bootstrap-servers", broker.bootstrap_servers)
+def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock_command: Command, broker: DevBroker) -> None:
+    outcome = penstock_command("doctor", "--bootstrap-servers", broker.bootstrap_servers)
 
     assert outcome.code == 0
     for part in ("confluent-kafka", "pyspark", "psycopg", "Java 17+", "Kafka 4.3.1 jars", "answers"):
         assert part in outcome.out
 
 
-def test_doctor_says_when_no_broker_answers(penstock: Call, hasty: list[float]) -> None:
-    outcome = penstock("doctor", "--bootstrap-servers", "127.0.0.1:1")
+def test_doctor_says_when_no_broker_answers(penstock_command: Command, hasty: list[float]) -> None:
+    outcome = penstock_command("doctor", "--bootstrap-servers", "127.0.0.1:1")
 
     assert outcome.code == 3
     assert "no answer" in outcome.out
@@ -121,8 +94,8 @@ def test_doctor_says_when_no_broker_answers(penstock: Call, hasty: list[float]) 
     assert hasty == [5]
 
 
-def test_a_csv_file_that_is_not_there_is_wrong_use(penstock: Call) -> None:
-    outcome = penstock("demo", "--input", "no-such-file.csv", "--no-spark")
+def test_a_csv_file_that_is_not_there_is_wrong_use(penstock_command: Command) -> None:
+    outcome = penstock_command("demo", "--input", "no-such-file.csv", "--no-spark")
 
     assert outcome.code == 2
     assert "no-such-file.csv" in outcome.err

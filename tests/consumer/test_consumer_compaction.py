@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from consuming import consumer_of
 
 from kafka_tools import Recorder, committed, ends, produce, read_all
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker
+from penstock.kafka import admin_client
 from penstock.message import Message
 from penstock.offsets import decode
 from waiting import wait_until
@@ -37,8 +39,29 @@ def compacted_topic(servers: str, new_topic: Callable[..., str]) -> tuple[str, l
         return written > 20 * len(KEYS) and len(read_all(servers, topic)) < written // 2
 
     wait_until(has_holes, 90, interval=0.3)
-    left = [(message.key() or b"", message.offset() or 0) for message in read_all(servers, topic)]
+    stop_compaction(servers, topic)
+    left: list[tuple[bytes, int]] = []
+
+    def stays() -> bool:
+        # The cleaner may be at work for the last time.
+        before = left[:]
+        left[:] = [(message.key() or b"", message.offset() or 0) for message in read_all(servers, topic)]
+        return left == before
+
+    wait_until(stays, interval=1.0)
     return topic, left
+
+
+def stop_compaction(servers: str, topic: str) -> None:
+    """Leave a topic's log as it is from now on: what was read of it shall still be there when it is consumed."""
+    settings = {"cleanup.policy": "delete", "retention.ms": "-1"}
+    entries = [
+        ConfigEntry(name, setting, incremental_operation=AlterConfigOpType.SET) for name, setting in settings.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin = admin_client(servers, {})
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(20)
 
 
 def test_what_compaction_left_is_handled_once_and_committed_to_the_end(

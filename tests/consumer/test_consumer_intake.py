@@ -117,6 +117,22 @@ def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() 
     assert one.client.paused == set()
 
 
+def test_a_full_partition_takes_nothing_more_for_a_hungry_one_where_another_limit_is_reached() -> None:
+    one = taker(in_flight=100, in_flight_bytes=150 * KIB, parked=10, partitions=2)
+    client = cast("ConsumerClient", one.client)
+    one.fetch(100)
+    below_the_bytes = one.intake.admit(client, one.assignments, one.now)
+    one.fetch(50)
+    tracker = one.assignments[0].tracker
+    # The hungry one is paused for the bytes already; only the one that is full by number is asked about.
+    one.intake.pause(client, one.assignments[1], BYTES)
+    at_the_bytes = one.intake.admit(client, one.assignments, one.now)
+    tracker.park(10, 40 * KIB)
+    parked_full = one.intake.admit(client, one.assignments, one.now)
+
+    assert (below_the_bytes, at_the_bytes, parked_full) == (True, False, False)
+
+
 def test_parked_messages_do_not_count_as_in_flight_until_their_own_limit_is_reached() -> None:
     one = taker(in_flight=100, parked=500, partitions=2)
     tracker = one.assignments[0].tracker

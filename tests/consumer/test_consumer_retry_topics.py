@@ -11,8 +11,8 @@ import tenacity
 
 from kafka_tools import Recorder, committed, produce, read_all
 from penstock.consumer import ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
-from penstock.consumer.dead_letter_headers import own_headers, read
 from penstock.consumer.retry_topics import DUE, ORIGIN, ROUND, RetryHeaders, headers, origin_of, retry_topic
+from penstock.dead_letter_headers import own_headers, read
 from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Headers, Message
 from waiting import wait_until

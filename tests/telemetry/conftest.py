@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from telemetry_tools import Recorded
 
 from penstock.telemetry import ConsumerTelemetry
+from telemetry_tools import Recorded
 
 
 @pytest.fixture

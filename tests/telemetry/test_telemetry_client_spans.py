@@ -4,9 +4,9 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
-from telemetry_tools import TRACE, Recorded, message, traceparent
 
 from penstock.telemetry import ConsumerTelemetry, Telemetry, extract
+from telemetry_tools import TRACE, Recorded, message, traceparent
 
 COMMON = {
     "messaging.system": "kafka",

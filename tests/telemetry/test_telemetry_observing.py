@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 from opentelemetry.sdk.metrics.export import Gauge, Sum
-from telemetry_tools import Recorded, reading
 
 from penstock.telemetry import ConsumerTelemetry, Reading
 from penstock.telemetry.readings import METRICS, Kind
+from telemetry_tools import Recorded, reading
 
 #: Each metric's values for `telemetry_tools.reading()`.
 EXPECTED = {

@@ -12,10 +12,10 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
-from telemetry_tools import SPAN, TRACE, Recorded, message, traceparent
 
 from penstock.message import Message
 from penstock.telemetry import ConsumerTelemetry, Telemetry
+from telemetry_tools import SPAN, TRACE, Recorded, message, traceparent
 
 PLACE = {
     "messaging.system": "kafka",

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from telemetry_tools import SPAN, TRACE, Recorded, message, traceparent
 
 from penstock.message import Message
 from penstock.telemetry import ConsumerTelemetry, extract, inject
 from penstock.telemetry.propagation import context_of
+from telemetry_tools import SPAN, TRACE, Recorded, message, traceparent
 
 GOOD = f"00-{TRACE}-{SPAN}-01".encode()
 

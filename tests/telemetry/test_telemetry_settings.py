@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from telemetry_tools import Recorded
 
 from penstock.errors import ConfigurationError
 from penstock.telemetry import Telemetry
+from telemetry_tools import Recorded
 
 
 def test_the_global_providers_are_the_default_and_keys_are_left_out() -> None:

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 from opentelemetry.trace import SpanKind
-from telemetry_tools import Recorded
 
 from kafka_tools import read_all
 from penstock import App
@@ -17,6 +16,7 @@ from penstock.telemetry.propagation import extract
 from penstock.telemetry.transactions import TRANSACTION_METRICS
 from penstock.transactions import Coordinator, TransactionalProducer
 from penstock.transactions.model import CoordinatorStatistics
+from telemetry_tools import Recorded
 from waiting import wait_until
 
 READING = CoordinatorReading(
@@ -74,6 +74,16 @@ def test_every_number_of_a_coordinator_is_shown(recorded: Recorded) -> None:
     assert {metric.name for metric in TRANSACTION_METRICS} == set(recorded.metrics())
     telemetry.close()
     assert values(recorded) == {}
+
+
+def test_what_a_store_cannot_tell_is_not_shown_as_nothing(recorded: Recorded) -> None:
+    telemetry = CoordinatorTelemetry(recorded.telemetry(), "penstock", lambda: replace(READING, forged=None, lost=None))
+
+    assert {one.name for one in TRANSACTION_METRICS} - set(recorded.metrics()) == {
+        "penstock.transactions.forged",
+        "penstock.transactions.lost",
+    }
+    telemetry.close()
 
 
 def test_two_coordinators_of_a_process_add_up_and_stores_are_told_apart(recorded: Recorded) -> None:

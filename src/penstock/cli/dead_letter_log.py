@@ -14,7 +14,7 @@ from typing import Self, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.consumer.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
+from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.kafka import CONNECT_TIMEOUT_S, base_config, reason
 from penstock.message import Record, headers_of

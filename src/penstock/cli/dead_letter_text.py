@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from penstock.cli.dead_letter_log import DeadLetter
-from penstock.consumer.dead_letter_headers import strip
+from penstock.dead_letter_headers import strip
 
 #: Stands for what the headers do not tell.
 UNKNOWN = "?"

@@ -50,6 +50,8 @@ def _print(process: int, said: dict[str, Any]) -> None:
     typer.echo(f"{said['group']}, process {process}: {len(partitions)} partition{'' if len(partitions) == 1 else 's'}")
     for one in partitions:
         typer.echo(f"  {one['text']}" + (f", key {one['key']}" if one.get("key") else ""))
+    for one in said["sinks"]:
+        typer.echo(f"  {one['text']}")
 
 
 __all__ = ["explain"]

@@ -15,7 +15,7 @@ from enum import Enum
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock.cli.dead_letter_log import REPLAY_GROUP, DeadLetter, DeadLetterLog
-from penstock.consumer.dead_letter_headers import replayed
+from penstock.dead_letter_headers import replayed
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.kafka import base_config, reason
 from penstock.offsets import OffsetMap, Tracker, decode

@@ -1,6 +1,5 @@
 """The consumer engine: poll loop, lanes' workers and tasks, retries, dead letters, rebalance and drain."""
 
-from penstock.consumer.dead_letter_headers import DeadLetterFormat
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.explain import Explanation
 from penstock.consumer.handlers import Handler, HandlerFunction, Kind, OnFailure, handler
@@ -11,6 +10,7 @@ from penstock.consumer.retries import RetryPolicy, retry
 from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.statistics import ConsumerStatistics, PartitionStatistics
 from penstock.consumer.surroundings import Middleware, WorkerResource
+from penstock.dead_letter_headers import DeadLetterFormat
 
 __all__ = [
     "UNCHANGED",

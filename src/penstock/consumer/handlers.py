@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock import config as check
-from penstock.consumer.dead_letter_headers import DeadLetterFormat, default_topic
 from penstock.consumer.decoding import Decoder, DecoderSpec, decoder_of
 from penstock.consumer.ordering import KeyFunction, Keyless, Order, key_function
 from penstock.consumer.retries import RetryPolicy, retry
+from penstock.dead_letter_headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 

@@ -102,7 +102,12 @@ class Intake:
                     assignment.full_since = now
                 if now - assignment.full_since >= GRACE_S:
                     self.pause(consumer, assignment, wanted)
-                elif wanted != FULL or not hungry or healthy >= _OVER * self.max_in_flight:
+                elif (
+                    wanted != FULL
+                    or not hungry
+                    or healthy >= _OVER * self.max_in_flight
+                    or self._reason_beside_full(assignment, healthy, parked, now) is not None
+                ):
                     may_fetch = False
             else:
                 assignment.paused = wanted
@@ -111,6 +116,9 @@ class Intake:
     def _reason(self, assignment: Assignment, healthy: int, parked: int, now: float) -> str | None:
         if healthy >= max(1, self.max_in_flight // (2 if assignment.paused == FULL else 1)):
             return FULL
+        return self._reason_beside_full(assignment, healthy, parked, now)
+
+    def _reason_beside_full(self, assignment: Assignment, healthy: int, parked: int, now: float) -> str | None:
         if parked and (
             self._parked_full or parked >= max(1, self.max_parked // (2 if assignment.paused == PARKED else 1))
         ):

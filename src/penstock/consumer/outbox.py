@@ -17,11 +17,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.cluster import Clock, ProducerClient
 from penstock.consumer.assignments import Fetch
-from penstock.consumer.dead_letter_headers import DeadLetterOrigin, HeaderList, write
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.retries import Timers
 from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic
+from penstock.dead_letter_headers import DeadLetterOrigin, HeaderList, write
 from penstock.kafka import reason
 from penstock.message import Record
 

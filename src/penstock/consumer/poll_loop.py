@@ -6,12 +6,10 @@ It never waits for a handler, save within the budget of a revocation, so the pol
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,7 +27,7 @@ from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.errors import PenstockError
-from penstock.kafka import reason
+from penstock.kafka import collection_put_off, reason
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -37,19 +35,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
 
 _log = logging.getLogger(__name__)
-
-
-@contextmanager
-def collection_put_off() -> Iterator[None]:
-    """Keep Python from looking for garbage for a moment; then it does as before."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
 
 #: Seconds to wait for a message before looking at timers and commits again.
 _POLL_S = 0.05

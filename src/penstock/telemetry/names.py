@@ -43,13 +43,22 @@ STORE_PREFIX: Final = "penstock.transactions.prefix"
 HELD_BY: Final = "penstock.transactions.held_by"
 #: Upper bound of a bucket of finish times, in seconds.
 WITHIN_S: Final = "penstock.transactions.within_s"
+#: Name of a Spark query.
+SPARK_QUERY: Final = "penstock.spark.query"
+#: A phase of a Spark query's batch, by Spark's name; `triggerExecution` is the whole.
+SPARK_PHASE: Final = "penstock.spark.phase"
+SPARK_BATCH_DURATION: Final = "penstock.spark.batch.duration"
 
 #: Bucket boundaries, in seconds, that the conventions ask for in both histograms of durations.
 DURATION_BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
+#: Bucket boundaries, in seconds, for batches of Spark queries, which take longer than messages do.
+BATCH_BOUNDARIES_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
 KAFKA: Final = "kafka"
 
 __all__ = [
+    "BATCH_BOUNDARIES_S",
     "BATCH_MESSAGE_COUNT",
     "COMMIT_OUTCOME",
     "CONSUMED_MESSAGES",
@@ -75,6 +84,9 @@ __all__ = [
     "REBALANCE_KIND",
     "SCOPE",
     "SENT_MESSAGES",
+    "SPARK_BATCH_DURATION",
+    "SPARK_PHASE",
+    "SPARK_QUERY",
     "STORE_PREFIX",
     "SYSTEM",
     "WITHIN_S",
