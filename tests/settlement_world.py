@@ -10,10 +10,11 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from penstock.transactions.done_records import Done
 from penstock.transactions.ids import new_id
 from penstock.transactions.inherited import live_carries
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Done, Half, Op, Verdict
+from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.settlement import Settlement
 from penstock.transactions.trimming import DoneMarks, Mark
 

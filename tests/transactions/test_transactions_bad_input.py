@@ -48,6 +48,7 @@ def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[]
         ({"group": "g" * 201}, "group"),
         ({"check": "check_order"}, "check"),
         ({"check_workers": 0}, "check_workers"),
+        ({"check_timeout": 0}, "check_timeout"),
         ({"partitions": 0}, "partitions"),
         ({"send_timeout": 0}, "send_timeout"),
         ({"bootstrap_servers": ""}, "bootstrap_servers"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.transactions.carrying import LARGEST_BYTES, to_carry
+from penstock.transactions.done_records import Done
 from penstock.transactions.ids import new_id
 from penstock.transactions.inherited import live_carries
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Done, Half, Op, Verdict
+from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.settlement import Settlement
 
 GAP = 50

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 from transaction_tools import Bench, decide, prepared, unknown
 
-from penstock.cli import main
+from commands import Command, Outcome, commands
 from penstock.transactions import HalfMessage, TransactionState, new_id
 from penstock.transactions.administration import Effect, KafkaAdministration
 from penstock.transactions.records import Half, Verdict, encode_half
+from penstock.transactions.resuming import Resuming
 from waiting import wait_until
-
-
-class Outcome(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
 
 
 @pytest.fixture
 def tx(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs `penstock tx ARGUMENTS...` on the bench's store, on a wide terminal."""
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setenv("PENSTOCK_DEBUG", "0")
+    """Return a function that runs `penstock tx ARGUMENTS...` on the bench's store."""
+    penstock = commands(monkeypatch, capsys)
     monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", bench.servers)
-
-    def call(command: str, *arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["penstock", "tx", command, *arguments, "--prefix", bench.topics.prefix])
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        return Outcome(left.value.code, printed.out, printed.err)
-
-    return call
+    return lambda *arguments: penstock("tx", *arguments, "--prefix", bench.topics.prefix)
 
 
 def row_of(listed: Outcome, transaction_id: str) -> str:
@@ -181,9 +162,9 @@ def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
     result = producer.send(bench.topic, value=b"v", execute=unknown)
     bench.settled(coordinator, discarded=1)
     coordinator.stop()
-    refuse, others = KafkaAdministration._refuse_second, []
+    refuse, others = Resuming._refuse_second, []
 
-    def slow(self: KafkaAdministration, place: str, claim: int | None) -> None:
+    def slow(self: Resuming, place: str, claim: int | None) -> None:
         refuse(self, place, claim)
         if claim is None and not others:
             # Another operator comes in after this one has looked.
@@ -191,7 +172,7 @@ def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
             with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
                 store.resume(result.transaction_id, "another")
 
-    monkeypatch.setattr(KafkaAdministration, "_refuse_second", slow)
+    monkeypatch.setattr(Resuming, "_refuse_second", slow)
     refused = tx("resume", result.transaction_id)
 
     assert others == [1]
@@ -254,11 +235,7 @@ def test_a_store_that_is_not_there_is_named(bench: Bench, monkeypatch: pytest.Mo
 def test_the_help_of_every_command_ends_with_an_example(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
-    monkeypatch.setattr(sys, "argv", ["penstock", "tx", command, "--help"])
+    outcome = commands(monkeypatch, capsys)("tx", command, "--help")
 
-    with pytest.raises(SystemExit) as left:
-        main()
-
-    assert left.value.code == 0
-    assert capsys.readouterr().out.rstrip().splitlines()[-1].strip().startswith(f"Example: penstock tx {command}")
+    assert outcome.code == 0
+    assert outcome.out.rstrip().splitlines()[-1].strip().startswith(f"Example: penstock tx {command}")

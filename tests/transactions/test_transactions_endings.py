@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ClusterMetadata
 from transaction_tools import Bench
 
@@ -18,12 +19,13 @@ from kafka_tools import read_all
 from penstock.transactions import Coordinator
 from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import CheckPolicy
-from penstock.transactions.endings import EndWatch
+from penstock.transactions.done_records import Done, Note
+from penstock.transactions.endings import EndWatch, UnknownEndError
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.publisher import InDoubtError
-from penstock.transactions.records import Author, Done, Half, Note, Op, Verdict
+from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import DoneRead, Inheritance
@@ -50,8 +52,9 @@ class DoneLog:
     def close(self) -> None:
         self.is_open = False
 
-    def publish(self, shares: Mapping[int, Share], _: object) -> None:
+    def publish(self, shares: Mapping[int, Share], _: object, produced: Callable[[], None]) -> None:
         """Commit, and do not know it the first time."""
+        produced()
         self.records.append(shares[0].notes())
         self.published += [pending.half.transaction_id for pending in shares[0].decided]
         if not self.doubts:
@@ -69,13 +72,17 @@ class Member:
 
     def __init__(self, owned: OwnedPartition, log: DoneLog) -> None:
         self.owned = {0: owned}
+        self.logs = self
         self._log = log
 
     def serve(self) -> None:
         """Nothing changes."""
 
-    def read(self, timeout_s: float) -> list[Any]:
+    def read(self, timeout_s: float, most: int, *, for_halves: bool, full: bool) -> list[Any]:
         assert timeout_s >= 0
+        assert not for_halves
+        assert not full
+        assert most > 0
         return []
 
     def group_metadata(self) -> None:
@@ -289,6 +296,61 @@ def test_a_silent_client_library_is_believed_only_where_the_end_was_quick() -> N
     assert watch.doubt(0.01) is not None
     watch.begin()
     assert watch.doubt(0.01) is None
+
+
+class Ending:
+    """A client whose end of a transaction takes no time, and fails or not; its log is served with a poll."""
+
+    def __init__(self, watch: EndWatch, error: KafkaError | None = None, said: str = "", lost: bool = False) -> None:
+        self._watch, self._error, self._said, self._lost = watch, error, said, lost
+
+    def commit_transaction(self, timeout: float) -> None:
+        assert timeout == 10.0
+        if self._error is not None:
+            raise KafkaException(self._error)
+
+    abort_transaction = commit_transaction
+
+    def poll(self, timeout: float) -> int:
+        assert timeout == 0
+        if self._said:
+            self._watch.log(logging.DEBUG, "%s [%s] %s", "ENDTXN", "a", f"EndTxn returned {self._said}")
+        if self._lost:
+            raise KafkaException(KafkaError(KafkaError._FATAL))
+        return 0
+
+
+_ABORT = {"txn_requires_abort": True}
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "lost", "commit", "abort"),
+    [
+        (None, "NO_ERROR in state", False, None, None),
+        (None, "", False, None, None),
+        # Answered well, and sent twice.
+        (None, "_TRANSPORT in state", False, UnknownEndError, UnknownEndError),
+        (None, "", True, UnknownEndError, UnknownEndError),
+        # Refused by the broker, or not sent; and what is neither.
+        (KafkaError(KafkaError.INVALID_TXN_STATE, "", **_ABORT), "", False, KafkaException, UnknownEndError),
+        (KafkaError(KafkaError._TIMED_OUT, "", retriable=True, **_ABORT), "", False, UnknownEndError, UnknownEndError),
+        (KafkaError(KafkaError._TIMED_OUT), "", False, UnknownEndError, UnknownEndError),
+        (KafkaError(KafkaError._FENCED, "", fatal=True), "", False, UnknownEndError, UnknownEndError),
+    ],
+)
+def test_an_end_is_known_where_it_was_answered_once_or_never_sent(
+    error: KafkaError | None, said: str, lost: bool, commit: type[Exception] | None, abort: type[Exception] | None
+) -> None:
+    watch = EndWatch(logging.getLogger("penstock.kafka"), debugging=False)
+    producer: Any = Ending(watch, error, said, lost)
+
+    for end, expected in ((watch.commit, commit), (watch.abort, abort)):
+        watch.begin()
+        if expected is None:
+            end(producer, 10.0)
+        else:
+            with pytest.raises(expected):
+                end(producer, 10.0)
 
 
 def test_the_watch_passes_on_what_the_user_asked_for(caplog: pytest.LogCaptureFixture) -> None:

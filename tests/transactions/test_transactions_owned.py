@@ -80,3 +80,45 @@ def test_a_partition_whose_logs_are_empty_is_taken_over_at_once() -> None:
     owned.note_progress(0.0)
 
     assert counts.statistics([owned]).partitions == 1
+
+
+def decided_in_order(owned: OwnedPartition) -> list[str]:
+    return list(owned.settlement.decided)
+
+
+def test_decisions_fetched_before_their_halves_take_effect_in_their_own_order() -> None:
+    owned = taken_over(Counts(), Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0))
+    halves = [Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(3)]
+    for place, number in enumerate((2, 1, 0)):
+        op = Op(halves[number].transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (number,), 0)
+        owned.feed_op(Fetched(place, encode_op(op)), 0.0)  # type: ignore[arg-type] # what is used of it
+    owned.note_progress(0.0)
+    assert owned.waits_for_halves
+
+    for number, half in enumerate(halves):
+        owned.feed_half(Fetched(number, b"v", encode_half(half)), 0.1)  # type: ignore[arg-type] # what is used of it
+        owned.note_progress(0.1)
+
+    assert not owned.waits_for_halves
+    assert decided_in_order(owned) == [half.transaction_id for half in reversed(halves)]
+    assert owned.settlement.op_position == 3
+
+
+def test_a_decision_for_a_half_that_never_comes_holds_others_up_for_a_moment_only() -> None:
+    counts = Counts()
+    owned = taken_over(counts, Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0))
+    half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+    owned.feed_half(Fetched(0, b"v", encode_half(half)), 0.0)  # type: ignore[arg-type] # what is used of it
+    forged = Op(new_id(), Verdict.COMMIT, Author.PRODUCER, "orders", 0, (10**12,), 0)
+    real = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (0,), 0)
+    for place, record in enumerate((encode_op(forged), b"garbage", encode_op(real))):
+        owned.feed_op(Fetched(place, record), 0.0)  # type: ignore[arg-type] # what is used of it
+
+    owned.note_progress(0.9)
+    assert decided_in_order(owned) == []
+    assert owned.settlement.op_position == 0, "what waits would be read again after a restart"
+    owned.note_progress(1.1)
+
+    assert decided_in_order(owned) == [half.transaction_id]
+    assert counts.forged == 1
+    assert owned.settlement.op_position == 3

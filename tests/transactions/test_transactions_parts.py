@@ -7,9 +7,10 @@ import time
 import pytest
 from transaction_tools import Bench
 
+from penstock.transactions.done_records import Note
 from penstock.transactions.ids import new_id
 from penstock.transactions.messages import Outgoing
-from penstock.transactions.records import Author, Half, Note, Op, Verdict, encode_half
+from penstock.transactions.records import Author, Half, Op, Verdict, encode_half
 from penstock.transactions.settlement import Refusal, Settlement
 from penstock.transactions.sharing import Share
 from waiting import wait_until

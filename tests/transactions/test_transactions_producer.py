@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from transaction_tools import Bench
+from transaction_tools import Bench, unknown
 
 from kafka_tools import STEADY
 from penstock.devbroker import DevBroker
@@ -23,7 +23,7 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.kafka import TopicSpec, ensure_topics
-from penstock.transactions import Outgoing, TransactionResult, TransactionState
+from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
 from penstock.transactions.futures import Pledge
 from penstock.transactions.in_flight import InFlight
 from penstock.transactions.records import Op, Verdict, decode_half, decode_ops
@@ -50,6 +50,24 @@ def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -
     assert [result.transaction_id for result in results] == [pledge.transaction_id for pledge in pledges]
     assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % n for n in range(5_000))
     assert (producer.statistics().committed, producer.statistics().in_flight) == (5_000, 0)
+
+
+def test_a_check_that_hangs_is_given_up_after_the_producers_own_time_and_its_late_answer_counts(bench: Bench) -> None:
+    let_go = threading.Event()
+
+    def check(_: HalfMessage) -> TransactionState:
+        let_go.wait()
+        return TransactionState.COMMIT
+
+    coordinator = bench.coordinator()
+    producer = bench.producer(check=check, check_workers=1, check_timeout=0.2)
+    producer.send(bench.topic, value=b"v", execute=unknown)
+
+    wait_until(lambda: producer.statistics().hung_checks > 0)
+    let_go.set()
+
+    bench.settled(coordinator, committed=1)
+    assert bench.visible() == [(None, b"v")]
 
 
 def test_decisions_of_many_transactions_share_op_records_and_keep_their_order(bench: Bench) -> None:

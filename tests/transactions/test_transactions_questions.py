@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +10,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from transaction_tools import INTERVAL_S, Bench, closing_consumer
 
-from penstock import ConfigurationError
-from penstock.transactions import Coordinator, HalfMessage, TransactionState
+from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.asking import Asked
 from penstock.transactions.broker_clock import BrokerClock
+from penstock.transactions.carrying import LARGEST_BYTES, pinning
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.discarding import Discarding
 from penstock.transactions.ids import NO_ID, new_id
@@ -99,7 +98,7 @@ class Room:
         self.questions = Questions(
             policy=policy,
             asker=self.asking,  # type: ignore[arg-type] # what is used of it
-            discarding=Discarding("topic", 30, self.asking.decide, "test"),
+            discarding=Discarding("topic", 30, "test"),
             half_end=lambda _: 0,
             counts=self.counts,
             ration=self.ration,
@@ -108,10 +107,10 @@ class Room:
         # As if it had marked the op log when it took the partition over.
         self.partition.ticked_at = 0.0
 
-    def half(self, at: float, group: str = "orders", **more: Any) -> Half:
+    def half(self, at: float, group: str = "orders", value: bytes = b"v", **more: Any) -> Half:
         """Store a half when the test is `at` seconds old."""
-        half = Half(new_id(), group, "topic", None, None, b"v", (), None, **more)
-        record: Any = Fetched(self.halves, BIRTH_S + at, b"v", encode_half(half))
+        half = Half(new_id(), group, "topic", None, None, value, (), None, **more)
+        record: Any = Fetched(self.halves, BIRTH_S + at, value, encode_half(half))
         self.partition.feed_half(record, at)
         self.halves += 1
         return half
@@ -290,6 +289,30 @@ def test_records_that_were_deleted_unread_are_counted_and_told(caplog: pytest.Lo
     assert "half partition 0: records 1 to 4 were deleted" in caplog.text
 
 
+def test_a_transaction_too_large_to_be_carried_that_holds_the_logs_is_named_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.carrying.pinning.__defaults__", (10,))
+    small, room = Room(), Room()
+    small.half(at=0)
+    large = room.half(at=0, value=b"x" * LARGEST_BYTES)
+    room.partition.settlement.skip_half(9)
+    room.ask(at=1)
+    assert large.transaction_id not in caplog.text
+    for one in (small, room):
+        one.partition.settlement.skip_half(50)
+
+    for at in (50, 60, 70):
+        room.ask(at=at)
+    (said,) = [one.getMessage() for one in caplog.records if large.transaction_id in one.getMessage()]
+    assert "holds partition 0 of the half and op logs at offset 0, 51 records below the end" in said
+    assert "penstock tx show" in said
+    room.ask(at=50 + 601)
+    assert len([one for one in caplog.records if large.transaction_id in one.getMessage()]) == 2
+    # One that is small is carried, and holds nothing.
+    assert pinning(small.partition.settlement) is None
+
+
 def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
     room = Room()
     room.op(commit(room.half(0.0), 0), 0.5)
@@ -317,92 +340,6 @@ def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(mo
     assert (share.decided, share.half_checkpoint, share.op_checkpoint) == ([], 0, 1)
     room.partition.settled(share)
     assert room.partition.share(10, lambda _: True) is None
-
-
-def exhaust(discard: object, timeout_s: float = 30.0) -> tuple[list[tuple[str, Verdict]], Discarding, Pending]:
-    decided: list[tuple[str, Verdict]] = []
-
-    def decide(half_partition: int, pending: Pending, verdict: Verdict) -> None:
-        assert half_partition == 0
-        decided.append((pending.half.topic, verdict))
-
-    discarding = Discarding(discard, timeout_s, decide, "test")  # type: ignore[arg-type] # also what no policy may return
-    return decided, discarding, Pending(Half(new_id(), "g", "t", None, None, b"v", (), None), 0)
-
-
-@pytest.mark.parametrize(
-    ("policy", "verdict"),
-    [
-        ("topic", Verdict.DISCARD),
-        ("commit", Verdict.COMMIT),
-        ("rollback", Verdict.ROLLBACK),
-        (lambda _: TransactionState.COMMIT, Verdict.COMMIT),
-        (lambda _: TransactionState.ROLLBACK, Verdict.ROLLBACK),
-        (lambda _: TransactionState.UNKNOWN, Verdict.DISCARD),
-        (lambda _: "nonsense", Verdict.DISCARD),
-        (lambda _: {}["raises"], Verdict.DISCARD),
-    ],
-)
-def test_each_discard_policy_decides(policy: object, verdict: Verdict) -> None:
-    decided, discarding, pending = exhaust(policy)
-
-    discarding.settle(0, pending)
-
-    wait_until(lambda: decided == [("t", verdict)], 20)
-    discarding.close()
-
-
-def test_a_policy_that_hangs_has_said_unknown_and_is_not_asked_again() -> None:
-    let_go, asked = threading.Event(), []
-
-    def policy(half: HalfMessage) -> TransactionState:
-        asked.append(half.transaction_id)
-        let_go.wait(60)
-        return TransactionState.COMMIT
-
-    decided, discarding, pending = exhaust(policy, timeout_s=0.1)
-    discarding.settle(0, pending)
-    wait_until(lambda: bool(asked), 20)
-
-    def given_up() -> bool:
-        discarding.tend()
-        discarding.settle(0, pending)
-        return bool(decided)
-
-    wait_until(given_up, 20)
-    assert decided == [("t", Verdict.DISCARD)]
-    assert (len(asked), discarding.hung) == (1, 1)
-    let_go.set()
-    discarding.close()
-
-
-@pytest.mark.parametrize(
-    "options", [{"discard": "keep"}, {"check_backoff": 0.5}, {"check_timeout": 0}, {"check_max": 70_000}]
-)
-def test_options_of_checks_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        Coordinator(bootstrap_servers="127.0.0.1:1", **options)
-
-
-def test_discard_policies_settle_exhausted_halves_in_kafka(bench: Bench) -> None:
-    seen: list[int] = []
-
-    def policy(half: HalfMessage) -> TransactionState:
-        seen.append(half.check_count)
-        return TransactionState.COMMIT if half.key == b"keep" else TransactionState.UNKNOWN
-
-    producer = bench.producer(check=lambda _: TransactionState.UNKNOWN)
-    coordinator = bench.coordinator(check_max=2, discard=policy, check_backoff=1.5)
-    for key in ("keep", "drop"):
-        with producer.transaction(bench.topic, key=key, value="v") as tx:
-            tx.unknown()
-
-    now = bench.settled(coordinator, committed=1, discarded=1)
-
-    assert seen == [2, 2]
-    assert bench.visible() == [(b"keep", b"v")]
-    assert [key for key, _ in bench.visible(bench.topics.discarded)] == [b"drop"]
-    assert now.answered_checks == 4
 
 
 def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restart(

@@ -14,25 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
+from penstock.transactions.done_records import Carried, Carry, Done, Note, decode_done, encode_done
 from penstock.transactions.ids import is_id, new_id
 from penstock.transactions.records import (
     RESERVED_PREFIX,
     Author,
-    Carried,
-    Carry,
     CheckRequest,
-    Done,
     Half,
-    Note,
     Op,
     Verdict,
     decode_check_request,
-    decode_done,
     decode_half,
     decode_ops,
     encode_check_request,
     encode_discarded,
-    encode_done,
     encode_half,
     encode_op,
     encode_ops,

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
+from penstock.transactions.done_records import Note
 from penstock.transactions.ids import new_id
-from penstock.transactions.records import Author, Half, Note, Op, Verdict
+from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.settlement import Pending, Refusal, Settlement
 
 DECISIONS = {Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD}

@@ -139,8 +139,8 @@ def closing_consumer(servers: str, isolation: str) -> Iterator[Consumer]:
 
 @contextlib.contextmanager
 def child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a script of this folder in a process of its own; it is killed at the end, if it still runs."""
-    path = Path(__file__).with_name(script)
+    """Run a script below this folder in a process of its own; it is killed at the end, if it still runs."""
+    path = Path(__file__).parent / script
     process = subprocess.Popen([sys.executable, str(path), *arguments], stdout=subprocess.PIPE, text=True)
     try:
         yield process

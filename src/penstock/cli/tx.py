@@ -9,30 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.output import log_to_stderr
+from penstock.cli.tx_places import File, Place, Prefix, Servers, Sql
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
-    from penstock.cli.tx_sql import SqlHands
-    from penstock.transactions.administration import KafkaAdministration
+    from penstock.cli.tx_places import Hands
     from penstock.transactions.records import Verdict
 
 _ROW_LIMIT = 50
 
-#: As for every command, but a store in a database needs no broker.
-Servers = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-servers",
-        envvar="PENSTOCK_BOOTSTRAP_SERVERS",
-        help="Addresses of the brokers, HOST:PORT, separated by commas.",
-    ),
-]
-Sql = Annotated[
-    str | None,
-    typer.Option("--sql", help="A store in a database instead: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME."),
-]
-
-Prefix = Annotated[str, typer.Option(help="First part of the names of the store's topics.")]
 TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
 TransactionIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of transactions.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
@@ -60,6 +45,7 @@ def tx() -> typer.Typer:
 def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     bootstrap_servers: Servers = None,
     sql: Sql = None,
+    file: File = None,
     prefix: Prefix = "penstock",
     group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
@@ -73,9 +59,10 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     from penstock.cli.tx_text import discarded_rows, pending_rows
     from penstock.transactions.administration import KafkaAdministration
 
-    if sql is not None and discarded:
-        raise ConfigurationError(f"--discarded reads topic {prefix}.discarded: leave --sql out")
-    with _store(bootstrap_servers, prefix, sql) as store:
+    place = Place(bootstrap_servers, prefix, sql, file)
+    if discarded:
+        place.require_kafka("--discarded")
+    with place.open() as store:
         if discarded and isinstance(store, KafkaAdministration):
             now_ms = time.time() * 1000
             letters = [one for one in store.discarded() if now_ms - one.at_ms >= older_than * 1000]
@@ -87,15 +74,16 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
     _print_rows(head, rows[:limit])
     kind = "discarded message" if discarded else "pending transaction"
-    typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {prefix}")
+    typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {place.name}")
     if len(rows) > limit:
         typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
 
 
-def show(
+def show(  # noqa: PLR0917 - as `ls`
     transaction_id: TransactionId,
     bootstrap_servers: Servers = None,
     sql: Sql = None,
+    file: File = None,
     prefix: Prefix = "penstock",
     payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
 ) -> None:
@@ -103,14 +91,20 @@ def show(
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.tx_text import act_line, discarded_lines, found_lines
+    from penstock.cli.tx_text import act_line, described_lines, discarded_lines, found_lines
     from penstock.transactions.administration import KafkaAdministration
 
     _check_ids([transaction_id])
-    if sql is not None:
-        _show_row(sql, transaction_id, payload=payload)
-        return
-    with KafkaAdministration(_servers(bootstrap_servers), prefix) as store:
+    place = Place(bootstrap_servers, prefix, sql, file)
+    if payload:
+        place.require_kafka("--payload")
+    with place.open() as store:
+        if not isinstance(store, KafkaAdministration):
+            shown = store.show(transaction_id)
+            if shown is None:
+                raise PenstockError(f"transaction {transaction_id} is not pending: it is settled, or never was")
+            typer.echo("\n".join(described_lines(shown)))
+            return
         found = store.find(transaction_id)
         lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
         for letter in store.discarded():
@@ -128,6 +122,7 @@ def commit(  # noqa: PLR0917 - as `ls`
     transaction_ids: TransactionIds,
     bootstrap_servers: Servers = None,
     sql: Sql = None,
+    file: File = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     timeout: Timeout = 30.0,
@@ -136,17 +131,14 @@ def commit(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    from penstock.transactions.records import Verdict
-
-    _check_ids(transaction_ids)
-    with _store(bootstrap_servers, prefix, sql) as store:
-        _decide(store, transaction_ids, Verdict.COMMIT, reason, timeout)
+    _decide(Place(bootstrap_servers, prefix, sql, file), "COMMIT", transaction_ids, reason, timeout)
 
 
 def rollback(  # noqa: PLR0917 - as `ls`
     transaction_ids: TransactionIds,
     bootstrap_servers: Servers = None,
     sql: Sql = None,
+    file: File = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     timeout: Timeout = 30.0,
@@ -155,17 +147,14 @@ def rollback(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    from penstock.transactions.records import Verdict
-
-    _check_ids(transaction_ids)
-    with _store(bootstrap_servers, prefix, sql) as store:
-        _decide(store, transaction_ids, Verdict.ROLLBACK, reason, timeout)
+    _decide(Place(bootstrap_servers, prefix, sql, file), "ROLLBACK", transaction_ids, reason, timeout)
 
 
 def discard(  # noqa: PLR0917 - as `ls`
     transaction_ids: TransactionIds,
     bootstrap_servers: Servers = None,
     sql: Sql = None,
+    file: File = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     timeout: Timeout = 30.0,
@@ -174,17 +163,14 @@ def discard(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    from penstock.transactions.records import Verdict
-
-    _check_ids(transaction_ids)
-    with _store(bootstrap_servers, prefix, sql) as store:
-        _decide(store, transaction_ids, Verdict.DISCARD, reason, timeout)
+    _decide(Place(bootstrap_servers, prefix, sql, file), "DISCARD", transaction_ids, reason, timeout)
 
 
 def resume(  # noqa: PLR0917 - as `ls`
     transaction_id: TransactionId,
     bootstrap_servers: Servers = None,
     sql: Sql = None,
+    file: File = None,
     prefix: Prefix = "penstock",
     reason: Reason = "",
     again: Annotated[
@@ -199,9 +185,10 @@ def resume(  # noqa: PLR0917 - as `ls`
 
     _check_ids([transaction_id])
     log_to_stderr()
-    if sql is not None and again:
-        raise ConfigurationError("--again is for a store in Kafka: in a database a transaction is resumed once")
-    with _store(bootstrap_servers, prefix, sql) as store:
+    place = Place(bootstrap_servers, prefix, sql, file)
+    if again:
+        place.require_kafka("--again")
+    with place.open() as store:
         if isinstance(store, KafkaAdministration):
             count = store.resume(transaction_id, _actor(), reason, again=again)
             what = f"{count} message{'' if count == 1 else 's'} brought back"
@@ -211,47 +198,19 @@ def resume(  # noqa: PLR0917 - as `ls`
     typer.echo(f"{transaction_id}: {what}; its group is asked again")
 
 
-def _servers(bootstrap_servers: str | None) -> str:
-    if bootstrap_servers is None:
-        raise ConfigurationError("--bootstrap-servers is missing; or name a store in a database by --sql")
-    return bootstrap_servers
+def _decide(place: Place, verdict: str, ids: Sequence[str], reason: str, timeout_s: float) -> None:
+    """Decide transactions one after the other, and fail if one of the decisions does not stand."""
+    from penstock.transactions.records import Verdict
+
+    _check_ids(ids)
+    with place.open() as store:
+        log_to_stderr()
+        stand = [_decide_one(store, one, Verdict[verdict], reason, timeout_s) for one in ids]
+    if not all(stand):
+        raise PenstockError(f"{stand.count(False)} of {len(ids)} decisions do not stand; the lines above say why")
 
 
-def _store(bootstrap_servers: str | None, prefix: str, sql: str | None) -> KafkaAdministration | SqlHands:
-    from penstock.cli.tx_sql import SqlHands
-    from penstock.transactions.administration import KafkaAdministration
-
-    return KafkaAdministration(_servers(bootstrap_servers), prefix) if sql is None else SqlHands(sql)
-
-
-def _show_row(url: str, transaction_id: str, *, payload: bool) -> None:
-    """Print a transaction of a store in a database."""
-    from penstock.cli.tx_sql import SqlHands
-    from penstock.cli.tx_text import described_lines
-
-    if payload:
-        raise ConfigurationError("--payload is for a store in Kafka: leave --sql out, or ask the database")
-    with SqlHands(url) as store:
-        found = store.show(transaction_id)
-    if found is None:
-        raise PenstockError(f"transaction {transaction_id} is not pending: it is settled, or never was")
-    typer.echo("\n".join(described_lines(found)))
-
-
-def _decide(
-    store: KafkaAdministration | SqlHands, ids: Sequence[str], verdict: Verdict, reason: str, timeout_s: float
-) -> None:
-    log_to_stderr()
-    failed = 0
-    for transaction_id in ids:
-        failed += not _decide_one(store, transaction_id, verdict, reason, timeout_s)
-    if failed:
-        raise PenstockError(f"{failed} of {len(ids)} decisions do not stand; the lines above say why")
-
-
-def _decide_one(
-    store: KafkaAdministration | SqlHands, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
-) -> bool:
+def _decide_one(store: Hands, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
     """Decide one transaction, print what came of it, and tell whether the decision stands."""
     from penstock.cli.tx_text import decided_line
     from penstock.transactions.administration import Effect

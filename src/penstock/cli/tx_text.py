@@ -58,7 +58,7 @@ def discarded_rows(found: Sequence[Discarded]) -> list[tuple[str, ...]]:
 
 
 def described_lines(one: PendingTransaction) -> Iterator[str]:
-    """Return what a store in a database tells of a pending transaction, line by line."""
+    """Return what a store that is not in Kafka tells of a pending transaction, line by line."""
     yield f"{one.transaction_id}  pending"
     yield f"  group      {printable(one.group)}"
     yield f"  born       {age_text(one.age_s)} ago"

@@ -36,10 +36,10 @@ class CoordinatorReading:
         rolled_back: transactions rolled back.
         discarded: transactions moved to the discarded topic.
         refused: decisions refused.
-        forged: records that could not be what they claim to be.
+        forged: records that could not be what they claim to be; None where the store has none that others could write.
         checks: checks sent.
         no_producer: checks that were due and reached nobody.
-        lost: records deleted before they were read.
+        lost: records deleted before they were read; None where the store has no retention.
         finish_bounds: upper bounds of the buckets of finish times, in seconds.
         finish_times: transactions in each bucket, and above the last bound; empty where they are not measured.
         finish_seconds: the sum of finish times.
@@ -54,17 +54,17 @@ class CoordinatorReading:
     rolled_back: int
     discarded: int
     refused: int
-    forged: int
+    forged: int | None
     checks: int
     no_producer: int
-    lost: int
+    lost: int | None
     finish_bounds: Sequence[float]
     finish_times: Sequence[int]
     finish_seconds: float
 
 
-def _one(value: float) -> tuple[Point]:
-    return ((value, {}),)
+def _one(value: float | None) -> Sequence[Point]:
+    return () if value is None else ((value, {}),)
 
 
 def _finished(reading: CoordinatorReading) -> Iterable[Point]:

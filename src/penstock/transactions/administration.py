@@ -18,11 +18,13 @@ from confluent_kafka import KafkaException
 from penstock.config import ClientConfig
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.kafka import admin_client, partition_counts
-from penstock.transactions.audit import Act, Audited, AuditLog, acts_on
+from penstock.transactions.audit import Act, Audited, AuditLog
 from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.done_records import Note
 from penstock.transactions.inspection import Discarded, Found, Inspection
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.records import Author, Note, Op, Verdict, encode_half, encode_op
+from penstock.transactions.records import Author, Op, Verdict, encode_half, encode_op
+from penstock.transactions.resuming import Resuming
 from penstock.transactions.topics import StoreTopics
 
 #: Seconds that a record may take to be acknowledged.
@@ -93,6 +95,7 @@ class KafkaAdministration:
             sends=self._sends,
             inspection=self._inspection,
         )
+        self._resuming = Resuming(self._topics, self._inspection, self._audit, self._topics.may_publish_to)
 
     def __enter__(self) -> Self:
         self._sends.start()
@@ -170,48 +173,18 @@ class KafkaAdministration:
             TransactionError: it is not in the discarded topic, or was brought back before and `again` is not set.
             PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
         """
-        newest = self._newest_life(transaction_id)
-        if not newest:
-            raise TransactionError(f"transaction {transaction_id} is not in {self._topics.discarded}")
-        first = newest[0]
-        place = f"{self._topics.discarded}[{first.partition}]@{first.offset}"
-        if not again:
-            self._refuse_second(place, None)
-        claim = self._audit.write(Act(actor, "resume", transaction_id, first.half.group, place, why))
-        if not again:
-            # Two may have looked at the same time: the log has one order.
-            self._refuse_second(place, claim)
-        half = first.half
-        keys = (half.order_key, half.key, transaction_id.encode())
+        halves = self._resuming.claim(transaction_id, actor, why, again=again)
+        first = halves[0]
+        keys = (first.order_key, first.key, transaction_id.encode())
         to = self._topics.half_partition(next(key for key in keys if key is not None))
-        receipts = []
-        for one in newest:
-            resumed = f"{self._topics.discarded}[{one.partition}]@{one.offset}"
-            headers = encode_half(one.half._replace(resumed=resumed))
-            receipts.append(self._sends.send(self._topics.half, to, one.half.key, one.half.value, headers))
+        receipts = [self._sends.send(self._topics.half, to, one.key, one.value, encode_half(one)) for one in halves]
         for receipt in receipts:
             if not receipt.wait(_ANSWER_S):
                 raise PenstockError(
                     f"a half of transaction {transaction_id} is not known to be stored: {receipt.error}; look with "
                     "`penstock tx show`, and if it is not pending, resume it with --again"
                 )
-        return len(newest)
-
-    def _newest_life(self, transaction_id: str) -> list[Discarded]:
-        """Return the messages of a discarded transaction, in the order of their parts; of several lives the last."""
-        by_part: dict[tuple[int, int] | None, Discarded] = {}
-        for one in self._inspection.discarded():
-            if one.half.transaction_id == transaction_id:
-                by_part[one.half.part] = one
-        return [by_part[part] for part in sorted(by_part, key=lambda part: part or (0, 0))]
-
-    def _refuse_second(self, place: str, claim: int | None) -> None:
-        first = next(acts_on(self._audit.read(), "resume", place), None)
-        if first is not None and first.offset != claim:
-            raise TransactionError(
-                f"what stands at {place} was brought back before, by {first.act.who}; with --again it may become "
-                "visible twice"
-            )
+        return len(halves)
 
     def _send(self, op: Op) -> int:
         """Store a decision and return the offset of its record."""

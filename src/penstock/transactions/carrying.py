@@ -18,7 +18,7 @@ GAP = 20_000
 #: Most transactions, and bytes of their messages, that one Kafka transaction carries.
 _MOST = 2_000
 _MOST_BYTES = 2 << 20
-#: A message that is larger stays where it is, and pins its log: no record of the done log could hold it.
+#: A transaction that is larger stays where it is, and pins its logs: no record of the done log could hold it.
 LARGEST_BYTES = 900_000
 
 
@@ -41,6 +41,19 @@ def to_carry(settlement: Settlement, done_end: int, gap: int) -> list[Pending]:
     return chosen
 
 
+def pinning(settlement: Settlement, gap: int = GAP) -> Pending | None:
+    """Return the transaction that is too large to be carried and holds the logs far below their ends, if there is one.
+
+    Args:
+        settlement: what is pending.
+        gap: how far a log may go on past what is needed of it.
+    """
+    lowest = next(iter(settlement.uncarried), None)
+    if lowest is None or settlement.half_position - lowest.offset <= max(gap, 4 * len(settlement.pending)):
+        return None
+    return lowest if lowest.is_complete and lowest.size_bytes > LARGEST_BYTES else None
+
+
 def _candidates(settlement: Settlement, done_end: int, gap: int) -> Iterator[Pending]:
     lowest = next(iter(settlement.uncarried), None)
     if lowest is not None and settlement.half_position - lowest.offset > gap:
@@ -58,4 +71,4 @@ def _candidates(settlement: Settlement, done_end: int, gap: int) -> Iterator[Pen
             yield pending
 
 
-__all__ = ["GAP", "LARGEST_BYTES", "to_carry"]
+__all__ = ["GAP", "LARGEST_BYTES", "pinning", "to_carry"]

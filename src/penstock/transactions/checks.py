@@ -13,7 +13,10 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.config import positive, positive_int
+from penstock.errors import ConfigurationError
 from penstock.transactions.pending import Pending
+from penstock.transactions.records import MAX_CHECK_NUMBER
 
 #: An interval that grows from check to check grows to no more than this, in seconds.
 _LONGEST_S = 3600.0
@@ -21,6 +24,16 @@ _LONGEST_S = 3600.0
 INCOMPLETE_S = 120.0
 #: Halves that wait for their first check before those decided meanwhile are taken out.
 _CROWD = 4_096
+
+
+def require_checks(maximum: int, backoff: float) -> None:
+    """Raise `ConfigurationError` unless a number of checks, and a factor between their intervals, are possible."""
+    positive_int("check_max", maximum)
+    if maximum > MAX_CHECK_NUMBER:
+        raise ConfigurationError(f"check_max must be at most {MAX_CHECK_NUMBER}, but is {maximum}")
+    positive("check_backoff", backoff)
+    if backoff < 1:
+        raise ConfigurationError(f"check_backoff must be at least 1, but is {backoff}: intervals do not shrink")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +166,4 @@ class CheckSchedule:
         return min(times, default=None)
 
 
-__all__ = ["INCOMPLETE_S", "CheckPolicy", "CheckSchedule"]
+__all__ = ["INCOMPLETE_S", "CheckPolicy", "CheckSchedule", "require_checks"]

@@ -9,34 +9,33 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from dataclasses import fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 from penstock.config import ClientConfig, positive, positive_int, reserved
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
 from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.checks import INCOMPLETE_S, CheckPolicy
+from penstock.transactions.checks import INCOMPLETE_S, CheckPolicy, require_checks
 from penstock.transactions.delivery import AckedProducer
-from penstock.transactions.discarding import Discarding
+from penstock.transactions.discarding import Discarding, require_discard
 from penstock.transactions.fencing import Fence, encode_claim, transactional_ids
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
-from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.observing import observe
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.publisher import Publisher
 from penstock.transactions.questions import Questions
-from penstock.transactions.records import MAX_CHECK_NUMBER
 from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import Inheritance, LogReader
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
 from penstock.transactions.turns import Turns
 
 if TYPE_CHECKING:
-    from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry, Telemetry
+    from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -50,7 +49,7 @@ _OWNED = {
     "group.instance.id": "it follows from instance; give that",
     "session.timeout.ms": "it is session_timeout, in seconds; give that",
     "group.id": "it is <prefix>.coordinator; choose another prefix",
-    "transactional.id": "it is made anew for each coordinator; leave it out",
+    "transactional.id": "it follows from instance, or is made anew for each coordinator; leave it out",
     "transaction.timeout.ms": "it is 10 s, so that a dead coordinator holds readers back no longer; leave it out",
     "enable.auto.commit": "positions are committed with what they settle; leave it out",
     "isolation.level": "each log is read as it must be; leave it out",
@@ -114,19 +113,9 @@ class Coordinator:
     ) -> None:
         positive("transaction_timeout", transaction_timeout)
         positive("check_interval", check_interval)
-        positive_int("check_max", check_max)
-        if check_max > MAX_CHECK_NUMBER:
-            raise ConfigurationError(f"check_max must be at most {MAX_CHECK_NUMBER}, but is {check_max}")
         positive("check_timeout", check_timeout)
-        positive("check_backoff", check_backoff)
-        if check_backoff < 1:
-            raise ConfigurationError(
-                f"check_backoff must be at least 1, but is {check_backoff}: intervals do not shrink"
-            )
-        if not callable(discard) and discard not in get_args(get_args(DiscardPolicy)[0]):
-            raise ConfigurationError(
-                f"discard must be 'topic', 'commit', 'rollback' or a function, but is {discard!r}; choose one of them"
-            )
+        require_checks(check_max, check_backoff)
+        require_discard(discard)
         positive_int("partitions", partitions)
         positive("target_latency", target_latency)
         positive("session_timeout", session_timeout)
@@ -216,20 +205,6 @@ class Coordinator:
         # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
         return self._counts.statistics(list(membership.owned.values()) if membership is not None else [])
 
-    def _observed(self) -> CoordinatorTelemetry | None:
-        """Show the metrics, where that is wanted."""
-        if self._telemetry is None:
-            return None
-        from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
-
-        shown = {one.name for one in fields(CoordinatorReading)} - {"finish_bounds"}
-
-        def read() -> CoordinatorReading:
-            now = self.statistics()
-            return CoordinatorReading(finish_bounds=FINISH_BUCKETS_S, **{name: getattr(now, name) for name in shown})
-
-        return CoordinatorTelemetry(self._telemetry, self._prefix, read)
-
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
         servers, stopping = self._bootstrap_servers, self._stopping
@@ -265,12 +240,12 @@ class Coordinator:
         turns = Turns([Publisher(servers, self._for_producers, topics, name, claim) for name in ids], self._prefix)
         sends = AckedProducer(servers, self._for_producers, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         asker = Asker(self._admin, sends, topics)
-        discarding = Discarding(self._discard, self._check_timeout, asker.decide, self._prefix)
+        discarding = Discarding(self._discard, self._check_timeout, self._prefix)
         questions = Questions(
             policy=self._policy,
             asker=asker,
             discarding=discarding,
-            half_end=lambda number: membership.known_end(topics.half, number),
+            half_end=membership.logs.known_half_end,
             counts=self._counts,
             ration=self._ration,
         )
@@ -305,7 +280,7 @@ class Coordinator:
     ) -> None:
         observed = None
         try:
-            observed = self._observed()
+            observed = observe(self._telemetry, self._prefix, self.statistics, in_kafka=True)
             sends.start()
             membership.join()
             while not self._stopping.is_set():

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.transactions")
 
-VERDICTS = {
-    TransactionState.COMMIT: Verdict.COMMIT,
-    TransactionState.ROLLBACK: Verdict.ROLLBACK,
-}
+# Members of enumerations are dear to look up and to hash, and this is the way of every message.
+_COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
+_TO_COMMIT, _TO_ROLL_BACK = Verdict.COMMIT, Verdict.ROLLBACK
 
 Told = Callable[["Flight"], None]
 
@@ -46,7 +45,7 @@ class Core:
         self.in_flight = in_flight
         # Guards the counts below: transactions of many threads add to them.
         self._lock = threading.Lock()
-        self._ended = dict.fromkeys(TransactionState, 0)
+        self._committed = self._rolled_back = self._unknown = 0
         self._failed = 0
         self._lost = 0
 
@@ -60,7 +59,12 @@ class Core:
     def count_end(self, state: TransactionState) -> None:
         """Count a transaction that ended as it should."""
         with self._lock:
-            self._ended[state] += 1
+            if state is _COMMIT:
+                self._committed += 1
+            elif state is _UNKNOWN:
+                self._unknown += 1
+            else:
+                self._rolled_back += 1
 
     def count_failure(self, *, lost: bool = False) -> None:
         """Count a half or a decision that is not known to be stored."""
@@ -73,9 +77,9 @@ class Core:
         with self._lock:
             return ProducerStatistics(
                 in_flight=self.in_flight.count,
-                committed=self._ended[TransactionState.COMMIT],
-                rolled_back=self._ended[TransactionState.ROLLBACK],
-                unknown=self._ended[TransactionState.UNKNOWN],
+                committed=self._committed,
+                rolled_back=self._rolled_back,
+                unknown=self._unknown,
                 failed=self._failed,
                 checks=0,
                 failed_checks=0,
@@ -112,7 +116,7 @@ class Flight:
     def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
         self.halves = halves
         self.error: Exception | None = None
-        self.state = TransactionState.UNKNOWN
+        self.state = _UNKNOWN
         self._core = core
         self._ordering_key = ordering_key
         self.wait: Wait = wait
@@ -154,20 +158,21 @@ class Flight:
         self.state = state
         self._told = told
         core = self._core
-        if state is not TransactionState.COMMIT and self.wait == "published":
+        if state is not _COMMIT and self.wait == "published":
             self.give_up_watch()
-        if state is TransactionState.UNKNOWN:
+        if state is _UNKNOWN:
             core.in_flight.leave(self._size)
             core.count_end(state)
             told(self)
             return
         assert self._prepared is not None  # noqa: S101 - it was told of
+        verdict = _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK
         if self.wait == "sent":
             self._told = _nobody
-            core.store.decide(self._prepared, VERDICTS[state], self._is_decided)
+            core.store.decide(self._prepared, verdict, self._is_decided)
             told(self)
         else:
-            core.store.decide(self._prepared, VERDICTS[state], self._is_decided)
+            core.store.decide(self._prepared, verdict, self._is_decided)
 
     @property
     def is_prepared(self) -> bool:
@@ -203,14 +208,19 @@ class Flight:
                 self.give_up_watch()
         else:
             self._prepared = answer
-        self._told(self)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell on, once. The teller mostly holds this object: let go of, neither needs the garbage collector."""
+        told, self._told = self._told, _nobody
+        told(self)
 
     def _is_decided(self, error: DecisionNotStoredError | None) -> None:
         core = self._core
         core.in_flight.leave(self._size)
         if error is None:
             core.count_end(self.state)
-            if self.wait == "published" and self.state is TransactionState.COMMIT:
+            if self.wait == "published" and self.state is _COMMIT:
                 self._one_of_two()
                 return
         else:
@@ -220,7 +230,7 @@ class Flight:
                 _log.warning("%s", error)
             elif self.wait == "published":
                 self.give_up_watch()
-        self._told(self)
+        self._tell()
 
     def _is_settled(self, verdict: Verdict) -> None:
         self._settled = verdict
@@ -236,7 +246,7 @@ class Flight:
                     f"transaction {self.halves[0].transaction_id}: its COMMIT came too late, it was settled before as "
                     f"{self._settled.name} by a check or an operator; the message is not published"
                 )
-            self._told(self)
+            self._tell()
 
 
 def _size(half: Half) -> int:

@@ -9,7 +9,13 @@ well. The only sign of it is a line of the library's log; the watch stands where
 from __future__ import annotations
 
 import logging
+import time
 from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from penstock.errors import PenstockError
+from penstock.kafka import reason
 
 #: What the library is asked to log: every EndTxn that was answered or lost, among thirty lines a transaction.
 CONTEXT = "eos"
@@ -22,6 +28,10 @@ _ANSWERED = ("EndTxn returned NO_ERROR ", "EndTxn returned CONCURRENT_TRANSACTIO
 _WAS_UP = "in state UP"
 #: Seconds that an end may take which the library does not speak of, so that it passes for known.
 _SILENT_S = 0.1
+
+
+class UnknownEndError(PenstockError):
+    """It is not known how a Kafka transaction ended, or a late EndTxn may still end another: discard the producer."""
 
 
 class ClientLog(Protocol):
@@ -64,6 +74,58 @@ class EndWatch:
         self._ends = 0
         self._sign = None
 
+    def commit(self, producer: Producer, timeout_s: float) -> None:
+        """End the transaction with a commit, and return once it is known to be committed.
+
+        Args:
+            producer: the one whose log this watches.
+            timeout_s: seconds that the end may take.
+
+        Raises:
+            KafkaException: it was not committed, and has to be aborted.
+            UnknownEndError: nobody knows.
+        """
+        begun = time.monotonic()
+        try:
+            producer.commit_transaction(timeout_s)
+        except KafkaException as error:
+            inner = error.args[0]
+            # The library asks for an abort where no EndTxn went out, or the broker refused it. All else is unknown.
+            if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
+                raise
+            raise UnknownEndError(f"the end of a Kafka transaction is in doubt: {reason(error)}") from error
+        self._require_known(producer, begun, "committed")
+
+    def abort(self, producer: Producer, timeout_s: float) -> None:
+        """End the transaction with an abort, and return once it is known to be aborted.
+
+        Args:
+            producer: the one whose log this watches.
+            timeout_s: seconds that the end may take.
+
+        Raises:
+            UnknownEndError: nobody knows.
+        """
+        begun = time.monotonic()
+        try:
+            producer.abort_transaction(timeout_s)
+        except KafkaException as error:
+            raise UnknownEndError(f"a Kafka transaction could not be aborted: {reason(error)}") from error
+        self._require_known(producer, begun, "aborted")
+
+    def _require_known(self, producer: Producer, begun: float, how: str) -> None:
+        """Raise `UnknownEndError` where an end that was answered may come a second time."""
+        took_s = time.monotonic() - begun
+        try:
+            # The library's log is served here, all of it: its lines on the end came before the answer did.
+            producer.poll(0)
+        except KafkaException as error:
+            doubt: str | None = f"the client failed: {reason(error)}"
+        else:
+            doubt = self.doubt(took_s)
+        if doubt is not None:
+            raise UnknownEndError(f"a Kafka transaction was {how}, as it seems, but {doubt}")
+
     def doubt(self, took_s: float) -> str | None:
         """Say why the end of the transaction is in doubt, though it was answered; None when it is known.
 
@@ -75,4 +137,4 @@ class EndWatch:
         return self._sign
 
 
-__all__ = ["CONTEXT", "EndWatch"]
+__all__ = ["CONTEXT", "EndWatch", "UnknownEndError"]

@@ -22,8 +22,10 @@ class InFlight:
         self._most = most
         self._most_bytes = most_bytes
         self._timeout_s = timeout_s
-        # Guards all fields below; waiters sleep on it.
-        self._room = threading.Condition(threading.Lock())
+        # Guards all fields below. Entered by itself, for a condition's own way in is written in Python.
+        self._lock = threading.Lock()
+        # Waiters sleep on it.
+        self._room = threading.Condition(self._lock)
         self._waiting = 0
         self.count = 0
         self.bytes = 0
@@ -34,7 +36,7 @@ class InFlight:
         Raises:
             BufferFullError: there is none, or was none for the whole time.
         """
-        with self._room:
+        with self._lock:
             if not self._fits(size):
                 self._wait(size, may_wait=may_wait)
             self.count += 1
@@ -42,7 +44,7 @@ class InFlight:
 
     def leave(self, size: int) -> None:
         """Give room back."""
-        with self._room:
+        with self._lock:
             self.count -= 1
             self.bytes -= size
             if self._waiting:

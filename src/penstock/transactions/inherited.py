@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from penstock.transactions.done_records import Carry, Done, Note
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Carry, Done, Note, Verdict
+from penstock.transactions.records import Verdict
 
 
 @dataclass(slots=True)

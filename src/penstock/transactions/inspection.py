@@ -17,12 +17,13 @@ from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.kafka import base_config, reason
 from penstock.transactions.delivery import wire_headers
+from penstock.transactions.done_records import Carry, Note, decode_done
 from penstock.transactions.inherited import live_carries
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import CHECK_NUMBER as _CHECK_NUMBER
 from penstock.transactions.records import REASON as _REASON
-from penstock.transactions.records import Carry, Half, Note, Op, Verdict, decode_done, decode_half, decode_ops
+from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Settlement
 from penstock.transactions.topics import StoreTopics
 

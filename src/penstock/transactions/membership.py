@@ -1,9 +1,9 @@
 """Which half partitions are this coordinator's, and the reading of their half and op logs.
 
-Two consumers: one is a member of the coordinators' group and reads nothing, so that reading never depends on the
-group's protocol; one reads half and op of the same partitions, which no group assignor would keep together. Taking
-partitions over has a thread of its own, for it may have to wait for a predecessor's transaction to end, and the other
-partitions shall not.
+One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
+protocol; others read half and op of the same partitions (`two_logs`), which no group assignor would keep together.
+Taking partitions over has a thread of its own, for it may have to wait for a predecessor's transaction to end, and the
+other partitions shall not.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError, StoppedError
@@ -22,12 +22,10 @@ from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.owned import OwnedPartition
 from penstock.transactions.takeover import Inheritance, LogReader
 from penstock.transactions.topics import StoreTopics
+from penstock.transactions.two_logs import TwoLogs
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Records read at once.
-_READ = 10_000
-_ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
 #: Heartbeats in the time of a session.
 _BEATS = 4
@@ -63,7 +61,7 @@ class Membership:
         session_timeout_s: float,
     ) -> None:
         self._topics = topics
-        self._logs = logs
+        self._inheritances = logs
         self._own = own
         self._stopping = stopping
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
@@ -98,7 +96,8 @@ class Membership:
         reader.pop("group.instance.id", None)
         try:
             self._member = Consumer(member)
-            self._reader = Consumer(reader)
+            #: The logs of the partitions owned.
+            self.logs = TwoLogs(reader, topics)
         except KafkaException as error:
             raise client_refused(error) from error
 
@@ -130,14 +129,12 @@ class Membership:
             if self._taking.get(number) is token:
                 del self._taking[number]
                 self.owned[number] = self._own(number, inheritance)
-                places = self._places(number)
-                places[0].offset, places[1].offset = inheritance.half_position, inheritance.op_position
-                self._reader.incremental_assign(places)
+                self.logs.add(number, inheritance.half_position, inheritance.op_position)
 
     def leave(self) -> None:
         """Give all partitions up and leave the group."""
         self._member.close()
-        self._reader.close()
+        self.logs.close()
         self.owned.clear()
 
     def group_metadata(self) -> Any:
@@ -147,26 +144,6 @@ class Membership:
         has told of it, for the client library waits for the callback.
         """
         return self._member.consumer_group_metadata()
-
-    def read(self, timeout_s: float) -> Iterable[Message]:
-        """Return the records of the half and op logs that are there, waiting at most `timeout_s` for the first."""
-        first = self._reader.poll(timeout_s)
-        return () if first is None else (first, *self._reader.consume(_READ, 0))
-
-    def known_end(self, topic: str, partition: int) -> int:
-        """Return the end of a log that is being read, as the last fetch told it; negative when there was none."""
-        return self._reader.get_watermark_offsets(TopicPartition(topic, partition), cached=True)[1]
-
-    def end(self, topic: str, partition: int) -> int:
-        """Ask the broker for the end of a log.
-
-        Raises:
-            KafkaException: it does not answer.
-        """
-        return self._reader.get_watermark_offsets(TopicPartition(topic, partition), _ANSWER_S)[1]
-
-    def _places(self, partition: int) -> list[TopicPartition]:
-        return [TopicPartition(self._topics.half, partition), TopicPartition(self._topics.op, partition)]
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
@@ -178,20 +155,17 @@ class Membership:
             threading.Thread(target=self._take_over, args=(tokens,), name=name, daemon=True).start()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        dropped = []
         for place in partitions:
             self._taking.pop(place.partition, None)
             if self.owned.pop(place.partition, None) is not None:
-                dropped += self._places(place.partition)
-        if dropped:
-            self._reader.incremental_unassign(dropped)
+                self.logs.remove(place.partition)
         consumer.incremental_unassign(partitions)
 
     def _take_over(self, tokens: dict[int, object]) -> None:
         """Find out where to start; runs in a thread of its own, and gives the result to the coordinator's."""
         while not self._stopping.is_set():
             try:
-                inheritances = self._logs.take_over(tokens)
+                inheritances = self._inheritances.take_over(tokens)
             except KafkaException as error:
                 _log.warning("partitions %s cannot be taken over yet: %s", sorted(tokens), reason(error))
                 self._stopping.wait(_BACK_OFF_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.message import Headers
 
@@ -81,9 +81,8 @@ class PendingTransaction:
     waits_for: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionResult:
-    """What `TransactionalProducer.send` did.
+class TransactionResult(NamedTuple):
+    """What `TransactionalProducer.send` did. A named tuple, for it is quick to make.
 
     Attributes:
         transaction_id: the id of the transaction.

@@ -30,7 +30,7 @@ from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.done_log import DoneLog, encode_ids
-from penstock.transactions.endings import CONTEXT, EndWatch
+from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -345,16 +345,10 @@ class Outbound:
         self._blame.cause = text
 
     def _commit(self, producer: Producer) -> None:
-        begun = time.monotonic()
         try:
-            producer.commit_transaction(_TIMEOUT_S)
-        except KafkaException as error:
-            inner = error.args[0]
-            # The library asks for an abort where no EndTxn went out, or the broker refused it. All else is unknown.
-            if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
-                raise
-            raise InDoubtError(f"{self._name}: the end of a Kafka transaction is in doubt: {reason(error)}") from error
-        self._require_known(producer, begun)
+            self._watch.commit(producer, _TIMEOUT_S)
+        except UnknownEndError as error:
+            raise InDoubtError(f"{self._name}: {error}") from error
         self.groups += 1
         if self._done_offset is not None:
             self._known_to = self._done_offset + 1
@@ -364,25 +358,10 @@ class Outbound:
         until = time.monotonic() + _CLEARING_S
         while (left := until - time.monotonic()) > 0:
             producer.poll(left)
-        begun = time.monotonic()
         try:
-            producer.abort_transaction(_TIMEOUT_S)
-        except KafkaException as error:
-            raise InDoubtError(
-                f"{self._name}: a Kafka transaction could not be aborted: {reason(error)}, after: {self._blame.cause}"
-            ) from error
-        self._require_known(producer, begun)
-
-    def _require_known(self, producer: Producer, begun: float) -> None:
-        """Raise `InDoubtError` where an end that was answered may come a second time (KAFKA-17754)."""
-        took_s = time.monotonic() - begun
-        try:
-            producer.poll(0)
-        except KafkaException as error:
-            raise InDoubtError(f"{self._name}: the client failed: {reason(error)}") from error
-        doubt = self._watch.doubt(took_s)
-        if doubt is not None:
-            raise InDoubtError(f"{self._name}: a Kafka transaction ended, as it seems, but {doubt}")
+            self._watch.abort(producer, _TIMEOUT_S)
+        except UnknownEndError as error:
+            raise InDoubtError(f"{self._name}: {error}, after: {self._blame.cause}") from error
 
 
 def _send(producer: Producer, message: OutboundMessage, reported: Callable[[KafkaError | None, Message], None]) -> None:

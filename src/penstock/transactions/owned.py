@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from confluent_kafka import Message
 
@@ -33,6 +35,27 @@ _LOG_EVERY_S = 10.0
 _IDLE_S = 2.0
 #: Seconds between two looks for what is to be carried.
 _CARRY_S = 0.5
+#: Seconds that an op record waits for a half it names: whoever decided knew that it was stored, so it comes with the
+#: next fetch. A forged one names what never comes.
+_HALF_S = 1.0
+
+
+class _OpRecord(NamedTuple):
+    """A record of the op log, read.
+
+    Attributes:
+        offset: where it stands.
+        appended_ms: its append time.
+        ops: its decisions, or why it is refused.
+        needs: the last half that its decisions name.
+        since: when it was read, in monotonic seconds.
+    """
+
+    offset: int
+    appended_ms: int
+    ops: list[Op] | MessageFormatError
+    needs: int
+    since: float
 
 
 @dataclass(slots=True)
@@ -145,6 +168,8 @@ class OwnedPartition:
         self.clock = clock
         #: Append times of the newest op and half that were read, in the broker's milliseconds.
         self.ops_read_to_ms = self.halves_read_to_ms = 0
+        # Op records fetched before a half they name, and all after them: decisions take effect in their order.
+        self._waiting: deque[_OpRecord] = deque()
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
         # When something was last chosen to be settled, in monotonic seconds.
@@ -204,17 +229,35 @@ class OwnedPartition:
         """Take a record of the op log in; it was read at `now`, in monotonic seconds."""
         offset, appended_ms = message.offset() or 0, message.timestamp()[1]
         self.clock.saw(appended_ms, now)
+        ops: list[Op] | MessageFormatError
+        try:
+            ops = self._read_ops(message)
+            needs = max(max(op.half_offsets, default=-1) for op in ops)
+        except MessageFormatError as bad:
+            ops, needs = bad, -1
+        record = _OpRecord(offset, appended_ms, ops, needs, now)
+        if self._waiting or needs >= self.settlement.half_position:
+            self._waiting.append(record)
+        else:
+            self._decide(record)
+
+    @property
+    def waits_for_halves(self) -> bool:
+        """Whether decisions were read before their halves."""
+        return bool(self._waiting)
+
+    def _decide(self, record: _OpRecord) -> None:
+        """Let the decisions of an op record take effect."""
+        offset, appended_ms, ops, _, _ = record
         self.ops_read_to_ms = appended_ms
         settlement = self.settlement
         if offset < settlement.op_position:
             return
         self._count_lost("op", settlement.op_position, offset)
-        try:
-            ops = self._read_ops(message)
-        except MessageFormatError as bad:
+        if isinstance(ops, MessageFormatError):
             settlement.skip_op(offset)
             self._counts.forged += 1
-            self._log.warn("op", "op partition %d, offset %d: %s", self.number, offset, bad)
+            self._log.warn("op", "op partition %d, offset %d: %s", self.number, offset, ops)
             return
         answers = settlement.answers
         for index, op in enumerate(ops):
@@ -253,6 +296,9 @@ class OwnedPartition:
 
     def note_progress(self, now: float) -> None:
         """Look how far reading came, and what time it is. Called between records, never within one."""
+        waiting = self._waiting
+        while waiting and (waiting[0].needs < self.settlement.half_position or now - waiting[0].since >= _HALF_S):
+            self._decide(waiting.popleft())
         first = next(iter(self.settlement.pending.values()), None)
         self.oldest_birth_ms = None if first is None else first.birth_ms
         self.settlement.now_ms = self.clock.now_ms(now)

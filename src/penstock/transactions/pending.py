@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.transactions.records import Author, Carried, Carry, Half, Note, Op, Verdict
+from penstock.transactions.done_records import Carried, Carry, Note
+from penstock.transactions.records import Author, Half, Op, Verdict
 
 _NOWHERE = (-1, 0)
 #: What a carried header takes beside its name and content; what penstock's own fields take, generously.

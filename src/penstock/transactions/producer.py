@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.config import ClientConfig, a_callable, not_empty, positive, positive_int
 from penstock.errors import ConfigurationError, StoppedError
-from penstock.transactions.checker import Check, Checker
+from penstock.transactions.checker import CHECK_TIMEOUT_S, Check, Checker
 from penstock.transactions.core import Core
 from penstock.transactions.ids import new_id
 from penstock.transactions.in_flight import InFlight
@@ -70,6 +70,8 @@ class TransactionalProducer:
         partitions: partitions of half, op and done, if they have to be created.
         config: settings of the Kafka clients, by librdkafka's names.
         check_workers: threads that run checks.
+        check_timeout: seconds that a check may take. One that takes longer is given up, and its thread replaced; its
+            answer counts if it comes.
         send_timeout: seconds after which an unacknowledged half or decision counts as not stored, and for which a
             send waits for room.
         order: "commit": messages of one key are published in the order of their decisions; "half": in the order in
@@ -102,6 +104,7 @@ class TransactionalProducer:
         partitions: int = DEFAULT_PARTITIONS,
         config: ClientConfig | None = None,
         check_workers: int = 4,
+        check_timeout: float = CHECK_TIMEOUT_S,
         send_timeout: float = 15.0,
         order: Order = "commit",
         wait: Wait = "stored",
@@ -118,6 +121,7 @@ class TransactionalProducer:
         check = _check_of(check, listener, check_listener)
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
+        positive("check_timeout", check_timeout)
         positive("send_timeout", send_timeout)
         positive_int("max_in_flight", max_in_flight)
         positive_int("max_in_flight_bytes", max_in_flight_bytes)
@@ -144,7 +148,7 @@ class TransactionalProducer:
             self._store, InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s), _spans_of(telemetry, group)
         )
         self._desk = Desk(self._core, group, self._open, room_timeout_s, publish_timeout)
-        self._checker = Checker(self._store, group, check, check_workers) if check is not None else None
+        self._checker = Checker(self._store, group, check, check_workers, check_timeout) if check is not None else None
         self._start_lock = threading.Lock()
         # Written under the start lock; read without it, for it only ever goes on.
         self._state = "new"

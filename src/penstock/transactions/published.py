@@ -15,7 +15,8 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.kafka import base_config, client_refused, reason
-from penstock.transactions.records import Verdict, decode_done
+from penstock.transactions.done_records import decode_done
+from penstock.transactions.records import Verdict
 from penstock.transactions.store import ToldSettled
 from penstock.transactions.topics import StoreTopics
 

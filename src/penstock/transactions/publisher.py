@@ -13,7 +13,7 @@ EndTxn of the old one is refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
@@ -23,9 +23,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
-from penstock.transactions.endings import CONTEXT, EndWatch
+from penstock.transactions.done_records import Carry, encode_done
+from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
 from penstock.transactions.pending import size_of
-from penstock.transactions.records import Carry, Verdict, encode_discarded, encode_done
+from penstock.transactions.records import Verdict, encode_discarded
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.topics import StoreTopics
 
@@ -36,8 +37,8 @@ _TIMEOUT_S = TRANSACTION_TIMEOUT_MS / 1000
 _INIT_TIMEOUT_S = 30.0
 #: Seconds for a message to be stored: less than the end may take, so that one that cannot be ends in an abort.
 _DELIVERY_S = 5.0
-#: Seconds between two looks at what failed, while the rest is on its way.
-_SLICE_S = 0.1
+#: Seconds between two looks at what is still on its way: the least that the library can wait.
+_LOOK_S = 0.001
 #: What fails a send without being the message's fault, or its target's.
 _NOBODYS_FAULT = frozenset(
     {
@@ -173,12 +174,13 @@ class Publisher:
         """Whether there is a producer to publish with."""
         return self._producer is not None
 
-    def publish(self, shares: Mapping[int, Share], group_metadata: Any) -> None:
+    def publish(self, shares: Mapping[int, Share], group_metadata: Any, produced: Callable[[], None]) -> None:
         """Settle what the partitions' shares hold in one Kafka transaction.
 
         Args:
             shares: by half partition.
             group_metadata: the coordinator's membership, as the client library gives it.
+            produced: called when all is in the client library's hands.
 
         Raises:
             AbortedError: nothing of it is visible or ever will be; the producer can be used again.
@@ -196,6 +198,7 @@ class Publisher:
             producer.begin_transaction()
             for partition, share in shares.items():
                 self._produce(producer, partition, share)
+            produced()
             producer.send_offsets_to_transaction(self._positions(shares), group_metadata, _TIMEOUT_S)
             self._await_delivery(producer)
             if self._failed or self._targets:
@@ -208,25 +211,20 @@ class Publisher:
             self._abort(producer, "the client's buffer is full", error)
 
     def _await_delivery(self, producer: Producer) -> None:
-        """Wait until all is stored, or something is not: the library would wait for the rest, and sends no more."""
+        """Wait until all is stored, or something is not: the library would wait for the rest, and sends no more.
+
+        Its `flush` looks every 10 ms where only failures are reported; that was most of a small group's time.
+        """
         deadline = time.monotonic() + _TIMEOUT_S
-        while producer.flush(_SLICE_S) and not self._failed and not self._targets and time.monotonic() < deadline:
-            pass
+        while len(producer) and not self._failed and not self._targets and time.monotonic() < deadline:
+            producer.poll(_LOOK_S)
 
     def _commit(self, producer: Producer) -> None:
         """End the transaction with a commit."""
-        begun = time.monotonic()
         try:
-            producer.commit_transaction(_TIMEOUT_S)
-        except KafkaException as error:
-            inner = error.args[0]
-            # The library asks for an abort where no EndTxn went out, or the broker refused it. All else is unknown.
-            if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
-                raise
-            raise InDoubtError(f"the end of a Kafka transaction is in doubt: {reason(error)}") from error
-        doubt = self._doubt(producer, begun)
-        if doubt is not None:
-            raise InDoubtError(f"a Kafka transaction was committed, as it seems, but {doubt}")
+            self._watch.commit(producer, _TIMEOUT_S)
+        except UnknownEndError as error:
+            raise InDoubtError(str(error)) from error
 
     def _abort(self, producer: Producer, cause: str, error: Exception | None = None) -> None:
         """Abort the transaction; always raises."""
@@ -236,27 +234,11 @@ class Publisher:
         refused = {half.topic for pending in failed for half in pending.halves}
         targets = {} if self._store_failed else {t: why for t, why in self._targets.items() if t not in refused}
         cause = self._failure or cause
-        begun = time.monotonic()
         try:
-            producer.abort_transaction(_TIMEOUT_S)
-        except KafkaException as second:
-            text = f"a Kafka transaction could not be aborted: {reason(second)}, after: {cause}"
-            raise InDoubtError(text, failed, targets) from error
-        doubt = self._doubt(producer, begun)
-        if doubt is not None:
-            text = f"a Kafka transaction was aborted, as it seems, but {doubt}; after: {cause}"
-            raise InDoubtError(text, failed, targets) from error
+            self._watch.abort(producer, _TIMEOUT_S)
+        except UnknownEndError as unknown:
+            raise InDoubtError(f"{unknown}; after: {cause}", failed, targets) from unknown
         raise AbortedError(f"a Kafka transaction was aborted: {cause}", failed, targets) from error
-
-    def _doubt(self, producer: Producer, begun: float) -> str | None:
-        """Say why an end that was answered is in doubt all the same, or None."""
-        took_s = time.monotonic() - begun
-        try:
-            # The library's log is served here, all of it: its lines on the end came before the answer did.
-            producer.poll(0)
-        except KafkaException as error:
-            return f"the client failed: {reason(error)}"
-        return self._watch.doubt(took_s)
 
     def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
         positions = []

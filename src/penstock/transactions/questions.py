@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from penstock.transactions.asking import Asked, Asker
+from penstock.transactions.carrying import LARGEST_BYTES, pinning
 from penstock.transactions.checks import CheckPolicy
-from penstock.transactions.discarding import Discarding
+from penstock.transactions.discarding import Discarding, Exhausted
 from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Verdict
+from penstock.transactions.records import Half, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -30,6 +32,8 @@ WINDOW = 128
 _WINDOW_S = 0.02
 #: Seconds between two marks in one op log.
 _TICK_S = 0.5
+#: Seconds between two warnings of one transaction that keeps the logs from being trimmed.
+_PIN_S = 600.0
 #: Seconds after which the broker's clock is read anew while something is pending.
 _CLOCK_S = 30.0
 
@@ -62,6 +66,8 @@ class Questions:
         self._half_end = half_end
         self._counts = counts
         self._ration = ration
+        # By half partition: the transaction that was named as holding its logs, and when.
+        self._pins: dict[int, tuple[str, float]] = {}
 
     def ask(self, partition: OwnedPartition, now: float) -> None:
         """Ask what is due in a partition.
@@ -74,6 +80,7 @@ class Questions:
         self._counts.hung_checks = self._discarding.hung
         if not partition.settlement.pending or not partition.taken_over:
             return
+        self._tell_of_pin(partition, now)
         due = partition.schedule.next_due()
         time_s = partition.clock.now_ms(now) / 1000
         is_due = due is not None and due <= time_s
@@ -84,6 +91,29 @@ class Questions:
         if is_due:
             for pending in partition.schedule.take_due(min(time_s, partition.ops_read_to_ms / 1000), _CHECKS):
                 self._ask(partition, pending, now, time_s)
+
+    def _tell_of_pin(self, partition: OwnedPartition, now: float) -> None:
+        """Name a transaction that keeps the logs of a partition from being trimmed: they grow until it is settled."""
+        pending = pinning(partition.settlement)
+        if pending is None:
+            return
+        name, (said, at) = pending.half.transaction_id, self._pins.get(partition.number, ("", 0.0))
+        if name == said and now - at < _PIN_S:
+            return
+        self._pins[partition.number] = name, now
+        _log.warning(
+            "transaction %s of group %s, of %d bytes, holds partition %d of the half and op logs at offset %d, %d "
+            "records below the end: more than %d bytes are not written down anew, so nothing behind it is deleted, and "
+            "a restart reads all of it; see what it waits for by `penstock tx show`, and settle it by `penstock tx "
+            "commit`, `rollback` or `discard` if it need not wait",
+            name,
+            pending.half.group,
+            pending.size_bytes,
+            partition.number,
+            pending.offset,
+            partition.settlement.half_position - pending.offset,
+            LARGEST_BYTES,
+        )
 
     def _tick(self, partition: OwnedPartition, now: float) -> None:
         if now - partition.ticked_at >= _TICK_S:
@@ -97,7 +127,11 @@ class Questions:
             schedule.postpone(pending, time_s + interval)
             return
         if pending.check_count >= self._policy.maximum:
-            self._discarding.settle(partition.number, pending)
+            decide = partial(self._asker.decide, partition.number, pending)
+            half = pending.half
+            self._discarding.settle(
+                Exhausted(half.transaction_id, half.group, pending.check_count, partial(_undecided, pending), decide)
+            )
             schedule.postpone(pending, time_s + interval)
             return
         group, unanswered = pending.half.group, pending.requested > pending.check_count
@@ -137,6 +171,11 @@ class Questions:
             pending.half.group,
         )
         self._asker.decide(partition.number, pending, Verdict.ROLLBACK)
+
+
+def _undecided(pending: Pending) -> Half | None:
+    """Return the half of a transaction that nobody has decided, or None."""
+    return pending.half if pending.verdict is None else None
 
 
 def _has_room(partition: OwnedPartition, group: str, time_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""The records of the half, op, done, check and discarded topics: bytes and headers to values, and back.
+"""The records of the half, op, check and discarded topics: bytes and headers to values, and back.
 
 Pure. Whatever does not decode raises `MessageFormatError` and nothing else, so that a forged record costs its
 reader one refusal. Integers are big-endian.
@@ -9,10 +9,8 @@ reader one refusal. Integers are big-endian.
 - **op**: a batch of decisions of one group for one half partition; their order in it counts, so the place of a
   decision is the offset of its record and its index there. A batch is plain (each decision names one half, and nobody
   by name) or not: plain ones are fixed-size, for thousands are read a second.
-- **done**: what one Kafka transaction settled or learned of transactions in one half partition (notes), and pending
-  halves written down again so that the checkpoints can pass them (carries).
 
-Op and done records are of version 2; those of version 1 are read as well.
+Op records are of version 2; those of version 1 are read as well. The done log's records are in `done_records`.
 """
 
 from __future__ import annotations
@@ -54,20 +52,11 @@ _OP_1 = struct.Struct(f">BBBHi{ID_LENGTH}sHH")
 _OPS = struct.Struct(">BBIiH")
 #: Id, verdict, author, check number, offset of the half.
 _PLAIN = struct.Struct(">16sBBHQ")
+#: Bytes of a decision in a plain batch.
+DECISION_BYTES = _PLAIN.size
 #: Id, verdict, author, check number, half offsets, bytes of the actor's name.
 _DECISION = struct.Struct(">16sBBHHH")
 _OFFSET = struct.Struct(">Q")
-_DONE_1 = struct.Struct(">BI")
-_NOTE_1 = struct.Struct(f">{ID_LENGTH}sqBHq")
-#: Version, notes, carries.
-_DONE = struct.Struct(">BII")
-_NOTE = struct.Struct(">16sQBHQqI")
-#: Halves of a carried transaction.
-_CARRY = struct.Struct(">H")
-#: Offset and append time of a carried half, and its headers.
-_CARRIED = struct.Struct(">QQI")
-_LENGTH = struct.Struct(">i")
-_NULL = -1
 _REMEMBERED_BYTES = 1_000
 _MAX_INT32 = (1 << 31) - 1
 _MAX_INT64 = (1 << 63) - 1
@@ -157,46 +146,7 @@ class CheckRequest(NamedTuple):
     check_number: int
 
 
-class Note(NamedTuple):
-    """What the done log says of one transaction: its end, or (UNKNOWN) how many checks were answered so far."""
-
-    transaction_id: str
-    #: The highest offset among its halves: the note is needed until the half checkpoint has passed it.
-    half_offset: int
-    verdict: Verdict
-    check_count: int
-    #: Append time of the last answered check in milliseconds since the epoch; 0 when there was none.
-    answered_ms: int
-    #: Place of the decision: offset of its op record, -1 where there is none or it was not written down, and index.
-    op_offset: int = -1
-    op_index: int = 0
-
-
-class Carried(NamedTuple):
-    """A pending half that was written down again, with its own place and birth."""
-
-    offset: int
-    #: Append time in milliseconds since the epoch, by the broker's clock.
-    birth_ms: int
-    half: Half
-
-
-class Carry(NamedTuple):
-    """A pending transaction that was written down again, so that the checkpoints can pass it."""
-
-    #: What is known of it. A verdict other than UNKNOWN is a decision that has not taken effect yet.
-    note: Note
-    #: Its halves that were stored, by offset.
-    halves: tuple[Carried, ...]
-
-
-class Done(NamedTuple):
-    """A record of the done log."""
-
-    notes: list[Note]
-    carries: list[Carry]
-
-
+@lru_cache(maxsize=1024)
 def is_topic_name(name: str) -> bool:
     """Tell whether Kafka takes a name for a topic."""
     return _TOPIC_NAME.fullmatch(name) is not None
@@ -366,91 +316,6 @@ def _decode_decisions(content: bytes, start: int, count: int, group: str, partit
     return ops
 
 
-def encode_done(notes: Sequence[Note], carries: Sequence[Carry] = ()) -> bytes:
-    """Return the value of a done record."""
-    parts = [_DONE.pack(_VERSION, len(notes), len(carries))]
-    pack = _NOTE.pack
-    parts.extend(pack(id_bytes(note[0]), *note[1:]) for note in notes)
-    for carry in carries:
-        parts.append(pack(id_bytes(carry.note[0]), *carry.note[1:]))
-        parts.append(_CARRY.pack(len(carry.halves)))
-        for offset, birth_ms, half in carry.halves:
-            headers = encode_half(half)
-            parts.append(_CARRIED.pack(offset, birth_ms, len(headers)))
-            for content in (half.key, half.value, *(item for name, text in headers for item in (name.encode(), text))):
-                parts.append(_LENGTH.pack(_NULL if content is None else len(content)))
-                parts.append(content or b"")
-    return b"".join(parts)
-
-
-def decode_done(value: bytes | None) -> Done:
-    """Read the value of a done record.
-
-    Raises:
-        MessageFormatError: it is cut, too long, of another version, or a field is not what it must be.
-    """
-    content = value or b""
-    try:
-        return _decode_done_1(content) if content[:1] == b"\x01" else _decode_done(content)
-    except (struct.error, ValueError, KeyError) as error:
-        raise MessageFormatError(f"a done record that does not read: {error}; it is ignored") from error
-
-
-def _decode_done_1(content: bytes) -> Done:
-    _, count = _DONE_1.unpack_from(content)
-    notes = [
-        Note(raw_id.decode("ascii"), offset, Verdict(verdict), checks, answered)
-        for raw_id, offset, verdict, checks, answered in _NOTE_1.iter_unpack(content[_DONE_1.size :])
-    ]
-    if count != len(notes):
-        raise ValueError(f"{len(notes)} notes in place of {count}")
-    return Done(notes, [])
-
-
-def _decode_done(content: bytes) -> Done:
-    version, count, carries = _DONE.unpack_from(content)
-    start, end = _DONE.size, _DONE.size + count * _NOTE.size
-    if version != _VERSION or len(content) < end:
-        raise ValueError(f"version {version}, {count} notes, {len(content)} bytes")
-    notes = [
-        Note(id_text(raw_id), offset, _VERDICTS[verdict], checks, answered, place, index)
-        for raw_id, offset, verdict, checks, answered, place, index in _NOTE.iter_unpack(content[start:end])
-    ]
-    carried = []
-    for _ in range(carries):
-        raw_id, offset, verdict, *more = _NOTE.unpack_from(content, end)
-        (halves,) = _CARRY.unpack_from(content, end + _NOTE.size)
-        end += _NOTE.size + _CARRY.size
-        read = []
-        for _ in range(halves):
-            half, end = _decode_carried(content, end)
-            read.append(half)
-        carried.append(Carry(Note(id_text(raw_id), offset, Verdict(verdict), *more), tuple(read)))
-    if end != len(content):
-        raise ValueError(f"it ends at {end} of {len(content)} bytes")
-    return Done(notes, carried)
-
-
-def _decode_carried(content: bytes, start: int) -> tuple[Carried, int]:
-    offset, birth_ms, headers = _CARRIED.unpack_from(content, start)
-    start += _CARRIED.size
-    if headers * 2 * _LENGTH.size > len(content):
-        raise ValueError(f"{headers} headers in {len(content)} bytes")
-    items: list[bytes | None] = []
-    for _ in range(2 + 2 * headers):
-        (length,) = _LENGTH.unpack_from(content, start)
-        start += _LENGTH.size
-        if length == _NULL:
-            items.append(None)
-            continue
-        if not 0 <= length <= len(content) - start:
-            raise ValueError(f"{length} bytes where {len(content) - start} are left")
-        items.append(content[start : start + length])
-        start += length
-    named = [((name or b"").decode(), item) for name, item in zip(items[2::2], items[3::2], strict=True)]
-    return Carried(offset, birth_ms, decode_half(items[0], items[1], named)), start
-
-
 def _split(
     headers: WireHeaders, known: Iterable[str]
 ) -> tuple[dict[str, bytes | None], tuple[tuple[str, bytes | None], ...]]:
@@ -534,22 +399,16 @@ __all__ = [
     "MAX_PARTS",
     "RESERVED_PREFIX",
     "Author",
-    "Carried",
-    "Carry",
     "CheckRequest",
-    "Done",
     "Half",
-    "Note",
     "Op",
     "Verdict",
     "WireHeaders",
     "decode_check_request",
-    "decode_done",
     "decode_half",
     "decode_ops",
     "encode_check_request",
     "encode_discarded",
-    "encode_done",
     "encode_half",
     "encode_op",
     "encode_ops",

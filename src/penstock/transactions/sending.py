@@ -6,6 +6,8 @@ from penstock.transactions.core import Flight
 from penstock.transactions.futures import Pledge
 from penstock.transactions.model import TransactionResult, TransactionState
 
+_COMMIT = TransactionState.COMMIT
+
 
 class Sending(Pledge[TransactionResult]):
     """A message that commits as soon as its half is stored; the result is there when what it waits for has come."""
@@ -35,14 +37,14 @@ class Sending(Pledge[TransactionResult]):
         if flight.error is not None:
             self.fail(flight.error)
         else:
-            flight.end(TransactionState.COMMIT, self._ended)
+            flight.end(_COMMIT, self._ended)
 
     def _ended(self, flight: Flight) -> None:
         if flight.error is not None:
             self.fail(flight.error)
         else:
             half = flight.halves[0]
-            self.succeed(TransactionResult(half.transaction_id, TransactionState.COMMIT, half.topic))
+            self.succeed(TransactionResult(half.transaction_id, _COMMIT, half.topic))
 
 
 __all__ = ["Sending"]

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.inherited import Inherited, restored
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Carry, Half, Note, Op, Verdict
+from penstock.transactions.records import Half, Op, Verdict
 from penstock.transactions.sharing import Decisions, Share
 
 #: Decisions that move all messages of a transaction, and so need all of its halves.
@@ -300,7 +301,7 @@ class Settlement:
     @property
     def has_work(self) -> bool:
         """Whether there is something to publish or to write down, apart from what waits."""
-        return bool(self.answered) or self.decisions.has_ready
+        return bool(self.answered) or self.decisions.ready > 0
 
     def share(self, limit: int, publishable: Callable[[Pending], bool], carry: Iterable[Pending] = ()) -> Share | None:
         """Choose what the next Kafka transaction settles, or return None when there is nothing.

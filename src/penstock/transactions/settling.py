@@ -34,8 +34,10 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds the loop waits for records before it serves its membership again.
 _IDLE_S = 0.05
-#: Seconds it waits for records while more is to be published as soon as the Kafka transaction under way has ended.
+#: Seconds it waits for records while more is to be published, but not before a while is over.
 _BUSY_S = 0.001
+#: Seconds between two reads while a Kafka transaction is under way.
+_ALOFT_S = 0.005
 #: Seconds between rounds of housekeeping: trimming the logs, looking again at what is held.
 _TEND_S = 5.0
 _ANSWER_S = 5.0
@@ -125,15 +127,18 @@ class Settling:
         """Do once what the coordinator does for ever."""
         if not self._turns.is_open and not self._recover():
             return
+        if self._flight is not None:
+            # Nothing can be published before it lands, so what comes meanwhile is read in larger pieces.
+            self._land(self._flight, _ALOFT_S)
         self._membership.serve()
-        self._read(self._patience_s())
+        # What waits to be published goes first: whoever reads all that is there reads for ever, and publishes little.
+        if not self._is_crowded():
+            self._read(self._patience_s())
         now = time.monotonic()
         if self._targets.is_fresh():
             self._release()
         for partition in self._owned.values():
             self._questions.ask(partition, now)
-        if self._flight is not None:
-            self._land(self._flight)
         # Neither while a Kafka transaction is under way nor while one is in doubt: tending takes the end of the done
         # log for known, and what that transaction wrote there would never be looked for.
         if self._flight is None and self._turns.is_open:
@@ -145,13 +150,24 @@ class Settling:
 
     def _patience_s(self) -> float:
         """Return how long to wait for records."""
+        if self._flight is not None:
+            return 0
         if not any(p.settlement.has_work for p in self._owned.values()):
             return _IDLE_S
-        return _BUSY_S if self._flight is not None or time.monotonic() < self._not_before else 0
+        return _BUSY_S if time.monotonic() < self._not_before else 0
+
+    def _is_crowded(self) -> bool:
+        """Tell whether as much as the next Kafka transaction takes waits for it already."""
+        under_way = 0 if self._flight is None else self._flight.count()
+        return sum(p.settlement.decisions.ready for p in self._owned.values()) - under_way >= self._limit.decisions
 
     def _read(self, timeout_s: float) -> None:
         half_topic = self._topics.half
-        records = self._membership.read(timeout_s)
+        # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
+        limit = self._limit.decisions
+        undecided = sum(len(p.settlement.pending) - len(p.settlement.decided) for p in self._owned.values())
+        for_halves = any(p.waits_for_halves for p in self._owned.values())
+        records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
         now = time.monotonic()
         for message in records:
             error = message.error()
@@ -187,9 +203,9 @@ class Settling:
         self._flight = _Flight({number: (self._owned[number], share) for number, share in shares.items()})
         self._turns.begin(shares, self._membership.group_metadata())
 
-    def _land(self, flight: _Flight) -> None:
-        """Take in how the Kafka transaction under way ended, if it has."""
-        landing = self._turns.land()
+    def _land(self, flight: _Flight, timeout_s: float) -> None:
+        """Take in how the Kafka transaction under way ended, if it has, or does so in time."""
+        landing = self._turns.land(timeout_s)
         if landing is None:
             return
         self._flight = None
@@ -305,8 +321,8 @@ class Settling:
     def _tend_partition(self, partition: OwnedPartition) -> list[TopicPartition]:
         settlement, number = partition.settlement, partition.number
         if settlement.has_ahead:
-            partition.sweep(self._membership.end(self._topics.half, number))
-        partition.mark(self._membership.end(self._topics.done, number))
+            partition.sweep(self._membership.logs.end(self._topics.half, number))
+        partition.mark(self._membership.logs.end(self._topics.done, number))
         names = (self._topics.half, self._topics.op, self._topics.done)
         points = zip(names, partition.trim_points(), strict=True)
         return [TopicPartition(topic, number, offset) for topic, offset in points if offset > 0]

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.transactions.delays import Delays
+from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.key_order import KeyOrder
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Carry, Note, Verdict
+from penstock.transactions.records import Verdict
 
 
 @dataclass(slots=True)
@@ -53,9 +54,9 @@ class Decisions:
         self._held: dict[str, Pending] = {}
 
     @property
-    def has_ready(self) -> bool:
-        """Whether there is something to publish now."""
-        return bool(self._ready)
+    def ready(self) -> int:
+        """How many could be published now; those that are under way are among them."""
+        return len(self._ready)
 
     @property
     def held(self) -> int:

@@ -61,6 +61,12 @@ class Slots:
         #: Calls that were given up. Written under the lock; reading one number is safe.
         self.hung = 0
 
+    @property
+    def is_short(self) -> bool:
+        """Whether so many calls hang that no more threads replace theirs: what waits may never have its turn."""
+        with self._lock:
+            return self._is_short()
+
     def submit(self, label: str, call: Callable[[], None], on_given_up: Callable[[], None] | None = None) -> None:
         """Run a call when a slot is free.
 

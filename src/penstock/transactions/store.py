@@ -10,11 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.config import positive
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError
+from penstock.transactions.checks import require_checks
+from penstock.transactions.discarding import require_discard
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
+
+if TYPE_CHECKING:
+    from penstock.telemetry import Telemetry
 
 
 class Prepared(Protocol):
@@ -92,20 +98,23 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """What a coordinator is told, whatever store it works on. Times in seconds.
+    """What the coordinator of a store that brings its own is told: `store.settler(CoordinatorOptions(...))`.
+
+    Times are in seconds. The store in Kafka has `Coordinator`, whose options are its arguments.
 
     Attributes:
         transaction_timeout_s: from the birth of a half to its first check.
         check_interval_s: between two checks of a half.
         check_max: answered checks after which an undecided half meets the discard policy.
-        check_backoff: factor by which the interval grows from check to check.
-        check_timeout_s: how long a callable discard policy may take.
-        discard: what becomes of a half whose checks are exhausted.
-        max_pending_bytes: payloads of pending halves kept in memory; those beyond are read again.
-        instance: name of this coordinator among those of the prefix, the same after a restart.
-        session_timeout_s: after which a coordinator that fell silent loses its partitions.
-        target_latency_s: how long a Kafka transaction shall take: groups grow or shrink to it.
-        telemetry: where metrics go.
+        check_backoff: factor by which the interval grows from check to check, to an hour at most.
+        check_timeout_s: how long a discard policy that is a function may take; one that takes longer has said UNKNOWN.
+        discard: what becomes of a half whose checks are exhausted: `"topic"`, `"commit"`, `"rollback"` or a function.
+        session_timeout_s: after which a coordinator that fell silent loses its shards to the others; a file store has
+            one coordinator, and no use for it.
+        telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None for none, at no cost.
+
+    Raises:
+        ConfigurationError: one of them is wrong.
     """
 
     transaction_timeout_s: float = 6.0
@@ -114,11 +123,14 @@ class CoordinatorOptions:
     check_backoff: float = 1.0
     check_timeout_s: float = 30.0
     discard: DiscardPolicy = "topic"
-    max_pending_bytes: int = 256 << 20
-    instance: str | None = None
     session_timeout_s: float = 6.0
-    target_latency_s: float = 0.02
-    telemetry: Any = None
+    telemetry: Telemetry | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("transaction_timeout_s", "check_interval_s", "check_timeout_s", "session_timeout_s"):
+            positive(name, getattr(self, name))
+        require_checks(self.check_max, self.check_backoff)
+        require_discard(self.discard)
 
 
 class Settler(Protocol):
@@ -149,7 +161,7 @@ class Administration(Protocol):
     def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
         """Store an operator's decision; it counts if it is the first. Raises `DecisionNotStoredError`."""
 
-    def resume(self, transaction_id: str, actor: str) -> None:
+    def resume(self, transaction_id: str, actor: str) -> object:
         """Bring a discarded transaction back with a fresh count of checks."""
 
 

@@ -21,9 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.kafka import base_config, reason
+from penstock.transactions.done_records import Carry, Done, Note, decode_done
 from penstock.transactions.fencing import Fence
 from penstock.transactions.inherited import live_carries
-from penstock.transactions.records import Carry, Done, Note, decode_done
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-from kafka_tools import wait_for_markers
+from kafka_tools import read_all
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError
 from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
 from penstock.transactions.file import FileStore
@@ -142,40 +139,7 @@ class StoreBench(ABC):
 
     def messages(self, topic: str | None = None) -> list[Any]:
         """Return the records that a reader of committed records sees."""
-        return read_committed(self.servers, topic or self.topic)
-
-
-def read_committed(servers: str, topic: str) -> list[Any]:
-    """Return all committed messages of a topic, once no transaction is open; soon, for the suite does it often."""
-    wait_for_markers(servers, topic)
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "conformance",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            # Else the end of a topic is told half a second late.
-            "fetch.wait.max.ms": 10,
-        }
-    )
-    try:
-        numbers = consumer.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
-        found, ended, deadline = [], set(), time.monotonic() + _ANSWER_S
-        while len(ended) < len(numbers):
-            assert time.monotonic() < deadline, f"{topic} was not read to its end"
-            message = consumer.poll(0.1)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                found.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-        return found
-    finally:
-        consumer.close()
+        return read_all(self.servers, topic or self.topic)
 
 
 def prepare(store: Store, halves: Sequence[Half]) -> Prepared:
@@ -267,5 +231,6 @@ class KafkaBench(StoreBench):
             check_max=options.check_max,
             check_timeout=options.check_timeout_s,
             discard=options.discard,
+            telemetry=options.telemetry,
             partitions=1,
         )

@@ -6,10 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from conformance.store_cases import StoreBench, counted, settled
+import pytest
+from conformance.store_cases import KafkaBench, StoreBench, counted, settled
 
+from penstock.errors import StoppedError
 from penstock.transactions import new_id
 from penstock.transactions.records import Verdict
+from penstock.transactions.store import CoordinatorOptions
+from telemetry_tools import Recorded
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 #: A coordinator that asks nobody during the test.
@@ -145,3 +149,56 @@ def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(store_ben
     settled(settler, committed=2)
 
     assert store_bench.seen()[2:] == [b"1", b"3"]
+
+
+def test_a_coordinator_shows_what_it_counts_and_what_waits_for_what(store_bench: StoreBench) -> None:
+    recorded = Recorded()
+    settler = store_bench.settler(**NO_CHECKS, telemetry=recorded.telemetry())
+
+    store_bench.send(None, store_bench.half(b"first", key=b"k", order_key=b"k"))
+    store_bench.send(COMMIT, store_bench.half(b"behind it", key=b"k", order_key=b"k"))
+    store_bench.send(COMMIT, store_bench.half(b"late", deliver_at_ms=int(time.time() * 1000) + 3_600_000))
+    store_bench.send(ROLLBACK, store_bench.half(b"no"))
+    twice = store_bench.send(COMMIT, store_bench.half(b"yes"))
+    store_bench.decide(twice, ROLLBACK)
+    statistics = counted(settler, committed=1, rolled_back=1, refused=1, held_by_key=1, delayed=1)
+    assert (statistics.pending, statistics.held_by_key, statistics.delayed) == (3, 1, 1)
+    shown = {
+        name.removeprefix("penstock.transactions."): {
+            (dict(point.attributes).get("penstock.transactions.held_by", "")): point.value
+            for point in metric.data.data_points
+            if dict(point.attributes)["penstock.transactions.prefix"] == store_bench.prefix
+        }
+        for name, metric in recorded.metrics().items()
+    }
+
+    assert shown["pending"] == {"": 3}
+    assert shown["held"] == {"target": 0, "key": 1, "time": 1}
+    assert shown["oldest_pending_age"][""] > 0
+    totals = ("committed", "rolled_back", "discarded", "refused", "checks", "no_producer")
+    assert [shown[name][""] for name in totals] == [1, 1, 0, 1, 0, 0]
+    assert shown["finish_time"][""] > 0
+    # Of topics that others write, and that have a retention.
+    assert ("forged" in shown, "lost" in shown) == (isinstance(store_bench, KafkaBench),) * 2
+    settler.stop()
+    assert recorded.metrics() == {}, "a coordinator that ended is shown no more"
+
+
+def test_a_coordinator_may_be_started_and_stopped_twice_and_does_not_come_back(store_bench: StoreBench) -> None:
+    never_started = store_bench.make_settler(CoordinatorOptions())
+    settler = store_bench.settler(**NO_CHECKS)
+    settler.start()
+    store_bench.send(COMMIT, store_bench.half(b"v"))
+    settled(settler, committed=1)
+
+    never_started.stop()
+    for _ in range(2):
+        settler.stop()
+        assert settler.wait(0)
+    with pytest.raises(StoppedError, match="make a new one"):
+        settler.start()
+
+    # The store goes on.
+    store_bench.send(COMMIT, store_bench.half(b"more"))
+    settled(store_bench.settler(**NO_CHECKS), committed=1)
+    assert store_bench.seen() == [b"v", b"more"]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 
+import pytest
 from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, settled
 
 from penstock.transactions import HalfMessage, TransactionState
@@ -177,3 +178,65 @@ def test_a_discard_policy_that_is_a_function_decides_and_where_it_is_unsure_the_
     assert (statistics.committed, statistics.rolled_back, statistics.discarded) == (1, 1, 1)
     assert store_bench.seen() == [b"COMMIT"]
     assert store_bench.seen(store_bench.discarded) == [b"UNKNOWN"]
+
+
+def test_a_discard_policy_that_hangs_delays_nobody(store_bench: StoreBench) -> None:
+    let_go, begun = threading.Event(), threading.Event()
+
+    def policy(half: HalfMessage) -> TransactionState:
+        if half.value == b"hangs":
+            begun.set()
+            let_go.wait(120)
+        return TransactionState.COMMIT
+
+    # Its time limit is longer than the test waits for the others.
+    times = {"transaction_timeout_s": 0.1, "check_interval_s": 0.1, "check_timeout_s": 120.0}
+    settler = store_bench.settler(check_max=1, discard=policy, **times)
+    try:
+        with store_bench.answering(lambda request: COMMIT if request.half.value == b"checked" else UNKNOWN):
+            store_bench.send(None, store_bench.half(b"hangs"))
+            wait_until(begun.is_set, 60)
+            for value, verdict in ((b"sent", COMMIT), (b"checked", None), (b"asked", None)):
+                store_bench.send(verdict, store_bench.half(value))
+            counted(settler, committed=3)
+            assert Counter(store_bench.seen()) == Counter([b"sent", b"checked", b"asked"])
+    finally:
+        let_go.set()
+    statistics = settled(settler, committed=4)
+
+    assert (statistics.hung_checks, statistics.discarded) == (0, 0)
+    assert Counter(store_bench.seen()) == Counter([b"sent", b"checked", b"asked", b"hangs"])
+
+
+def test_a_discard_policy_that_raises_hangs_or_answers_nonsense_is_logged_and_has_said_unknown(
+    store_bench: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    let_go = threading.Event()
+
+    def policy(half: HalfMessage) -> TransactionState:
+        if half.value == b"raises":
+            raise ValueError(half.topic)
+        if half.value == b"hangs":
+            let_go.wait(120)
+            return TransactionState.COMMIT
+        return "nonsense"  # type: ignore[return-value] # wrong on purpose
+
+    times = {"transaction_timeout_s": 0.1, "check_interval_s": 0.1, "check_timeout_s": 0.5}
+    settler = store_bench.settler(check_max=1, discard=policy, **times)
+    halves = {value: store_bench.half(value) for value in (b"raises", b"hangs", b"nonsense")}
+
+    try:
+        with store_bench.answering(lambda _: UNKNOWN):
+            for half in halves.values():
+                store_bench.send(None, half)
+            statistics = settled(settler, discarded=3)
+    finally:
+        let_go.set()
+
+    assert (statistics.hung_checks > 0, statistics.committed) == (True, 0)
+    assert Counter(store_bench.seen(store_bench.discarded)) == Counter(list(halves))
+    ids = {value: half.transaction_id for value, half in halves.items()}
+    assert f"the discard policy raised for transaction {ids[b'raises']}: it counts as UNKNOWN" in caplog.text
+    assert "ValueError" in caplog.text
+    assert f"the discard policy for transaction {ids[b'hangs']} has not returned within 0.5 s" in caplog.text
+    assert f"the discard policy returned a str for transaction {ids[b'nonsense']}, no TransactionState" in caplog.text

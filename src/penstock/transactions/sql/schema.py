@@ -17,7 +17,7 @@ from penstock.transactions.sql.database import Database
 PREPARED = 0
 COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verdict.DISCARD)
 
-_VERSION = 1
+_VERSION = 2
 
 metadata = sa.MetaData()
 
@@ -110,6 +110,9 @@ refusal = sa.Table(
     sa.Column("verdict", sa.SmallInteger, nullable=False),
     sa.Column("author", sa.SmallInteger, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
+    # The coordinator that has it in its statistics; null: none yet.
+    sa.Column("counted_by", sa.Text),
+    sa.Index("penstock_refusal_counted", "counted_by"),
 )
 
 #: Who did what by hand. Kept for ever.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 import threading
 import time
@@ -17,11 +16,12 @@ from penstock.errors import BrokerConnectionError, StoppedError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions.done_log import DoneLog, create_done_log
 from penstock.transactions.ids import new_id
-from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
+from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.observing import observe
 from penstock.transactions.outbound import InDoubtError, Outbound, Publishable
-from penstock.transactions.sql import schema
 from penstock.transactions.sql.asking import Asking
-from penstock.transactions.sql.claims import Claims, Settled
+from penstock.transactions.sql.claims import Claims
+from penstock.transactions.sql.counting import SqlCounts
 from penstock.transactions.sql.shards import Shards
 from penstock.transactions.sql.writer import cause_of
 from penstock.transactions.store import CoordinatorOptions
@@ -46,7 +46,7 @@ class SqlSettler:
 
     Args:
         store: the store.
-        options: the coordinator's; of a Kafka store's alone are `instance`, `max_pending_bytes`, `target_latency_s`.
+        options: the coordinator's.
     """
 
     def __init__(self, store: SqlStore, options: CoordinatorOptions) -> None:
@@ -55,7 +55,9 @@ class SqlSettler:
         self._session_s = options.session_timeout_s
         self._shards = Shards(store.database, self._name, options.session_timeout_s)
         self._claims = Claims(store.database, store.topics.discarded)
-        self._asking = Asking(store.database, options)
+        self._asking = Asking(store.database, options, self._name[-6:])
+        self._counts = SqlCounts(store.database, self._asking, self._name)
+        self._telemetry = options.telemetry
         # Of the thread alone.
         self._outbounds: dict[int, Outbound] = {}
         self._next = {"tend": 0.0, "ask": 0.0, "trim": time.monotonic() + _TRIM_S}
@@ -65,21 +67,27 @@ class SqlSettler:
             target=self._run, name=f"penstock-sql-coordinator-{self._name[-6:]}", daemon=True
         )
         self._error: BaseException | None = None
-        # Written by the thread alone, read by all; each is a number.
-        self._counts = {schema.COMMIT: 0, schema.ROLLBACK: 0, schema.DISCARD: 0}
-        self._answered = self._groups = self._recoveries = self._open = 0
-        self._finish_times = [0] * (len(FINISH_BUCKETS_S) + 1)
-        self._finish_seconds = 0.0
-        # The database's time at the start, and the checks that were answered by then.
-        self._begun = 0.0
-        self._answered_before = 0
+        # Guards starting, and whether the store was given back.
+        self._start_lock = threading.Lock()
+        self._has_store = False
 
     def start(self) -> Self:
-        """Connect, create what is absent, and begin to settle.
+        """Connect, create what is absent, and begin to settle. May be repeated.
 
         Raises:
             BrokerConnectionError: the database or no broker answered.
+            StoppedError: it was stopped before.
         """
+        with self._start_lock:
+            if self._stopping.is_set():
+                raise StoppedError("the coordinator of the SQL store was stopped; make a new one")
+            if not self._has_store:
+                self._open()
+                self._has_store = True
+                self._thread.start()
+        return self
+
+    def _open(self) -> None:
         store = self._store
         store.start()
         try:
@@ -87,17 +95,10 @@ class SqlSettler:
             admin = admin_client(store.bootstrap_servers, store.config)
             ensure_topics(admin, store.bootstrap_servers, [TopicSpec(store.topics.discarded, store.shards, _KEPT)])
             create_done_log(store.bootstrap_servers, store.config, self._done, store.shards)
-            with store.database.read() as connection:
-                self._begun = connection.execute(sa.select(store.database.now)).scalar_one()
-                answered = sa.select(sa.func.coalesce(sa.func.sum(schema.tx.c.check_count), 0))
-                self._answered_before = connection.execute(
-                    answered.where(schema.tx.c.settled_at.is_(None))
-                ).scalar_one()
+            self._counts.begin()
         except BaseException:
             store.stop(0)
             raise
-        self._thread.start()
-        return self
 
     def stop(self, timeout: float = 30.0) -> None:
         """Finish what is under way, give the shards to others, and end.
@@ -105,17 +106,22 @@ class SqlSettler:
         Raises:
             StoppedError: it had ended by itself, or did not end in time.
         """
-        self._stopping.set()
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        with self._start_lock:
+            self._stopping.set()
+        if not self.wait(timeout):
             raise StoppedError(f"the coordinator of the SQL store did not end within {timeout:g} s; see its thread")
-        self._store.stop(timeout)
-        if self._error is not None:
-            raise StoppedError("the coordinator of the SQL store had ended by itself") from self._error
+        with self._start_lock:
+            has_store, self._has_store = self._has_store, False
+        if has_store:
+            self._store.stop(timeout)
+        error, self._error = self._error, None
+        if error is not None:
+            raise StoppedError("the coordinator of the SQL store had ended by itself") from error
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def __enter__(self) -> Self:
@@ -128,48 +134,17 @@ class SqlSettler:
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start, and what the store holds now: all of its shards, whoever has them."""
-        tx, now = schema.tx, self._store.database.now
-        unsettled = tx.c.settled_at.is_(None)
-        # Before the database is asked: what is counted here is not pending there any more.
-        counts, answered_so_far = dict(self._counts), self._answered
-        with self._store.database.read() as connection:
-            pending, oldest, answered = connection.execute(
-                sa.select(
-                    sa.func.count(), now - sa.func.min(tx.c.birth), sa.func.coalesce(sa.func.sum(tx.c.check_count), 0)
-                ).where(unsettled)
-            ).one()
-            held = connection.execute(sa.select(sa.func.count()).where(unsettled, tx.c.held_until > now)).scalar_one()
-            delayed = connection.execute(
-                sa.select(sa.func.count()).where(
-                    unsettled, tx.c.state == schema.COMMIT, tx.c.deliver_at_ms > now * 1000
-                )
-            ).scalar_one()
-            refused = connection.execute(
-                sa.select(sa.func.count()).where(schema.refusal.c.at >= self._begun)
-            ).scalar_one()
-        return CoordinatorStatistics(
-            partitions=self._open,
-            pending=pending,
-            oldest_pending_age=max(oldest or 0.0, 0.0),
-            held=held,
-            committed=counts[schema.COMMIT],
-            rolled_back=counts[schema.ROLLBACK],
-            discarded=counts[schema.DISCARD],
-            refused=refused,
-            forged=0,
-            checks=self._asking.asked,
-            answered_checks=answered_so_far + int(answered) - int(self._answered_before),
-            no_producer=self._asking.no_producer,
-            groups=self._groups,
-            recoveries=self._recoveries,
-            delayed=delayed,
-            hung_checks=self._asking.hung,
-            finish_times=tuple(self._finish_times),
-            finish_seconds=self._finish_seconds,
-        )
+        return self._counts.statistics()
+
+    def _mine(self) -> CoordinatorStatistics:
+        """Return the same of its own shards: what several coordinators tell of themselves adds up to the store."""
+        # list() of a dict is one step under the interpreter lock: the coordinator's thread cannot change it midway.
+        return self._counts.statistics(list(self._shards.owned))
 
     def _run(self) -> None:
+        observed = None
         try:
+            observed = observe(self._telemetry, self._store.topics.prefix, self._mine)
             while not self._stopping.is_set():
                 try:
                     busy = self._round()
@@ -186,9 +161,12 @@ class SqlSettler:
             self._error = error
             _log.exception("the coordinator of the SQL store ends")
         finally:
+            if observed is not None:
+                observed.close()
             self._end()
 
     def _end(self) -> None:
+        self._asking.close()
         self._close_all()
         try:
             self._shards.leave()
@@ -199,9 +177,12 @@ class SqlSettler:
         if self._is_time("tend", self._session_s / 4):
             self._tend()
         owned = sorted(self._shards.owned)
-        if owned and self._is_time("ask", _QUESTIONS_S):
-            self._asking.ask(owned)
-            self._asking.discard(owned)
+        if self._is_time("ask", _QUESTIONS_S):
+            self._asking.tend()
+            self._counts.refusals()
+            if owned:
+                self._asking.ask(owned)
+                self._asking.discard(owned)
         busy = False
         for number in owned:
             if self._stopping.is_set():
@@ -239,7 +220,7 @@ class SqlSettler:
                 return False
             if not self._claims.waiting(number):
                 return False
-            self._count(self._claims.roll_back(number))
+            self._counts.settled(self._claims.roll_back(number))
             # After open(), and with the ownership: whoever takes the shard from now on fences this outbound.
             entries = self._claims.claim(number, self._shards.mine(number))
             if entries is None:
@@ -248,7 +229,7 @@ class SqlSettler:
             if entries:
                 self._publish(outbound, entries)
         except (InDoubtError, BrokerConnectionError, KafkaException) as error:
-            self._recoveries += 1
+            self._counts.recoveries += 1
             _log.warning("shard %d: %s; the done log tells what was published", number, error)
             self._stopping.wait(_PAUSE_S)
             return True
@@ -267,7 +248,7 @@ class SqlSettler:
         if not self._shards.renew(number):
             self._lose(number)
             return False
-        self._count(self._claims.settle(sorted(outbound.open())))
+        self._counts.settled(self._claims.settle(sorted(outbound.open())))
         self._count_open()
         return True
 
@@ -275,7 +256,7 @@ class SqlSettler:
         before = outbound.groups
         outcome = outbound.publish(entries)
         try:
-            self._count(self._claims.settle(outcome.published))
+            self._counts.settled(self._claims.settle(outcome.published))
             if outcome.refused:
                 self._claims.hold(outcome.refused)
                 for why in sorted(set(outcome.refused.values())):
@@ -284,7 +265,7 @@ class SqlSettler:
             # Kafka has them, the database does not know: the done log tells when it is opened again.
             outbound.close()
             raise
-        self._groups += outbound.groups - before
+        self._counts.groups += outbound.groups - before
 
     def _lose(self, number: int) -> None:
         outbound = self._outbounds.pop(number, None)
@@ -299,15 +280,7 @@ class SqlSettler:
         self._count_open()
 
     def _count_open(self) -> None:
-        self._open = sum(outbound.is_open for outbound in self._outbounds.values())
-
-    def _count(self, settled: list[Settled]) -> None:
-        for one in settled:
-            self._counts[one.state] += 1
-            self._answered += one.check_count
-            if one.state == schema.COMMIT:
-                self._finish_times[bisect.bisect_left(FINISH_BUCKETS_S, one.age_s)] += 1
-                self._finish_seconds += max(one.age_s, 0.0)
+        self._counts.open_shards = sum(outbound.is_open for outbound in self._outbounds.values())
 
 
 __all__ = ["SqlSettler"]

@@ -1,0 +1,233 @@
+"""What an operator does on a file store besides deciding: bring back what was discarded, look from another process."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from conformance.store_cases import FileBench, counted, decide, prepare, settled
+
+from commands import commands
+from penstock.errors import HalfNotStoredError, PenstockError, StoreDamagedError, TransactionError
+from penstock.transactions import TransactionState, new_id
+from penstock.transactions.file import FileStore
+from penstock.transactions.file.administration import FileAdministration
+from penstock.transactions.file.frames import FRAME_BYTES, HEADER_BYTES
+from penstock.transactions.file.looking import look
+from penstock.transactions.file.redo import SUFFIX
+from penstock.transactions.records import Half, Verdict, encode_discarded
+from waiting import wait_until
+
+COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
+NO_CHECKS = {"transaction_timeout_s": 600.0}
+
+
+def administration_of(bench: FileBench) -> FileAdministration:
+    store = bench.store
+    assert isinstance(store, FileStore)
+    made = store.administration()
+    assert isinstance(made, FileAdministration)
+    return made
+
+
+def half(value: bytes = b"v", **fields: object) -> Half:
+    return Half(new_id(), "orders", "t", None, None, value, (), None)._replace(**fields)  # type: ignore[arg-type] # a test's
+
+
+def store_of(path: Path) -> FileStore:
+    return FileStore(path, bootstrap_servers="127.0.0.1:9", segment_bytes=4_096)
+
+
+def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_and_can_commit(bench: FileBench) -> None:
+    settler, administration = bench.settler(check_max=2), administration_of(bench)
+    parts = [bench.half(b"%d" % n, key=b"k", part=(n, 2), headers=(("h", b"1"),)) for n in (1, 2)]
+    transaction_id = parts[0].transaction_id
+    with bench.answering(lambda _: UNKNOWN):
+        prepared = bench.send(None, *(part._replace(transaction_id=transaction_id) for part in parts))
+        with pytest.raises(TransactionError, match="is pending"):
+            administration.resume(transaction_id, "ann@host")
+        settled(settler, discarded=1)
+    bench.decide(prepared, COMMIT)
+    counted(settler, refused=1)
+
+    def resumed() -> bool:
+        try:
+            return administration.resume(transaction_id, "ann@host", "the database is back") == 2
+        except TransactionError as error:
+            # That it is settled may be not durable yet.
+            assert "on its way" in str(error)  # noqa: PT017 - it is not always raised
+            return False
+
+    wait_until(resumed)
+    with bench.answering(lambda request: COMMIT if request.check_number == 2 else UNKNOWN) as asked:
+        settled(settler, committed=1)
+    with pytest.raises(TransactionError, match=r"brought back before, by ann@host"):
+        administration.resume(transaction_id, "bob@host")
+    with pytest.raises(TransactionError, match=r"is not in .*\.discarded"):
+        administration.resume(new_id(), "bob@host")
+
+    assert {request.check_number for request in asked} == {1, 2}
+    assert bench.seen() == [b"1", b"2"]
+    assert [(m.key(), m.headers()) for m in bench.messages()] == [(b"k", [("h", b"1")])] * 2
+    assert b"the database is back" in (bench.messages(f"{bench.prefix}.audit")[0].value() or b"")
+
+
+def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
+    bench: FileBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is trimmed, and each coordinator begins with what its predecessors wrote there.
+    monkeypatch.setattr("penstock.transactions.file.settler._TEND_S", 600.0)
+    transaction_id = bench.prepare(bench.half(b"v")).halves[0].transaction_id
+    for life in (1, 2):
+        administration_of(bench).decide(transaction_id, DISCARD, "ann@host")
+        settled(bench.settler(**NO_CHECKS))
+        assert len(bench.seen(bench.discarded)) == life
+        bench.reopen()
+        assert administration_of(bench).resume(transaction_id, "ann@host") == 1
+    administration_of(bench).decide(transaction_id, COMMIT, "ann@host")
+
+    settled(bench.settler(**NO_CHECKS))
+
+    assert bench.seen() == [b"v"]
+
+
+def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in_part_is_not_brought_back(
+    bench: FileBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settler, administration = bench.settler(**NO_CHECKS), administration_of(bench)
+    lost, forged = bench.half(b"lost"), bench.half(b"forged", topic=bench.discarded)
+    torn = bench.half(b"torn", part=(2, 2))
+    # A record of the discarded topic may be anybody's.
+    producer = Producer({"bootstrap.servers": bench.servers})
+    for one in (lost, forged, torn):
+        producer.produce(bench.discarded, one.value, headers=encode_discarded(one, "checks exhausted", 1))
+    assert producer.flush(30) == 0
+
+    with pytest.raises(TransactionError, match="forged"):
+        administration.resume(forged.transaction_id, "ann@host")
+    with pytest.raises(TransactionError, match="only 1 of 2 messages"):
+        administration.resume(torn.transaction_id, "ann@host")
+    with monkeypatch.context() as patch:
+        full = HalfNotStoredError("the disk is full")
+        patch.setattr(FileStore, "prepare", lambda _self, _halves, told: told(full))
+        with pytest.raises(PenstockError, match="again=True"):
+            administration.resume(lost.transaction_id, "ann@host")
+    with pytest.raises(TransactionError, match="brought back before"):
+        administration.resume(lost.transaction_id, "ann@host")
+    administration.resume(lost.transaction_id, "ann@host", again=True)
+    administration.decide(lost.transaction_id, COMMIT, "ann@host")
+    settled(settler, committed=1)
+
+    assert bench.seen() == [b"lost"]
+
+
+def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path) -> None:
+    with store_of(tmp_path) as store:
+        first, held = half(key=b"k", order_key=b"k"), half(key=b"k", order_key=b"k")
+        late, gone, given_up = half(deliver_at_ms=int(time.time() * 1000) + 900_000), half(), half(group="others")
+        prepared = {one.transaction_id: prepare(store, [one]) for one in (first, held, late, gone, given_up)}
+        for one, verdict in ((held, COMMIT), (late, COMMIT), (gone, ROLLBACK), (given_up, DISCARD)):
+            decide(store, prepared[one.transaction_id], verdict)
+        before = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
+
+        shown = look(tmp_path)
+
+        assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()} == before
+        inside = store.administration().pending()
+    assert [one.transaction_id for one in shown] == [one.transaction_id for one in (first, held, late, given_up)]
+    assert [one.decided for one in shown] == [None, TransactionState.COMMIT, TransactionState.COMMIT, None]
+    assert [one.held_by for one in shown] == [None, first.transaction_id, None, None]
+    assert [one.waits_for for one in shown] == ["", "", "its time", "the discarded topic"]
+    assert [(one.group, one.topics) for one in shown] == [("orders", ("t",))] * 3 + [("others", ("t",))]
+    same = ("transaction_id", "group", "topics", "check_count", "decided", "deliver_at_ms", "held_by")
+    assert [[getattr(one, name) for name in same] for one in shown] == [
+        [getattr(one, name) for name in same] for one in inside
+    ]
+    # Nobody has it now, and it can still be seen.
+    assert look(tmp_path)[0].transaction_id == first.transaction_id
+
+
+def test_who_looks_while_segments_come_and_go_always_sees_what_is_pending(tmp_path: Path) -> None:
+    stop = threading.Event()
+    with store_of(tmp_path) as store:
+        old = prepare(store, [half(b"old" * 100)]).halves[0].transaction_id
+
+        def work() -> None:
+            while not stop.is_set():
+                decide(store, prepare(store, [half(b"x" * 900)]), ROLLBACK)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        floors = set()
+        try:
+            deadline = time.monotonic() + 60
+            while len(floors) < 30:
+                assert time.monotonic() < deadline, "the log did not move"
+                shown = look(tmp_path)
+                floors.add(min(path.name for path in tmp_path.glob(f"*{SUFFIX}")))
+                assert old in {one.transaction_id for one in shown}
+                assert len(shown) <= 2
+        finally:
+            stop.set()
+            worker.join(30)
+
+
+def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.file.looking._PAUSE_S", 0.0)
+    folder = tmp_path / "store"
+    with store_of(folder) as store:
+        ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(2)]
+        end = store.opened.journal.redo.end
+    (segment,) = folder.glob(f"*{SUFFIX}")
+    content = segment.read_bytes()
+
+    segment.write_bytes(content[: end - 1])
+    assert [one.transaction_id for one in look(folder)] == ids[:1]
+    broken = bytearray(content)
+    broken[HEADER_BYTES + FRAME_BYTES + 40] ^= 1
+    segment.write_bytes(broken)
+    with pytest.raises(StoreDamagedError, match="is damaged from byte"):
+        look(folder)
+    with pytest.raises(PenstockError, match="there is no file store"):
+        look(tmp_path)
+    assert not (tmp_path / "lock").exists()
+
+
+def test_the_command_line_looks_into_a_folder_and_says_where_to_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tx = partial(commands(monkeypatch, capsys), "tx")
+    place = ("--file", str(tmp_path / "store"))
+    with store_of(tmp_path / "store") as store:
+        first = half(group="shop")
+        prepared = prepare(store, [first])
+        prepare(store, [half(group="others")])
+        decide(store, prepared, COMMIT)
+
+        listed, of_shop = tx("ls", *place), tx("ls", *place, "--group", "shop")
+        shown, unknown = tx("show", first.transaction_id, *place), tx("show", new_id(), *place)
+        refused = [tx(command, first.transaction_id, *place) for command in ("commit", "rollback", "discard", "resume")]
+    only_in_kafka = [tx("ls", *place, "--discarded"), tx("show", first.transaction_id, *place, "--payload")]
+    only_in_kafka.append(tx("resume", first.transaction_id, *place, "--again"))
+    nowhere = tx("ls", "--file", str(tmp_path / "none"))
+
+    assert (listed.code, of_shop.code, shown.code) == (0, 0, 0), listed.err
+    assert f"2 pending transactions in {tmp_path / 'store'}" in listed.out
+    assert "1 pending transaction in" in of_shop.out
+    assert "waits for  its process, to publish it" in shown.out
+    assert (unknown.code, "is not pending" in unknown.err) == (1, True)
+    assert [one.code for one in refused] == [2] * 4
+    assert (
+        f"call store.administration().decide('{first.transaction_id}', Verdict.COMMIT, actor) there" in refused[0].err
+    )
+    assert f"call store.administration().resume('{first.transaction_id}', actor) there" in refused[3].err
+    assert [(one.code, "is for a store in Kafka" in one.err) for one in only_in_kafka] == [(2, True)] * 3
+    assert (nowhere.code, "there is no file store" in nowhere.err) == (1, True)
+    assert not (tmp_path / "none").exists()
