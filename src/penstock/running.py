@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -14,11 +15,16 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from dataclasses import asdict
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock.answering import answering
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import ConfigurationError
+from penstock.spark_sink.app_sinks import AppSinks
+from penstock.spark_sink.progress import SinkStatistics
 from penstock.transactions import Coordinator
 
 if TYPE_CHECKING:
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Lifespan = Callable[[], Generator[None, Any, Any]] | Callable[[], AsyncGenerator[None, Any]]
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: Seconds within which a signal that comes twice counts once.
 _SAME_SIGNAL_S = 0.25
@@ -38,7 +46,11 @@ class RunningApp:
     """A started app. Made by `App.start`. All methods may be called from any thread."""
 
     def __init__(
-        self, coordinator: Coordinator | None, consumer: LitePushConsumer | None, lifespans: Sequence[Lifespan]
+        self,
+        coordinator: Coordinator | None,
+        consumer: LitePushConsumer | None,
+        lifespans: Sequence[Lifespan],
+        sinks: AppSinks | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._consumer = consumer
@@ -47,15 +59,10 @@ class RunningApp:
         self._signals = 0
         self._signalled = (0, 0.0)
         self._stop_asked = threading.Event()
-        #: Spark's queries of the app's sinks.
-        self.queries: list[StreamingQuery] = []
+        self._sinks = sinks
 
-    def start(self, start_sinks: Callable[[list[StreamingQuery]], None]) -> None:
-        """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
-
-        Args:
-            start_sinks: starts the sinks' queries and puts each into the list it is given.
-        """
+    def start(self) -> None:
+        """Start the parts; where one fails, stop those before it. Called once, by `App.start`."""
         try:
             for lifespan in self._lifespans:
                 self._enter(lifespan)
@@ -63,7 +70,8 @@ class RunningApp:
                 self._coordinator.start()
             if self._consumer is not None:
                 self._consumer.start()
-            start_sinks(self.queries)
+            if self._sinks is not None:
+                self._sinks.start()
         except BaseException:
             try:
                 self.stop()
@@ -89,15 +97,37 @@ class RunningApp:
         """Return the consumer's counts of this moment.
 
         Raises:
-            ConfigurationError: the app has sinks only; ask its `queries` for their progress.
+            ConfigurationError: the app has sinks only; they are counted by `sinks()`.
         """
         if self._consumer is None:
-            raise ConfigurationError("the app has no handler to count for; its sinks' progress is in `queries`")
+            raise ConfigurationError("the app has no handler to count for; its sinks are counted by sinks()")
         return self._consumer.statistics()
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
         return [] if self._consumer is None else self._consumer.explain()
+
+    def sinks(self) -> list[SinkStatistics]:
+        """Return each sink at this moment: what it has read, how far it is behind, how often it was started again."""
+        return [] if self._sinks is None else self._sinks.statistics()
+
+    @property
+    def queries(self) -> list[StreamingQuery]:
+        """Spark's queries of the app's sinks, those that run now or ended last."""
+        return [] if self._sinks is None else self._sinks.queries
+
+    def explanation(self, name: str) -> dict[str, object]:
+        """Return what `penstock explain` shows, as JSON has it: a key that is no text with its bytes escaped.
+
+        Args:
+            name: name of the app.
+        """
+        partitions = []
+        for one in self.explain():
+            key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
+            partitions.append({**asdict(one), "key": None if key is None else str(key), "text": str(one)})
+        sinks = [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in self.sinks()]
+        return {"group": name, "partitions": partitions, "sinks": sinks}
 
     def change(
         self,
@@ -160,6 +190,8 @@ class RunningApp:
         self._stop_asked.set()
         if self._consumer is not None:
             self._consumer.request_stop(now=self._signals > 1)
+        if self._sinks is not None:
+            self._sinks.request_stop(now=self._signals > 1)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the app has ended or was told to; return whether that is so.
@@ -173,8 +205,9 @@ class RunningApp:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             # Looked at first: a query that ends after this is found with its failure in the next turn.
-            ended = not any(query.isActive for query in self.queries)
-            self._raise_failed_query()
+            ended = self._sinks is None or self._sinks.ended
+            if self._sinks is not None:
+                self._sinks.raise_failure()
             step = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
             if self._consumer is not None:
                 if self._consumer.wait(step):
@@ -184,25 +217,21 @@ class RunningApp:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
-    def _raise_failed_query(self) -> None:
-        for query in self.queries:
-            failure = None if query.isActive else query.exception()
-            if failure is not None:
-                raise SinkError(
-                    f"the query {query.name} ended: {str(failure).splitlines()[0]}; what it stored stands, "
-                    "mend the cause and start again"
-                ) from failure
-
     def stop(self, timeout: float | None = None) -> bool:
-        """Drain, commit, leave the group; stop the sinks. Returns whether everything taken in was done.
+        """Drain, commit, leave the group; let the sinks finish their batches and end them.
 
         Args:
-            timeout: seconds the drain may take; the app's `stop_timeout` when left out.
+            timeout: seconds the drain and the batches may take; the app's `stop_timeout` when left out.
+
+        Returns:
+            Whether everything taken in was done, and no batch interrupted.
 
         Raises:
             PenstockError: what stopped the consumer before, where it stopped by itself.
         """
         self._stop_asked.set()
+        begun = time.monotonic()
+        drained = finished = True
         # The last is ended first, and each whatever the others raise.
         with ExitStack() as parts:
             if self._consumer is not None:
@@ -210,9 +239,15 @@ class RunningApp:
             parts.callback(self._entered.close)
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)
-            for query in reversed(self.queries):
-                parts.callback(query.stop)
-            return self._consumer is None or self._consumer.stop(timeout)
+            if self._sinks is not None:
+                # At the same time as the drain: neither waits for the other.
+                self._sinks.request_stop()
+            try:
+                drained = self._consumer is None or self._consumer.stop(timeout)
+            finally:
+                if self._sinks is not None:
+                    finished = self._sinks.stop(timeout, begun=begun)
+        return drained and finished
 
     def __enter__(self) -> Self:
         """Return itself, running."""
@@ -224,7 +259,41 @@ class RunningApp:
         """Stop; without draining when an exception passes through."""
         if self._consumer is not None:
             self._consumer.request_stop(now=kind is not None)
+        if self._sinks is not None:
+            self._sinks.request_stop(now=kind is not None)
         self.stop()
 
 
-__all__ = ["LOOK_S", "Lifespan", "RunningApp"]
+def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
+    """Start an app and run it until a signal, or until it has ended; then stop it. For the main thread.
+
+    Args:
+        name: name of the app, by which it answers `penstock explain`.
+        start: starts it.
+
+    Raises:
+        PenstockError: what stopped the app, where it stopped by itself; and what `start` raises.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError("App.run() hears signals, so it needs the main thread; use App.start() elsewhere")
+    # Before the start, which may take seconds: a signal meanwhile must not end the process without a word.
+    early: list[int] = []
+    former = {one: signal.signal(one, lambda number, _: early.append(number)) for one in _STOP_SIGNALS}
+    try:
+        running = start()
+        try:
+            for one in _STOP_SIGNALS:
+                signal.signal(one, running.on_signal)
+            if early:
+                running.on_signal(early[0], None)
+            with answering(partial(running.explanation, name)):
+                while not running.wait(LOOK_S):
+                    pass
+        finally:
+            running.stop()
+    finally:
+        for one, what in former.items():
+            signal.signal(one, what)
+
+
+__all__ = ["Lifespan", "RunningApp", "run_until_signal"]

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock import spark_sink
 from penstock.consumer import UNCHANGED, ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
 from penstock.transactions.file import FileStore
 from penstock.transactions.sql.store import SqlStore
+from penstock.transactions.store import CoordinatorOptions
 
-TEXT = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+TEXT = "\n".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("options.md", "spark.md"))
 CHANGES = {"RunningApp.change", "RunningApp.change_handler"}
 SIGNATURES: dict[str, Callable[..., object]] = {
     "App": penstock.App,
@@ -31,8 +33,16 @@ SIGNATURES: dict[str, Callable[..., object]] = {
     "TransactionalProducer": penstock.TransactionalProducer,
     "TransactionalProducer.transaction": penstock.TransactionalProducer.transaction,
     "Coordinator": penstock.Coordinator,
+    "CoordinatorOptions": CoordinatorOptions,
     "SqlStore": SqlStore,
     "FileStore": FileStore,
+    "App.sink": penstock.App.sink,
+    "SqlSink": spark_sink.SqlSink,
+    "DeadLetters": spark_sink.DeadLetters,
+    "KafkaSink": spark_sink.KafkaSink,
+    "ParquetSink": spark_sink.ParquetSink,
+    "DeltaSink": spark_sink.DeltaSink,
+    "HandlerSink": spark_sink.HandlerSink,
 }
 
 
@@ -49,6 +59,8 @@ def shown(heading: str, parameter: inspect.Parameter) -> object:
     default = parameter.default
     if default is inspect.Parameter.empty:
         return "required"
+    if repr(default) == "<factory>":
+        return "empty"
     if default is UNCHANGED or (heading in CHANGES and default is None):
         return "unchanged"
     return (default.value if isinstance(default, Enum) else default,)

@@ -1,10 +1,9 @@
-"""Fixtures of the Spark tests: one real session, and writers of committed and aborted rows."""
+"""Fixtures of the Spark tests: a reader, and writers of committed and aborted rows."""
 
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,34 +11,11 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_tools import wait_for_markers
-from penstock.devbroker import DevBroker, spark_environment
-from penstock.spark_sink import register
+from penstock.devbroker import DevBroker
 
 Record = tuple[bytes | None, bytes | None]
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The Spark session of this run, with the source registered."""
-    os.environ.update(spark_environment())
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("penstock-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    register(session)
-    yield session
-    session.stop()
 
 
 @pytest.fixture

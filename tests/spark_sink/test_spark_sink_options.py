@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 
 import pytest
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.positions import Since
 from penstock.spark_sink.query import trigger_arguments
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
@@ -29,6 +32,23 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
         ({"kafka.key.deserializer": "String"}, "kafka.key.deserializer"),
         ({"kafka.isolation.level": "committed"}, "kafka.isolation.level"),
         ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a number of milliseconds"),
+        ({"endingTimestamp": "-1"}, "endingTimestamp must be a number of milliseconds"),
+        ({"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp must name a time"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "startingOffsetsByTimestamp must name a time"),
+        ({"endingOffsetsByTimestamp": "noon"}, "endingOffsetsByTimestamp must be JSON"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "Strategy must be error or latest"),
+        ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "9, which is more than maxOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay must be a time such as 30s"),
+        ({"maxTriggerDelay": "5 weeks"}, "maxTriggerDelay must be a time such as 30s"),
+        ({"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition"),
+        ({"fetchOffset.numRetries": "-1"}, "fetchOffset.numRetries must be a whole number of at least 0"),
+        ({"fetchOffset.retryIntervalMs": "1s"}, "fetchOffset.retryIntervalMs"),
+        ({"kafkaConsumer.pollTimeoutMs": "0"}, "kafkaConsumer.pollTimeoutMs"),
+        ({"groupIdPrefix": " "}, "groupIdPrefix is empty"),
+        # The client library ends the process that gives it an empty group.
+        ({"kafka.group.id": ""}, r"kafka\.group\.id is empty"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
@@ -64,8 +84,10 @@ def test_option_names_are_case_insensitive_and_committed_is_the_default() -> Non
 
 
 def test_positions_that_would_read_nothing_are_refused_where_they_make_no_sense() -> None:
-    with pytest.raises(ConfigurationError, match="endingOffsets has no meaning"):
-        SourceOptions.parse(LEAST | {"endingOffsets": "latest"}).for_stream()
+    at_a_time = {"endingTimestamp": "0"}, {"endingOffsetsByTimestamp": '{"orders": {"0": 0}}'}
+    for ends in ({"endingOffsets": "latest"}, *at_a_time):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(ends))} has no meaning"):
+            SourceOptions.parse(LEAST | ends).for_stream()
     for wrong in ("latest", '{"orders": {"0": -1}}'):
         with pytest.raises(ConfigurationError, match="startingOffsets must not be latest"):
             SourceOptions.parse(LEAST | {"startingOffsets": wrong}).for_batch()
@@ -79,6 +101,66 @@ def test_secrets_are_not_shown() -> None:
 
     assert options.client["sasl.password"] == "canary-4711"
     assert "canary-4711" not in repr(options)
+
+
+def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() -> None:
+    each, offsets = '{"orders": {"0": 7}}', '{"orders": {"0": 3}}'
+    given = LEAST | {"startingOffsets": offsets, "endingOffsets": offsets}
+    by_partition = given | {"startingOffsetsByTimestamp": each, "endingOffsetsByTimestamp": each}
+    latest = {"startingOffsetsByTimestampStrategy": "LATEST"}
+
+    options = SourceOptions.parse(by_partition | {"startingTimestamp": "5", "endingTimestamp": "6"})
+    of_each = SourceOptions.parse(by_partition | latest)
+
+    assert options.starting == Since("startingTimestamp", 5, or_latest=False)
+    assert options.ending == Since("endingTimestamp", 6, or_latest=True)
+    assert of_each.starting == Since("startingOffsetsByTimestamp", {("orders", 0): 7}, or_latest=True)
+    assert of_each.ending == Since("endingOffsetsByTimestamp", {("orders", 0): 7}, or_latest=True)
+    assert SourceOptions.parse(given).starting == {("orders", 0): 3}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("15m", 900), ("2 min", 120), ("1h", 3600), ("1500", 1.5), ("10S", 10)])
+def test_a_delay_is_said_with_sparks_units(text: str, seconds: float) -> None:
+    assert SourceOptions.parse(LEAST | {"maxTriggerDelay": text}).max_trigger_delay_s == seconds
+
+
+def test_defaults_are_sparks() -> None:
+    options = SourceOptions.parse(LEAST)
+
+    assert options.max_trigger_delay_s == 15 * 60
+    assert options.offset_retries == 3
+    assert options.poll_timeout_s == 120
+    assert (options.max_offsets, options.min_offsets) == (None, None)
+    assert (options.min_partitions, options.max_records_per_partition) == (None, None)
+
+
+def test_the_group_that_the_library_wants_takes_the_prefix_or_the_name_given() -> None:
+    assert SourceOptions.parse(LEAST).client["group.id"] == "penstock-spark"
+    assert SourceOptions.parse(LEAST | {"groupIdPrefix": "team"}).client["group.id"] == "team-penstock-spark"
+    named = {"groupIdPrefix": "team", "kafka.group.id": "mine"}
+    assert SourceOptions.parse(LEAST | named).client["group.id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        (
+            "security.protocol",
+            "canary-4711",
+            r"refused the option kafka\.security\.protocol: its value is not accepted",
+        ),
+        ("fetch.message.max.bytes", "canary-4711", r"refused the option kafka\.fetch\.message\.max\.bytes"),
+        ("ssl.key.pem", "canary-4711", r"refused the option kafka\.ssl\.key\.pem"),
+        ("fetch.canary", "canary-4711", r"refused the option kafka\.fetch\.canary: it has no such setting"),
+    ],
+)
+def test_what_the_client_refuses_is_named_without_its_value(setting: str, value: str, told: str) -> None:
+    given = LEAST | {"kafka.security.protocol": "ssl", f"kafka.{setting}": value}
+
+    with pytest.raises(ConfigurationError, match=told) as raised:
+        LogView(SourceOptions.parse(given))
+
+    assert "canary-4711" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -118,3 +200,18 @@ def test_a_missing_package_is_answered_with_the_extra_to_install(package: str, n
 
     assert f"needs the package {package}" in done.stdout
     assert f"pip install 'penstock[{extra}]'" in done.stdout
+
+
+def test_sinks_that_write_no_sql_need_no_package_for_it() -> None:
+    names = ("KafkaSink", "ParquetSink", "DeltaSink", "HandlerSink", "ProgressListener", "register", "start_sink")
+    program = (
+        "import sys; sys.modules['sqlalchemy'] = sys.modules['psycopg'] = None\n"
+        "import penstock.spark_sink as spark_sink\n"
+        "for name in sys.argv[1:]: print(getattr(spark_sink, name).__name__)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, *names], capture_output=True, text=True, timeout=120, check=True
+    )
+
+    assert tuple(done.stdout.split()) == names

@@ -63,9 +63,9 @@ def test_a_log_that_ends_before_the_start_is_not_read_backwards() -> None:
     assert ends == {("a", 0): 7, ("a", 1): 10}
 
 
-@given(ranges, st.one_of(st.none(), st.integers(1, 50)))
-def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: int | None) -> None:
-    tasks = split(given_ranges, least)
+@given(ranges, st.one_of(st.none(), st.integers(1, 50)), st.one_of(st.none(), st.integers(50_000, 10**6)))
+def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: int | None, most: int | None) -> None:
+    tasks = split(given_ranges, least, most)
 
     whole = [part for part in given_ranges if part.size]
     assert all(task.size > 0 for task in tasks)
@@ -74,6 +74,7 @@ def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: i
         assert (mine[0].start, mine[-1].end) == (part.start, part.end)
         assert all(before.end == after.start for before, after in pairwise(mine))
     assert len(tasks) >= min(least or 0, sum(part.size for part in whole))
+    assert all(task.size <= (most or task.size) for task in tasks)
 
 
 @given(offsets, st.data())
@@ -83,10 +84,12 @@ def test_the_ledger_never_goes_back_and_knows_what_is_applied(applied: Offsets, 
         first = data.draw(st.integers(0, 2**62))
         batch[part] = Span(first, first + data.draw(st.integers(0, 1000)))
 
-    after = advanced(applied, batch)
+    moved = advanced(applied, batch)
+    after = {**dict.fromkeys(batch, 0), **applied, **moved}
 
-    assert after.keys() == batch.keys()
-    assert all(after[part] >= applied.get(part, 0) and after[part] > batch[part].last for part in after)
+    assert all(moved[part] > applied.get(part, 0) for part in moved)
+    assert moved.keys() == {part for part in batch if batch[part].last >= applied.get(part, 0)}
+    assert all(after[part] >= applied.get(part, 0) and after[part] > batch[part].last for part in batch)
     assert set(replayed(after, batch)) == set(batch)
     for part, span in replayed(applied, batch).items():
         assert span.first < applied[part]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -12,7 +14,7 @@ import typer
 
 from penstock.cli.lifeline import end_with_parent
 from penstock.cli.output import debugging, log_to_stderr
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, DevBrokerError
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -52,7 +54,25 @@ def run(
     end_with_parent()
     app = load_app(target)
     log_to_stderr()
+    if app.sinks:
+        find_java_for_spark()
     app.run()
+
+
+def find_java_for_spark() -> None:
+    """Let Spark start where the machine names no Java but `penstock[dev-broker]` brings one.
+
+    Raises:
+        ConfigurationError: there is none at all.
+    """
+    if os.environ.get("JAVA_HOME") or shutil.which("java") is not None:
+        return
+    from penstock.devbroker import spark_environment
+
+    try:
+        os.environ.update(spark_environment())
+    except DevBrokerError as error:
+        raise ConfigurationError(f"the app has sinks, which need Java for Spark: {error}") from error
 
 
 def load_app(target: str) -> App:

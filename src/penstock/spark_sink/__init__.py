@@ -12,19 +12,30 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from penstock.spark_sink.dead_letters import DeadLetters
+    from penstock.spark_sink.delta_sink import DeltaSink
+    from penstock.spark_sink.kafka_sink import KafkaSink
+    from penstock.spark_sink.parquet_sink import ParquetSink
+    from penstock.spark_sink.progress_listener import ProgressListener
     from penstock.spark_sink.query import start_sink
     from penstock.spark_sink.source import register
     from penstock.spark_sink.sql_sink import SqlSink
 
 #: Public name -> the module that defines it.
 _HOMES = {
+    "DeadLetters": "penstock.spark_sink.dead_letters",
+    "DeltaSink": "penstock.spark_sink.delta_sink",
+    "HandlerSink": "penstock.handler_sink.sink",
+    "KafkaSink": "penstock.spark_sink.kafka_sink",
+    "ParquetSink": "penstock.spark_sink.parquet_sink",
+    "ProgressListener": "penstock.spark_sink.progress_listener",
     "SqlSink": "penstock.spark_sink.sql_sink",
     "register": "penstock.spark_sink.source",
     "start_sink": "penstock.spark_sink.query",
 }
 
 #: Third-party package -> the extra of penstock that brings it.
-_EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "sqlalchemy": "sql", "psycopg": "sql"}
+_EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "sqlalchemy": "sql", "psycopg": "sql", "deltalake": "delta"}
 
 
 def __getattr__(name: str) -> Any:
@@ -43,4 +54,14 @@ def __getattr__(name: str) -> Any:
         ) from error
 
 
-__all__ = ["SqlSink", "register", "start_sink"]
+__all__ = [
+    "DeadLetters",
+    "DeltaSink",
+    "HandlerSink",
+    "KafkaSink",
+    "ParquetSink",
+    "ProgressListener",
+    "SqlSink",
+    "register",
+    "start_sink",
+]

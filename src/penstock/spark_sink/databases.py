@@ -1,4 +1,4 @@
-"""The seam between databases: how a transaction begins, how rows get into a staging table, how one locks.
+"""The seam between databases: how a session begins, how rows get into a staging table, how one locks.
 
 Everything else a sink says is SQLAlchemy Core and the same everywhere (`merge`).
 """
@@ -26,13 +26,13 @@ class Database:
     """What a sink needs of one kind of database.
 
     Attributes:
-        begin: opens a connection of its own with a transaction on it; leaving it commits, an exception rolls back.
+        session: opens a connection of its own; transactions are begun on it, and leaving it ends what is open.
         lock_schema: keeps others from creating the same tables until the transaction ends.
         insert: makes an `INSERT` that can have an `ON CONFLICT` clause.
         stage: puts rows into an existing temporary table.
     """
 
-    begin: Callable[[sa.URL], AbstractContextManager[sa.Connection]]
+    session: Callable[[sa.URL], AbstractContextManager[sa.Connection]]
     lock_schema: Callable[[sa.Connection], None]
     insert: Callable[[sa.Table], Upsert]
     stage: Callable[[sa.Connection, sa.Table, pa.Table], None]
@@ -41,8 +41,8 @@ class Database:
 def database_of(url: sa.URL) -> Database:
     """Return the database an address belongs to, or raise `ConfigurationError`."""
     if url.get_backend_name() == "sqlite":
-        return Database(sqlite.begin, sqlite.lock_schema, sqlite_dialect.insert, sqlite.stage)
-    return Database(postgresql.begin, postgresql.lock_schema, pg_dialect.insert, postgresql.stage)
+        return Database(sqlite.session, sqlite.lock_schema, sqlite_dialect.insert, sqlite.stage)
+    return Database(postgresql.session, postgresql.lock_schema, pg_dialect.insert, postgresql.stage)
 
 
 def parse_url(text: str) -> sa.URL:

@@ -6,12 +6,10 @@ transaction, so a batch that Spark hands over again, after whatever loss of its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-import sqlalchemy as sa
-from sqlalchemy.sql.elements import quoted_name
-
+from penstock.errors import SinkError
 from penstock.spark_sink.planning import Offsets, TopicPartition
 
 
@@ -23,9 +21,55 @@ class Span:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The ledger of one table.
+
+    Attributes:
+        offsets: the next offset of each partition.
+        batches: which batch moved each partition last, `"<run of the query>/<batch>"`; not of those of which it is
+            not known.
+    """
+
+    offsets: Offsets = field(default_factory=dict)
+    batches: Mapping[TopicPartition, str] = field(default_factory=dict)
+
+    def refuse_late(self, replayed: Iterable[TopicPartition], run: str | None, table: str, batch_id: int) -> None:
+        """Refuse rows below the ledger that are no repetition: this very run of the query has gone past them.
+
+        A run hands a batch over once, and offsets in their order. Rows left out of such a batch would be lost.
+
+        Raises:
+            SinkError: the sink was called twice in a batch, or an operator of the query holds rows back.
+        """
+        if run is None:
+            return
+        for part in sorted(replayed):
+            earlier, _, number = self.batches.get(part, "").partition("/")
+            if earlier != run:
+                continue
+            place = f"{part[0]}[{part[1]}]"
+            if number == str(batch_id):
+                raise SinkError(
+                    f"batch {batch_id} was given to table {table} twice: rows of {place} are stored, and more of the "
+                    "same offsets would be taken for repeated ones and left out; unite the frames (unionByName) and "
+                    "call the sink once, or give each sink a ledger_table of its own"
+                )
+            raise SinkError(
+                f"batch {batch_id} has rows of {place} that lie below those of batch {number}, which table {table} "
+                "has stored: they would be taken for repeated ones and left out; an operator with state (a window, a "
+                "join of streams, dropDuplicates) holds rows back: keep it out of the query, and aggregate in the "
+                "database with add, or the topic was deleted and made anew: remove its rows from the ledger table"
+            )
+
+
 def advanced(applied: Mapping[TopicPartition, int], batch: Mapping[TopicPartition, Span]) -> Offsets:
-    """Return the ledger after a batch: never below what it was, past the last offset of each partition."""
-    return {part: max(applied.get(part, 0), span.last + 1) for part, span in batch.items()}
+    """Return the partitions whose ledger a batch moves, and to where: past its last offset, never back.
+
+    Whose batch it was is written beside what it moves and nothing else: a second copy of the query may be far ahead,
+    and what it has stored must not look like this one's.
+    """
+    return {part: span.last + 1 for part, span in batch.items() if span.last >= applied.get(part, 0)}
 
 
 def replayed(applied: Mapping[TopicPartition, int], batch: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Span]:
@@ -37,16 +81,4 @@ def replayed(applied: Mapping[TopicPartition, int], batch: Mapping[TopicPartitio
     }
 
 
-def ledger_table(name: str, metadata: sa.MetaData) -> sa.Table:
-    """Return the ledger's table: one row per target table, topic and partition."""
-    return sa.Table(
-        quoted_name(name, quote=True),
-        metadata,
-        sa.Column("target", sa.Text, primary_key=True),
-        sa.Column("topic", sa.Text, primary_key=True),
-        sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("next_offset", sa.BigInteger, nullable=False),
-    )
-
-
-__all__ = ["Span", "advanced", "ledger_table", "replayed"]
+__all__ = ["Span", "Standing", "advanced", "replayed"]

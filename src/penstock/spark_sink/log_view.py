@@ -6,7 +6,9 @@ asked of the admin side, because a consumer's watermarks name the high watermark
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import threading
+from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
@@ -16,6 +18,11 @@ from penstock.errors import ConfigurationError, SourceError
 from penstock.spark_sink import planning
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import Offsets
+
+#: Seconds a single record may take to arrive.
+_RECORD_TIMEOUT_S = 5.0
+#: The name of a setting in the client library's complaints.
+_NAMED = re.compile(r"\b(?:ssl|sasl|security|enable|fetch|socket|[a-z]+)(?:\.[a-z_]+)+\b")
 
 
 class LogView:
@@ -29,6 +36,7 @@ class LogView:
         self._options = options
         _refuse_wrong_settings(options)
         self._admin: AdminClient = kafka.admin_client(options.bootstrap_servers, options.client)
+        self._pause = threading.Event()
 
     def partitions(self) -> list[planning.TopicPartition]:
         """Return the partitions the query reads, as they are now.
@@ -52,29 +60,72 @@ class LogView:
 
     def earliest(self, partitions: Iterable[planning.TopicPartition]) -> Offsets:
         """Return the first offset each log still holds."""
-        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call] # untyped in the library
+        first: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
+        return self._offsets(dict.fromkeys(partitions, first))
 
     def latest(self, partitions: Iterable[planning.TopicPartition]) -> Offsets:
         """Return the offset after the last one that may be read: the last stable one under read_committed."""
-        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call] # untyped in the library
+        last: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
+        return self._offsets(dict.fromkeys(partitions, last))
 
-    def _offsets(self, partitions: Iterable[planning.TopicPartition], spec: OffsetSpec) -> Offsets:
-        asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
-        if not asked:
-            return {}
-        isolation = IsolationLevel.READ_COMMITTED if self._options.read_committed else IsolationLevel.READ_UNCOMMITTED
-        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=kafka.CONNECT_TIMEOUT_S)
+    def written(self, partitions: Iterable[planning.TopicPartition]) -> Offsets:
+        """Return the offset after the last record written, whether it may be read or not."""
+        last: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
+        return self._offsets(dict.fromkeys(partitions, last), IsolationLevel.READ_UNCOMMITTED)
+
+    def at_times(self, times_ms: Mapping[planning.TopicPartition, int]) -> Offsets:
+        """Return the first offset at or after a time of each partition, -1 where no message is as late."""
+        return self._offsets({part: OffsetSpec.for_timestamp(time) for part, time in times_ms.items()})
+
+    def timestamp_ms(self, part: planning.TopicPartition, offset: int) -> int | None:
+        """Return the timestamp of a record, whether it is committed or not, or None where it cannot be had."""
+        consumer = Consumer({**consumer_config(self._options), "isolation.level": "read_uncommitted"})
+        try:
+            consumer.assign([TopicPartition(*part, offset)])
+            record = consumer.poll(_RECORD_TIMEOUT_S)
+            if record is None or record.error() is not None or record.offset() != offset:
+                return None
+            return record.timestamp()[1]
+        finally:
+            consumer.close()
+
+    def _offsets(
+        self, specs: Mapping[planning.TopicPartition, OffsetSpec], isolation: IsolationLevel | None = None
+    ) -> Offsets:
+        """Ask for offsets; what a broker did not answer is asked again, as often as the options say."""
         found: Offsets = {}
+        left = self._options.offset_retries
+        while specs.keys() - found.keys():
+            refused = self._ask({part: spec for part, spec in specs.items() if part not in found}, isolation, found)
+            if refused is not None:
+                part, error = refused
+                if not left or not error.args[0].retriable():
+                    raise SourceError(
+                        f"the offsets of {part[0]}[{part[1]}] could not be read at "
+                        f"{self._options.bootstrap_servers}: {kafka.reason(error)}; check that its leader is up and "
+                        "that this client may describe the topic"
+                    ) from error
+                left -= 1
+                self._pause.wait(self._options.offset_retry_interval_s)
+        return found
+
+    def _ask(
+        self, specs: Mapping[planning.TopicPartition, OffsetSpec], isolation: IsolationLevel | None, found: Offsets
+    ) -> tuple[planning.TopicPartition, KafkaException] | None:
+        """Put what is answered into `found`, and return one partition that was refused, with the reason."""
+        mine = IsolationLevel.READ_COMMITTED if self._options.read_committed else IsolationLevel.READ_UNCOMMITTED
+        futures = self._admin.list_offsets(
+            {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+            isolation_level=mine if isolation is None else isolation,
+            request_timeout=kafka.CONNECT_TIMEOUT_S,
+        )
+        refused = None
         for part, future in futures.items():
             try:
                 found[(part.topic, part.partition)] = future.result().offset
             except KafkaException as error:
-                raise SourceError(
-                    f"the offsets of {part.topic}[{part.partition}] could not be read at "
-                    f"{self._options.bootstrap_servers}: {kafka.reason(error)}; check that its leader is up and "
-                    "that this client may describe the topic"
-                ) from error
-        return found
+                refused = (part.topic, part.partition), error
+        return refused
 
 
 def consumer_config(options: SourceOptions) -> dict[str, object]:
@@ -82,12 +133,10 @@ def consumer_config(options: SourceOptions) -> dict[str, object]:
     return kafka.base_config(
         options.bootstrap_servers,
         {
-            # The library wants a group name; partitions are assigned by hand, so no group is ever joined.
-            "group.id": "penstock-spark",
             # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
             "fetch.wait.max.ms": 20,
-            # What the library fetches ahead is memory beside the Arrow batch: 32 MB a task.
-            "queued.max.messages.kbytes": 32 * 1024,
+            # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task.
+            "queued.max.messages.kbytes": 16 * 1024,
             "fetch.queue.backoff.ms": 5,
             **options.client,
             "enable.auto.commit": False,
@@ -104,10 +153,17 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
     try:
         Consumer(consumer_config(options)).close()
     except KafkaException as error:
+        # The library repeats some values, and any of them may be a secret: only names are taken from its text, and the
+        # error is not chained for the same reason.
+        complaint = kafka.reason(error)
+        named = [name for name in dict.fromkeys(_NAMED.findall(complaint)) if name in options.client]
+        unknown = "No such configuration property" in complaint
+        what = f"the option kafka.{named[0]}" if named else "an option kafka.*"
         raise ConfigurationError(
-            f"the Kafka client refused an option kafka.*: {kafka.reason(error)}; its names are librdkafka's, "
-            "which differ from the Java client's in security settings"
-        ) from error
+            f"the Kafka client refused {what}: "
+            + ("it has no such setting" if unknown else "its value is not accepted, or a file it names cannot be read")
+            + "; names are librdkafka's, which differ from the Java client's in security settings"
+        ) from None
 
 
 __all__ = ["LogView", "consumer_config"]

@@ -1,6 +1,6 @@
 """The steps of one batch inside its database transaction, in SQLAlchemy Core.
 
-    lock the ledger's rows -> stage the batch -> drop what is applied already -> merge -> advance the ledger
+    lock the ledger's rows -> merge what is staged -> advance the ledger
 
 Two queries that feed one table by mistake meet at the ledger's rows: the second waits for the first to
 commit, and then finds its own rows applied.
@@ -8,18 +8,26 @@ commit, and then finds its own rows applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
 from penstock.spark_sink.databases import Database
+from penstock.spark_sink.ledger import Standing
 from penstock.spark_sink.planning import Offsets, TopicPartition
+from penstock.spark_sink.sql_schema import ROW, Named
 
-#: Name of the temporary table that holds a batch; it ends with its transaction or connection.
-STAGING = "penstock_stage"
+#: Number of a staged row in the order in which a plain loop would apply it.
+NUMBER = "penstock_number"
 
 _RANK = "penstock_rank"
+
+
+def read_ledger(connection: sa.Connection, ledger: sa.Table, target: str) -> Standing:
+    """Return the ledger of a table as it stands, without locking it."""
+    return _standing(connection, sa.select(ledger).where(ledger.c.target == target))
 
 
 def lock_ledger(
@@ -28,8 +36,8 @@ def lock_ledger(
     ledger: sa.Table,
     target: str,
     parts: Iterable[TopicPartition],
-) -> Offsets:
-    """Lock the ledger's rows of a target table and return the next offset of each partition.
+) -> Standing:
+    """Lock the ledger's rows of a target table and return them.
 
     A row that is absent is made first: there must be something to lock. The order is fixed, so that two
     transactions cannot wait for each other.
@@ -39,17 +47,27 @@ def lock_ledger(
         for topic, partition in sorted(parts)
     ]
     connection.execute(database.insert(ledger).on_conflict_do_nothing(), rows)
-    found = connection.execute(
-        sa.select(ledger.c.topic, ledger.c.partition, ledger.c.next_offset)
+    return _standing(
+        connection,
+        sa.select(ledger)
         .where(ledger.c.target == target, ledger.c.topic.in_({row["topic"] for row in rows}))
         .order_by(ledger.c.topic, ledger.c.partition)
-        .with_for_update()
+        .with_for_update(),
     )
-    return {(topic, partition): next_offset for topic, partition, next_offset in found}
 
 
-def advance_ledger(connection: sa.Connection, ledger: sa.Table, target: str, offsets: Offsets) -> None:
-    """Write the next offset of each partition. The rows exist and are locked."""
+def _standing(connection: sa.Connection, statement: sa.Select[Any]) -> Standing:
+    rows = connection.execute(statement).mappings().all()
+    return Standing(
+        {(row["topic"], row["partition"]): row["next_offset"] for row in rows},
+        {(row["topic"], row["partition"]): row["batch"] for row in rows if row["batch"]},
+    )
+
+
+def advance_ledger(
+    connection: sa.Connection, ledger: sa.Table, target: str, offsets: Offsets, batch: str | None
+) -> None:
+    """Write the next offset of each partition, and which batch it comes from. The rows exist and are locked."""
     statement = (
         sa.update(ledger)
         .where(
@@ -57,7 +75,7 @@ def advance_ledger(connection: sa.Connection, ledger: sa.Table, target: str, off
             ledger.c.topic == sa.bindparam("of_topic"),
             ledger.c.partition == sa.bindparam("of_partition"),
         )
-        .values(next_offset=sa.bindparam("to_offset"))
+        .values(next_offset=sa.bindparam("to_offset"), batch=batch)
     )
     connection.execute(
         statement,
@@ -68,64 +86,100 @@ def advance_ledger(connection: sa.Connection, ledger: sa.Table, target: str, off
     )
 
 
-def drop_applied(connection: sa.Connection, staged: sa.Table, ledger: sa.Table, target: str) -> int:
-    """Remove from the staging table the rows below the ledger, and return how many there were."""
-    applied = sa.exists().where(
-        ledger.c.target == target,
-        ledger.c.topic == staged.c.topic,
-        ledger.c.partition == staged.c.partition,
-        ledger.c.next_offset > staged.c.offset,
-    )
-    return connection.execute(sa.delete(staged).where(applied)).rowcount
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """How staged rows get into the target table.
 
-
-def append(connection: sa.Connection, staged: sa.Table, target: sa.Table) -> None:
-    """Insert every staged row."""
-    names = _names(target)
-    rows = sa.select(*(staged.c[name] for name in names))
-    connection.execute(sa.insert(target).from_select(names, rows))
-
-
-def upsert(
-    connection: sa.Connection,
-    database: Database,
-    staged: sa.Table,
-    target: sa.Table,
-    *,
-    key: Sequence[str],
-    add: Sequence[str],
-) -> None:
-    """Insert one row per key, or change the one that stands there.
-
-    The newest staged row of a key wins, by offset; rows of one offset, or of several partitions, are told
-    apart by topic and partition so that the outcome does not hang on chance. Columns of `add` are summed over
-    the staged rows of a key and added to what stands; a NULL adds nothing.
+    Attributes:
+        database: whose SQL is spoken.
+        target: the table, with the columns that are written.
+        key: columns that identify a row; empty to append.
+        add: columns that are summed.
+        delete: column that says whether a row's key is deleted, or None.
+        casts: columns whose texts are read as another type, with its name.
     """
-    names = _names(target)
-    keys = [staged.c[name] for name in key]
-    rank = sa.func.row_number().over(
-        partition_by=keys, order_by=[staged.c.offset.desc(), staged.c.partition.desc(), staged.c.topic.desc()]
-    )
-    ranked = sa.select(
-        *(
-            sa.func.sum(staged.c[name]).over(partition_by=keys).label(name) if name in add else staged.c[name]
+
+    database: Database
+    target: sa.Table
+    key: Sequence[str]
+    add: Sequence[str]
+    delete: str | None
+    casts: Mapping[str, str] = field(default_factory=dict)
+
+    def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+        """Apply staged rows: append them, or of each key the newest."""
+        if self.key:
+            self._upsert(connection, staged)
+        else:
+            names = _names(self.target)
+            rows = sa.select(*(self._value(staged, name) for name in names))
+            connection.execute(sa.insert(self.target).from_select(names, rows))
+
+    def _upsert(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+        """Insert one row per key, change the one that stands there, or delete it.
+
+        The newest staged row of a key wins, by offset; rows of one offset, or of several partitions, are told
+        apart by topic, partition and arrival so that the outcome does not hang on chance. Columns of `add` are
+        summed over the staged rows of a key and added to what stands; a NULL adds nothing.
+        """
+        names = _names(self.target)
+        newest = self._newest(staged)
+        living = sa.select(*(newest.c[name] for name in names)).where(newest.c[_RANK] == 1)
+        if self.delete is not None:
+            gone = sa.func.coalesce(newest.c[self.delete], sa.false())
+            dead = sa.select(*(newest.c[name] for name in self.key)).where(newest.c[_RANK] == 1, gone)
+            keys = sa.tuple_(*(self.target.c[name] for name in self.key))
+            connection.execute(sa.delete(self.target).where(keys.in_(dead)))
+            living = living.where(sa.not_(gone))
+        statement = self.database.insert(self.target).from_select(names, living)
+        changes = {
+            name: _sum(self.target.c[name], statement.excluded[name]) if name in self.add else statement.excluded[name]
             for name in names
-        ),
-        rank.label(_RANK),
-    ).subquery()
-    newest = sa.select(*(ranked.c[name] for name in names)).where(ranked.c[_RANK] == 1)
-    statement = database.insert(target).from_select(names, newest)
-    changes = {
-        name: _sum(target.c[name], statement.excluded[name]) if name in add else statement.excluded[name]
-        for name in names
-        if name not in key
-    }
-    conflict = [target.c[name] for name in key]
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=conflict, set_=changes)
-        if changes
-        else statement.on_conflict_do_nothing(index_elements=conflict)
+            if name not in self.key
+        }
+        conflict = [self.target.c[name] for name in self.key]
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=conflict, set_=changes)
+            if changes
+            else statement.on_conflict_do_nothing(index_elements=conflict)
+        )
+
+    def _newest(self, staged: sa.FromClause) -> sa.Subquery:
+        """Return the staged rows with their sums and with their rank in their key, 1 for the newest."""
+        keys = [self._value(staged, name) for name in self.key]
+        order = [staged.c[name].desc() for name in ("offset", "partition", "topic", ROW)]
+        values = [
+            sa.func.sum(staged.c[name]).over(partition_by=keys).label(name)
+            if name in self.add
+            else self._value(staged, name).label(name)
+            for name in [*_names(self.target), *([self.delete] if self.delete is not None else [])]
+        ]
+        rank = sa.func.row_number().over(partition_by=keys, order_by=order).label(_RANK)
+        return sa.select(*values, rank).subquery()
+
+    def _value(self, staged: sa.FromClause, name: str) -> sa.ColumnElement[Any]:
+        return sa.cast(staged.c[name], Named(self.casts[name])) if name in self.casts else staged.c[name]
+
+
+def numbered(connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:
+    """Put staged rows into a temporary table in the order in which a plain loop would apply them.
+
+    Returns:
+        The table, with the rows numbered from 1 on in the column `NUMBER`, and the number of rows.
+    """
+    ordered = sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column(NUMBER, sa.BigInteger, primary_key=True, autoincrement=False),
+        *(sa.Column(column.name, column.type) for column in staged.c),
+        prefixes=["TEMPORARY"],
+        postgresql_on_commit="DROP",  # SQLite's ends with the connection
     )
+    ordered.create(connection, checkfirst=False)
+    number = sa.func.row_number().over(order_by=[staged.c[one] for one in ("offset", "partition", "topic", ROW)])
+    rows = sa.select(number, *staged.c)
+    connection.execute(sa.insert(ordered).from_select(_names(ordered), rows))
+    return ordered, connection.execute(sa.select(sa.func.count()).select_from(ordered)).scalar_one()
 
 
 def _sum(standing: sa.ColumnElement[Any], arriving: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -136,4 +190,4 @@ def _names(table: sa.Table) -> list[str]:
     return [str(column.name) for column in table.columns]
 
 
-__all__ = ["STAGING", "advance_ledger", "append", "drop_applied", "lock_ledger", "upsert"]
+__all__ = ["NUMBER", "Merge", "advance_ledger", "lock_ledger", "numbered", "read_ledger"]

@@ -1,19 +1,22 @@
 """The options of the Spark source, by the names of Spark's own Kafka source, checked once on the driver.
 
-Spark hands option names over in lower case, so they are compared so; errors use the names as documented.
+Spark hands option names over in lower case, so they are compared so; errors use the names as documented. Which
+partitions are read is `selection`'s, where a read begins and ends `positions`'.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from penstock.errors import ConfigurationError, MessageFormatError, TopicNotFoundError
-from penstock.spark_sink.planning import LATEST, Offsets, TopicPartition, parse_offsets
+from penstock.errors import ConfigurationError
+from penstock.spark_sink.java_names import translated
+from penstock.spark_sink.planning import LATEST
+from penstock.spark_sink.positions import Position, Since, ending_position, starting_position
+from penstock.spark_sink.selection import Selection, parse_selection
 
 #: The options of the source, as documented, beside `kafka.*`.
 OPTION_NAMES = (
@@ -21,15 +24,25 @@ OPTION_NAMES = (
     "subscribePattern",
     "assign",
     "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
+    "groupIdPrefix",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
 )
 
-_POLL_TIMEOUT_MS = "120000"
 _KAFKA = "kafka."
 
 #: `kafka.` keys the source holds itself, with what to do in place of them.
@@ -46,76 +59,11 @@ _OWNED = {
     "interceptor.classes": "the client library has no interceptors",
 }
 
-#: Where a read begins or ends: a word, or an offset for each partition.
-Position = str | Offsets
+#: Spark's units of time; a number without one counts milliseconds.
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(r"([0-9]+) *([a-z]+)?")
 
-
-#: Topics of Kafka's own, which a pattern leaves out; who wants one names it.
-_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-
-
-class Selection(Protocol):
-    """What of the broker's topics a query reads."""
-
-    def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the chosen partitions, given the number of partitions of every topic."""
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return those of the chosen partitions that there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    """The named topics, all partitions."""
-
-    topics: tuple[str, ...]
-
-    def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return all partitions of the topics; a missing topic is a `TopicNotFoundError`."""
-        _require(self.topics, counts, "subscribe")
-        return self.pick_existing(counts)
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return all partitions of the topics that there are."""
-        return [(topic, partition) for topic in self.topics for partition in range(counts.get(topic, 0))]
-
-
-@dataclass(frozen=True, slots=True)
-class SubscribePattern:
-    """Every topic whose whole name matches a regular expression, save Kafka's own."""
-
-    pattern: str
-
-    def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return all partitions of the topics that match now; there may be none yet."""
-        return self.pick_existing(counts)
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the same: a pattern asks for nothing by name."""
-        matching = sorted(topic for topic in counts.keys() - _INTERNAL if re.fullmatch(self.pattern, topic))
-        return [(topic, partition) for topic in matching for partition in range(counts[topic])]
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """The named partitions."""
-
-    partitions: tuple[TopicPartition, ...]
-
-    def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the partitions; a missing one is a `TopicNotFoundError`."""
-        _require({topic for topic, _ in self.partitions}, counts, "assign")
-        for topic, partition in self.partitions:
-            if partition >= counts[topic]:
-                raise TopicNotFoundError(
-                    f"assign names {topic}[{partition}], but the topic has {counts[topic]} partitions; "
-                    "correct the number, which starts at 0"
-                )
-        return list(self.partitions)
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return those of the partitions that there are."""
-        return [(topic, partition) for topic, partition in self.partitions if partition < counts.get(topic, 0)]
+_log = logging.getLogger("penstock.spark_sink")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +74,17 @@ class SourceOptions:
         bootstrap_servers: addresses of the brokers.
         client: client settings by librdkafka's names; they may hold secrets, so they are never shown.
         selection: which partitions are read.
-        starting: where a read begins: `earliest`, `latest`, offsets, or None for the default.
-        ending: where a batch read ends: `latest` or offsets, or None for the default.
+        starting: where a read begins: `earliest`, `latest`, offsets, a time, or None for the default.
+        ending: where a batch read ends: `latest`, offsets, a time, or None for the default.
         max_offsets: most offsets one micro-batch takes, over all partitions, or None.
+        min_offsets: least offsets that are worth a micro-batch, over all partitions, or None.
+        max_trigger_delay_s: seconds after which a micro-batch begins with fewer than `min_offsets`.
         min_partitions: least number of tasks, or None for one per Kafka partition.
+        max_records_per_partition: most offsets one task reads, or None.
         fail_on_data_loss: whether offsets that are gone stop the query or are logged.
         include_headers: whether there is a column `headers`.
+        offset_retries: how often the driver asks for offsets again where a broker did not answer.
+        offset_retry_interval_s: seconds between two such questions.
         poll_timeout_s: seconds a task waits without any progress before it gives up.
     """
 
@@ -141,9 +94,14 @@ class SourceOptions:
     starting: Position | None
     ending: Position | None
     max_offsets: int | None
+    min_offsets: int | None
+    max_trigger_delay_s: float
     min_partitions: int | None
+    max_records_per_partition: int | None
     fail_on_data_loss: bool
     include_headers: bool
+    offset_retries: int
+    offset_retry_interval_s: float
     poll_timeout_s: float
 
     @property
@@ -159,35 +117,40 @@ class SourceOptions:
             ConfigurationError: an option is unknown, wrong, missing or not to be set; it is named.
         """
         given = {name.lower(): value for name, value in options.items()}
-        client = {name[len(_KAFKA) :]: value for name, value in given.items() if name.startswith(_KAFKA)}
         _refuse_unknown(given)
-        _refuse_owned(client)
+        client = _client_settings(given)
         servers = client.pop("bootstrap.servers", "").strip()
         if not servers:
             raise ConfigurationError("the option kafka.bootstrap.servers is missing; give the addresses of the brokers")
-        client.setdefault("isolation.level", "read_committed")
-        if client["isolation.level"] not in ("read_committed", "read_uncommitted"):
+        max_offsets, min_offsets = _count("maxOffsetsPerTrigger", given), _count("minOffsetsPerTrigger", given)
+        if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
             raise ConfigurationError(
-                "the option kafka.isolation.level must be read_committed or read_uncommitted, "
-                f"but is {client['isolation.level']!r}"
+                f"the option minOffsetsPerTrigger is {min_offsets}, which is more than maxOffsetsPerTrigger "
+                f"({max_offsets}); lower one or raise the other"
             )
         return cls(
             bootstrap_servers=servers,
             client=client,
-            selection=_selection(given),
-            starting=_position("startingOffsets", given),
-            ending=_position("endingOffsets", given),
-            max_offsets=_count("maxOffsetsPerTrigger", given),
+            selection=parse_selection(given),
+            starting=starting_position(given),
+            ending=ending_position(given),
+            max_offsets=max_offsets,
+            min_offsets=min_offsets,
+            max_trigger_delay_s=_duration_s("maxTriggerDelay", given, "15m"),
             min_partitions=_count("minPartitions", given),
+            max_records_per_partition=_count("maxRecordsPerPartition", given),
             fail_on_data_loss=_flag("failOnDataLoss", given, default=True),
             include_headers=_flag("includeHeaders", given, default=False),
-            poll_timeout_s=(_count("kafkaConsumer.pollTimeoutMs", given) or int(_POLL_TIMEOUT_MS)) / 1000,
+            offset_retries=_number("fetchOffset.numRetries", given, least=0, default=3),
+            offset_retry_interval_s=_number("fetchOffset.retryIntervalMs", given, least=0, default=1_000) / 1000,
+            poll_timeout_s=_number("kafkaConsumer.pollTimeoutMs", given, least=1, default=120_000) / 1000,
         )
 
     def for_stream(self) -> SourceOptions:
         """Return these options, or raise `ConfigurationError` where one has no meaning in a stream."""
         if self.ending is not None:
-            raise ConfigurationError("the option endingOffsets has no meaning in a stream; leave it out")
+            said = self.ending.option if isinstance(self.ending, Since) else "endingOffsets"
+            raise ConfigurationError(f"the option {said} has no meaning in a stream; leave it out")
         return self
 
     def for_batch(self) -> SourceOptions:
@@ -204,13 +167,31 @@ class SourceOptions:
         return self
 
 
-def _require(topics: tuple[str, ...] | set[str], counts: Mapping[str, int], option: str) -> None:
-    missing = sorted(topic for topic in topics if topic not in counts)
-    if missing:
-        raise TopicNotFoundError(
-            f"the option {option} names topics that do not exist: {', '.join(missing)}; "
-            "create them first, or correct the name"
+def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what is given for the client, by librdkafka's names, with this source's defaults."""
+    client = {name[len(_KAFKA) :]: value for name, value in given.items() if name.startswith(_KAFKA)}
+    for name in client:
+        if name in _OWNED:
+            raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
+    told = translated(client)
+    if told.left_out:
+        _log.debug("left out, as they mean nothing to this client: kafka.%s", ", kafka.".join(told.left_out))
+    client = told.client
+    client.setdefault("isolation.level", "read_committed")
+    if client["isolation.level"] not in ("read_committed", "read_uncommitted"):
+        raise ConfigurationError(
+            "the option kafka.isolation.level must be read_committed or read_uncommitted, "
+            f"but is {client['isolation.level']!r}"
         )
+    prefix = given.get("groupidprefix")
+    if prefix is not None and not prefix.strip():
+        raise ConfigurationError("the option groupIdPrefix is empty; name the group, or leave the option out")
+    # The library wants a group's name though partitions are assigned by hand and no group is ever joined. An empty
+    # one ends the process (confluent-kafka 2.16).
+    client.setdefault("group.id", "penstock-spark" if prefix is None else f"{prefix}-penstock-spark")
+    if not client["group.id"].strip():
+        raise ConfigurationError("the option kafka.group.id is empty; name the group, or leave the option out")
+    return client
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
@@ -225,76 +206,29 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
         )
 
 
-def _refuse_owned(client: Mapping[str, str]) -> None:
-    for name in client:
-        if name in _OWNED:
-            raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
-
-
-def _selection(given: Mapping[str, str]) -> Selection:
-    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
-    if len(chosen) != 1:
-        found = " and ".join(chosen) or "none"
-        raise ConfigurationError(
-            f"give exactly one of the options subscribe, subscribePattern and assign; found {found}"
-        )
-    text = given[chosen[0].lower()].strip()
-    if chosen[0] == "subscribe":
-        topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-        if not topics:
-            raise ConfigurationError("the option subscribe names no topic; give one or several, with commas")
-        return Subscribe(topics)
-    if chosen[0] == "subscribePattern":
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise ConfigurationError(
-                f"the option subscribePattern is no regular expression: {error}; correct it"
-            ) from error
-        return SubscribePattern(text)
-    return Assign(_assigned(text))
-
-
-def _assigned(text: str) -> tuple[TopicPartition, ...]:
-    wrong = ConfigurationError(
-        'the option assign must be JSON that lists partitions per topic, such as {"orders": [0, 1]}'
-    )
-    try:
-        shaped = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise wrong from error
-    if not isinstance(shaped, dict) or not shaped:
-        raise wrong
-    chosen: list[TopicPartition] = []
-    for topic, partitions in shaped.items():
-        if not isinstance(partitions, list) or not all(type(n) is int and n >= 0 for n in partitions):
-            raise wrong
-        chosen += [(topic, partition) for partition in partitions]
-    return tuple(dict.fromkeys(chosen))
-
-
-def _position(option: str, given: Mapping[str, str]) -> Position | None:
-    text = given.get(option.lower())
-    if text is None:
-        return None
-    if text.strip().lower() in ("earliest", "latest"):
-        return text.strip().lower()
-    try:
-        offsets = parse_offsets(text)
-    except MessageFormatError as error:
-        raise ConfigurationError(f"the option {option} must be earliest, latest or JSON: {error}") from error
-    if not offsets:
-        raise ConfigurationError(f"the option {option} names no partition; name every one that is read")
-    return offsets
-
-
 def _count(option: str, given: Mapping[str, str]) -> int | None:
+    return _number(option, given, least=1, default=0) or None
+
+
+def _number(option: str, given: Mapping[str, str], *, least: int, default: int) -> int:
     text = given.get(option.lower())
     if text is None:
-        return None
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"the option {option} must be a whole number of at least 1, but is {text!r}")
-    return int(text)
+        return default
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) < least:
+        raise ConfigurationError(f"the option {option} must be a whole number of at least {least}, but is {text!r}")
+    return int(stripped)
+
+
+def _duration_s(option: str, given: Mapping[str, str], default: str) -> float:
+    text = given.get(option.lower(), default)
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or (found[2] or "ms") not in _UNITS_S:
+        raise ConfigurationError(
+            f"the option {option} must be a time such as 30s, 5m or 1h, but is {text!r}; "
+            f"units are {', '.join(_UNITS_S)}, and none means ms"
+        )
+    return int(found[1]) * _UNITS_S[found[2] or "ms"]
 
 
 def _flag(option: str, given: Mapping[str, str], *, default: bool) -> bool:
@@ -306,4 +240,4 @@ def _flag(option: str, given: Mapping[str, str], *, default: bool) -> bool:
     return text.strip().lower() == "true"
 
 
-__all__ = ["OPTION_NAMES", "Position", "Selection", "SourceOptions"]
+__all__ = ["OPTION_NAMES", "SourceOptions"]

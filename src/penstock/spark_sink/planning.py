@@ -114,20 +114,23 @@ def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) ->
     return {part: start.get(part, 0) + taken[part] if behind[part] else latest[part] for part in latest}
 
 
-def split(ranges: Iterable[OffsetRange], min_partitions: int | None) -> list[OffsetRange]:
-    """Cut ranges into at least `min_partitions` tasks, where there are that many offsets.
+def split(
+    ranges: Iterable[OffsetRange], min_partitions: int | None = None, max_records: int | None = None
+) -> list[OffsetRange]:
+    """Cut ranges into at least `min_partitions` tasks of at most `max_records` offsets each, None for as they are.
 
     Empty ranges vanish. Each range is cut into even pieces, in proportion to its size; the pieces of a range
-    follow one another without gap or overlap.
+    follow one another without gap or overlap. There are never more tasks than offsets.
     """
     whole = [part for part in ranges if part.size > 0]
     total = sum(part.size for part in whole)
-    if min_partitions is None or len(whole) >= min_partitions:
-        return whole
+    least = 0 if min_partitions is None or len(whole) >= min_partitions else min_partitions
     pieces: list[OffsetRange] = []
     for part in whole:
         # Rounded up: fewer tasks than asked for would break the promise, one more does no harm.
-        count = min(part.size, -(-min_partitions * part.size // total))
+        for_least = -(-least * part.size // total)
+        for_size = 1 if max_records is None else -(-part.size // max_records)
+        count = min(part.size, max(1, for_least, for_size))
         cuts = [part.start + part.size * cut // count for cut in range(count + 1)]
         pieces += [OffsetRange(part.topic, part.partition, begin, end) for begin, end in pairwise(cuts)]
     return pieces

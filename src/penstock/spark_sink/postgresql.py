@@ -19,8 +19,8 @@ _CONNECT_TIMEOUT_S = 15
 
 
 @contextmanager
-def begin(url: sa.URL) -> Iterator[sa.Connection]:
-    """Open a connection of its own with a transaction at READ COMMITTED, whatever the server's default.
+def session(url: sa.URL) -> Iterator[sa.Connection]:
+    """Open a connection whose transactions are at READ COMMITTED, whatever the server's default.
 
     The ledger's rows are locked before they are read; a stricter level would show them as they were before
     the lock and refuse the change instead of letting the second writer go on behind the first.
@@ -32,7 +32,7 @@ def begin(url: sa.URL) -> Iterator[sa.Connection]:
         isolation_level="READ COMMITTED",
         connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
     )
-    with engine.begin() as connection:
+    with engine.connect() as connection:
         yield connection
 
 
@@ -45,7 +45,8 @@ def stage(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
     """Copy rows into the table. Only Arrow and the server look at the values, so nothing in them is SQL."""
     names = [str(column.name) for column in table.columns]
     columns = ", ".join(map(_quoted, names))
-    statement = f"COPY {_quoted(table.name)} ({columns}) FROM STDIN (FORMAT csv)"
+    into = ".".join(_quoted(name) for name in (table.schema, table.name) if name is not None)
+    statement = f"COPY {into} ({columns}) FROM STDIN (FORMAT csv)"
     driver = connection.connection.driver_connection
     if driver is None:
         raise sa.exc.ResourceClosedError("the connection was closed before COPY")
@@ -78,4 +79,4 @@ def _as_text(chunk: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=chunk.schema.names)
 
 
-__all__ = ["begin", "lock_schema", "stage"]
+__all__ = ["lock_schema", "session", "stage"]

@@ -35,6 +35,7 @@ def start_sink(
     topics: str | Sequence[str],
     function: Callable[[DataFrame, int], None],
     *,
+    rows: Callable[[DataFrame], DataFrame] | None = None,
     bootstrap_servers: str,
     config: ClientConfig | None = None,
     trigger: str = "5 seconds",
@@ -49,7 +50,9 @@ def start_sink(
         spark: the session; the source is registered with it.
         topics: one topic or several.
         function: called with the frame and the batch's number, which may come twice after a restart; a
-            `SqlSink` makes the repetition harmless.
+            `SqlSink` makes the repetition harmless. A sink with a method `check(schema)` is asked first whether it
+            can store such frames.
+        rows: makes of the frame of messages the frame whose batches the function gets; as it is when left out.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names, as in `App`.
         trigger: an interval such as `"5 seconds"`, or `"available now"` to read what is there and end.
@@ -65,6 +68,42 @@ def start_sink(
 
     Raises:
         ConfigurationError: an argument is wrong; nothing was started.
+        SinkError: the sink cannot store such frames; nothing was started.
+    """
+    return start_through(
+        spark,
+        topics,
+        function,
+        through=None,
+        rows=rows,
+        bootstrap_servers=bootstrap_servers,
+        config=config,
+        trigger=trigger,
+        name=name,
+        checkpoint_location=checkpoint_location,
+        starting_offsets=starting_offsets,
+        options=options,
+    )
+
+
+def start_through(
+    spark: SparkSession,
+    topics: str | Sequence[str],
+    function: Callable[[DataFrame, int], None],
+    *,
+    through: Callable[[DataFrame, int], None] | None,
+    rows: Callable[[DataFrame], DataFrame] | None,
+    bootstrap_servers: str,
+    config: ClientConfig | None,
+    trigger: str,
+    name: str,
+    checkpoint_location: str | None,
+    starting_offsets: str,
+    options: Mapping[str, str] | None,
+) -> StreamingQuery:
+    """Do what `start_sink` does, with the batches going through what stands before the function, such as a gate.
+
+    `through` is called in the function's place, where it is not None; the rest is as in `start_sink`.
     """
     a_callable("function", function)
     not_empty("name", name)
@@ -83,7 +122,18 @@ def start_sink(
         reader = reader.option(f"kafka.{key}", _option_text(key, value))
     for option, value in (options or {}).items():
         reader = reader.option(option, value)
-    writer = reader.load().writeStream.foreachBatch(function).queryName(name).trigger(**when)
+    frame = reader.load()
+    if rows is not None:
+        frame = rows(frame)
+        if not hasattr(frame, "writeStream"):
+            raise ConfigurationError(
+                f"the function that makes the rows of the sink {name} returned a {type(frame).__name__}; it must "
+                "return a DataFrame"
+            )
+    check = getattr(function, "check", None)
+    if callable(check):
+        check(frame.schema)
+    writer = frame.writeStream.foreachBatch(through or function).queryName(name).trigger(**when)
     if checkpoint_location is not None:
         writer = writer.option("checkpointLocation", checkpoint_location)
     return writer.start()
@@ -128,4 +178,4 @@ def _option_text(key: str, value: Any) -> str:
     )
 
 
-__all__ = ["source_config", "start_sink", "trigger_arguments"]
+__all__ = ["source_config", "start_sink", "start_through", "trigger_arguments"]

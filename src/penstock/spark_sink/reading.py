@@ -6,12 +6,12 @@ Never by counting rows, because transaction markers, aborted records and compact
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
+from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import cast
 
 import pyarrow as pa
@@ -25,15 +25,23 @@ from penstock.spark_sink.log_view import consumer_config
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
 
-#: A record batch is handed over when it holds this many rows or this many bytes of keys and values.
+#: A record batch is handed over when it holds this many rows or this many bytes of keys, values and headers.
 BATCH_ROWS = 20_000
 BATCH_BYTES = 8 * 1024 * 1024
+
+#: Most bytes of messages a task holds at a time, however large they are, unless `kafka.queued.max.messages.kbytes` or
+#: the size of a broker's answer is raised: 16 MB fetched ahead; as many in the record batch, where large records came
+#: after small ones, beside its 8 MB; the same once more in Arrow, and in the record batch before; and one answer. As a
+#: rule it is a third of that. Keys and headers fetched ahead come on top, for the client library counts values only:
+#: where they are large, `kafka.queued.min.messages` bounds the number of messages.
+TASK_BYTES = 128 * 1024 * 1024
 
 #: Most records taken from the client library in one call; less where records are large.
 _TAKE = 4_000
 
-#: Records taken first, before their size is known.
-_FIRST_TAKE = 64
+#: Records taken first, before their size is known. Each take is at most so many times the one before.
+_FIRST_TAKE = 16
+_GROWTH = 4
 
 #: Seconds one wait for the first record lasts; only then is the deadline looked at.
 _WAIT_S = 0.5
@@ -47,9 +55,7 @@ _log = logging.getLogger("penstock.spark_sink")
 def read_range(options: SourceOptions, schema: pa.Schema, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Read one range over a connection of its own, which is closed on every way out.
 
-    Memory: what the client library fetches ahead (32 MB and one answer unless `kafka.queued.max.messages.kbytes` says
-    otherwise), one record batch of `BATCH_BYTES`, and its copy in Arrow. Where large records follow small ones a batch
-    may grow to what had been fetched ahead.
+    Memory: at most `TASK_BYTES` of messages, beside what the process and its libraries take.
 
     Raises:
         SourceError: the range cannot be read; the message names partition and offsets.
@@ -65,32 +71,13 @@ def read_range(options: SourceOptions, schema: pa.Schema, wanted: OffsetRange) -
 def _batches(
     consumer: Consumer, options: SourceOptions, schema: pa.Schema, wanted: OffsetRange
 ) -> Iterator[pa.RecordBatch]:
-    position = wanted.start
-    average_bytes = 0.0
+    position, pace = wanted.start, _Pace()
     while position < wanted.end:
-        rows = _Rows(options.include_headers, average_bytes)
-        with _collector_paused():
+        rows = _Rows(options.include_headers, pace)
+        with kafka.collection_put_off():
             position = _fill(rows, consumer, options, wanted, position)
         if rows.offsets:
             yield rows.to_arrow(schema, wanted)
-        average_bytes = rows.average_bytes
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's cycle collector still while records are turned into columns.
-
-    It would run every 700 records, to find nothing: records make no cycles. That took half of the reading
-    time (0.57 million rows/s with it, 1.08 without). It runs again between two record batches. The setting is
-    the process's, and a Python worker of Spark runs one task at a time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _fill(rows: _Rows, consumer: Consumer, options: SourceOptions, wanted: OffsetRange, position: int) -> int:
@@ -117,12 +104,12 @@ def _settle(
     consumer: Consumer, options: SourceOptions, wanted: OffsetRange, fetched: list[Message], position: int
 ) -> tuple[list[Message], int]:
     """Return the records that belong to the range, and the position reached."""
-    errors = [message.error() for message in fetched]
-    if not any(errors):
+    if not any(map(Message.error, fetched)):
         records = fetched
     else:
         records = []
-        for message, error in zip(fetched, errors, strict=True):
+        for message in fetched:
+            error = message.error()
             if error is None:
                 records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's name for the constant
@@ -165,44 +152,63 @@ def _name(wanted: OffsetRange) -> str:
 
 
 @dataclass(slots=True)
+class _Pace:
+    """How many records to take at once, from the size of those before: their bytes are known only once they are taken.
+
+    One large record among small ones makes the next takes small, and those after them large again.
+    """
+
+    largest_bytes: float = 1.0
+    taken: int = _FIRST_TAKE // _GROWTH
+
+    def room(self, example: Message, left_bytes: int) -> int:
+        """Return most records to take next, given one of them and the bytes that there is room for."""
+        each = max(self.largest_bytes, len(example) + len(example.key() or b""))
+        return max(1, min(_TAKE, self.taken * _GROWTH, int(left_bytes / each)))
+
+    def took(self, count: int, largest_bytes: int) -> None:
+        self.largest_bytes = max(1.0, self.largest_bytes / 2, largest_bytes)
+        self.taken = max(count, _FIRST_TAKE // _GROWTH)
+
+
+@dataclass(slots=True)
 class _Rows:
     """Columns gathered for one record batch, with their size.
 
     Fields are taken out of the library's records at once, so that thousands of record objects do not live on
-    for the garbage collector to walk.
+    for the garbage collector to walk. Numbers go into arrays that Arrow takes as they are.
     """
 
     with_headers: bool
-    average_bytes: float = 0.0
+    pace: _Pace
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
-    offsets: list[int | None] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    time_types: list[int] = field(default_factory=list)
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    #: Type and milliseconds of each timestamp, in turns.
+    times: array[int] = field(default_factory=lambda: array("q"))
     headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list)
     size_bytes: int = 0
 
     def room(self, example: Message) -> int:
         """Most records to take next, so that one call does not overshoot the limit by much."""
-        most = _TAKE if self.average_bytes else _FIRST_TAKE
-        each = max(self.average_bytes, len(example) + len(example.key() or b""), 1)
-        return max(1, min(most, int((BATCH_BYTES - self.size_bytes) / each)))
+        return self.pace.room(example, BATCH_BYTES - self.size_bytes)
 
     def take(self, records: list[Message]) -> None:
         if not records:
             return
-        self.keys += [record.key() for record in records]
-        self.values += [record.value() for record in records]
-        self.offsets += [record.offset() for record in records]
-        kinds, times = zip(*[record.timestamp() for record in records], strict=True)
-        self.times += times
-        self.time_types += kinds
+        keys = list(map(Message.key, records))
+        self.keys += keys
+        self.values += map(Message.value, records)
+        self.offsets.extend(map(Message.offset, records))  # type: ignore[arg-type] # a fetched record has an offset
+        self.times.extend(chain.from_iterable(map(Message.timestamp, records)))
+        # In C, for it is done for every record: what a record takes at most, as if the largest parts met in one.
+        parts = [list(map(len, records)), list(map(len, filter(None, keys)))]
         if self.with_headers:
             headers = [_headers(record) for record in records]
             self.headers += headers
-            self.size_bytes += sum(len(one[0]) + len(one[1] or b"") for some in headers if some for one in some)
-        self.size_bytes += sum(map(len, records)) + sum(map(len, filter(None, self.keys[-len(records) :])))
-        self.average_bytes = max(1.0, self.size_bytes / len(self.offsets))
+            parts.append([sum(len(name) + len(value or b"") for name, value in some) for some in headers if some])
+        self.size_bytes += sum(map(sum, parts))
+        self.pace.took(len(records), sum(max(part, default=0) for part in parts))
 
     @property
     def is_full(self) -> bool:
@@ -211,22 +217,43 @@ class _Rows:
     def to_arrow(self, schema: pa.Schema, wanted: OffsetRange) -> pa.RecordBatch:
         count = len(self.offsets)
         columns = [
-            pa.array(self.keys, pa.binary()),
-            pa.array(self.values, pa.binary()),
+            _bytes_column(self.keys),
+            _bytes_column(self.values),
             pa.repeat(pa.scalar(wanted.topic), count),
             pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
-            pa.array(self.offsets, pa.int64()),
-            pa.array(self.times, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+            _column(self.offsets),
+            pc.multiply(_column(self.times[1::2]), pa.scalar(1_000, pa.int64())).view(pa.timestamp("us", "UTC")),
             # The client library counts the types from "none" = 0, Spark from "none" = -1.
-            pc.subtract(pa.array(self.time_types, pa.int32()), pa.scalar(1, pa.int32())),
+            pc.subtract(_column(self.times[::2]), pa.scalar(1, pa.int64())).cast(pa.int32()),
         ]
         if self.with_headers:
-            structs = [
-                None if some is None else [{"key": name, "value": value} for name, value in some]
-                for some in self.headers
-            ]
-            columns.append(pa.array(structs, schema.field("headers").type))
+            columns.append(_headers_column(self.headers, schema.field("headers").type))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(numbers: array[int], kind: pa.DataType = pa.int64()) -> pa.Array:  # noqa: B008 - types are immutable
+    """Return whole numbers as a column over the same memory."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _bytes_column(values: list[bytes | None]) -> pa.Array:
+    """Return bytes as a column that takes their own size: Arrow's builder, which grows, took five times as much."""
+    valid = None
+    if None in values:
+        valid = pa.array([value is not None for value in values]).buffers()[1]
+        values = [value or b"" for value in values]
+    present = cast("list[bytes]", values)
+    ends = array("i", accumulate(map(len, present), initial=0))
+    return pa.Array.from_buffers(pa.binary(), len(values), [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(present))])
+
+
+def _headers_column(headers: list[list[tuple[str, bytes | None]] | None], kind: pa.ListType) -> pa.Array:
+    pairs = list(chain.from_iterable(filter(None, headers)))
+    names = pa.array([name for name, _ in pairs], pa.string())
+    structs = pa.StructArray.from_arrays([names, _bytes_column([value for _, value in pairs])], type=kind.value_type)
+    ends = array("i", accumulate((len(some or ()) for some in headers), initial=0))
+    missing = pa.array([some is None for some in headers])
+    return pa.ListArray.from_arrays(_column(ends, pa.int32()), structs, type=kind, mask=missing)
 
 
 def _headers(record: Message) -> list[tuple[str, bytes | None]] | None:
@@ -237,4 +264,4 @@ def _headers(record: Message) -> list[tuple[str, bytes | None]] | None:
         return list(UNREADABLE_HEADERS)
 
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "read_range"]
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "TASK_BYTES", "read_range"]

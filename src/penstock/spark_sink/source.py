@@ -7,7 +7,8 @@ options are those of Spark's own Kafka source, so a query moves between the two 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import (
@@ -33,8 +35,10 @@ from pyspark.sql.types import (
 from penstock.errors import ConfigurationError, SourceError
 from penstock.spark_sink import planning
 from penstock.spark_sink.log_view import LogView
-from penstock.spark_sink.options import Position, SourceOptions
-from penstock.spark_sink.planning import EARLIEST, LATEST, OffsetRange, Offsets
+from penstock.spark_sink.open_transactions import OpenTransactions
+from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.planning import OffsetRange, Offsets
+from penstock.spark_sink.positions import resolve
 from penstock.spark_sink.reading import read_range
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -84,8 +88,10 @@ class BatchReader(DataSourceReader):
         options, log = self._options, LogView(self._options)
         parts = log.partitions()
         first, last = log.earliest(parts), log.latest(parts)
-        start = _resolve("startingOffsets", options.starting or "earliest", first, last)
-        end = _resolve("endingOffsets", options.ending or "latest", first, last)
+        start = resolve("startingOffsets", options.starting or "earliest", first, last, log.at_times)
+        end = resolve("endingOffsets", options.ending or "latest", first, last, log.at_times)
+        if options.read_committed:
+            OpenTransactions(log).tell({part: offset for part, offset in last.items() if end[part] >= offset})
         for part, offset in end.items():
             if offset > last[part]:
                 _report_loss(options, f"{_place(part)}: endingOffsets is {offset}, but the log ends at {last[part]}")
@@ -104,36 +110,44 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     and only reads; the connection of the planning one is therefore made when first needed.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
+        self._clock = clock
         self._log: LogView | None = None
         self._target: Offsets | None = None
         self._seen: Offsets = {}
+        self._open: OpenTransactions | None = None
+        self._triggered_at: float | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where a query without checkpoint begins."""
-        self._view().partitions()  # one that is named and not there is a mistake, here at the beginning
+        log = self._view()
+        log.partitions()  # one that is named and not there is a mistake, here at the beginning
         # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
         latest = self._latest()
         starting = self._options.starting or "latest"
-        return planning.to_json(_resolve("startingOffsets", starting, self._view().earliest(latest), latest))
+        return planning.to_json(resolve("startingOffsets", starting, log.earliest(latest), latest, log.at_times))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what maxOffsetsPerTrigger says."""
-        limit = self._options.max_offsets
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """Return what maxOffsetsPerTrigger says; Spark has no limit of both kinds, so the least is held here."""
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        return ReadAllAvailable() if self._options.min_offsets is None else ReadMinRows(self._options.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query: what is committed now, and nothing later."""
         log = self._view()
         self._target = log.latest(log.existing())
+        if self._options.read_committed:
+            OpenTransactions(log).tell(self._target)
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
         begun = planning.from_json(start)
+        self._refuse_another_query(begun)
         latest = self._latest()
         for part in sorted(begun.keys() - latest.keys()):
-            _report_loss(self._options, f"{_place(part)} was read up to offset {begun[part]} and exists no more")
+            _report_loss(self._options, f"{_place(part)} was read up to offset {begun[part]} and {self._why(part)}")
         for part, offset in begun.items():
             if offset > latest.get(part, offset):
                 _report_loss(
@@ -142,12 +156,49 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "was made anew or its log was cut",
                 )
         self._seen = latest
-        if not isinstance(limit, ReadMaxRows):
+        if self._open is not None and self._target is None:
+            self._open.watch(latest)
+        if not isinstance(limit, ReadMaxRows | ReadMinRows):
             return planning.to_json(latest)
         # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
         first = self._view().earliest(latest)
         from_here = {part: max(begun.get(part, 0), min(first[part], end)) for part, end in latest.items()}
-        return planning.to_json(planning.limited(from_here, latest, limit.max_rows))
+        if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
+            # The same text as before tells Spark that there is nothing new; what is gone is told once.
+            return planning.to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
+        if isinstance(limit, ReadMaxRows):
+            return planning.to_json(planning.limited(from_here, latest, limit.max_rows))
+        return planning.to_json(latest)
+
+    def _is_too_little(self, behind: int) -> bool:
+        """Tell whether a batch is put off, as minOffsetsPerTrigger and maxTriggerDelay say.
+
+        As with Spark's own source, the first batch after a start is not. Where the end is fixed, none is: more would
+        never come.
+        """
+        if self._options.min_offsets is None or self._target is not None or not behind:
+            return False
+        now = self._clock()
+        waited = None if self._triggered_at is None else now - self._triggered_at
+        if waited is not None and waited < self._options.max_trigger_delay_s and behind < self._options.min_offsets:
+            return True
+        self._triggered_at = now
+        return False
+
+    def _refuse_another_query(self, noted: Iterable[planning.TopicPartition]) -> None:
+        """Raise where the checkpoint's offsets are of topics of which this query reads none."""
+        topics = sorted({topic for topic, _ in noted})
+        if topics and not any(map(self._options.selection.covers, topics)):
+            raise ConfigurationError(
+                f"the checkpoint was written by a query over {', '.join(topics)}, but this one has "
+                f"{self._options.selection}; give it a checkpointLocation of its own"
+            )
+
+    def _why(self, part: planning.TopicPartition) -> str:
+        """Say why a partition of the checkpoint is not among those read."""
+        if self._options.selection.covers(part[0]):
+            return "exists no more"
+        return f"is read no more, as this query has {self._options.selection}"
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
         """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
@@ -156,6 +207,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
         ends = planning.from_json(end)
+        self._refuse_another_query(ends)
         # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
         if any(offset > self._seen.get(part, -1) for part, offset in ends.items()):
             ends = self._still_there(ends)
@@ -167,7 +219,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = log.latest(set(log.existing()) & ends.keys())
         for part, offset in sorted(ends.items()):
             if part not in last:
-                _report_loss(self._options, f"{_place(part)} was to be read up to offset {offset} and exists no more")
+                _report_loss(
+                    self._options, f"{_place(part)} was to be read up to offset {offset} and {self._why(part)}"
+                )
             elif offset > last[part]:
                 _report_loss(
                     self._options,
@@ -182,11 +236,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Let the planning connection go."""
-        self._log = None
+        self._log = self._open = None
 
     def _view(self) -> LogView:
         if self._log is None:
             self._log = LogView(self._options)
+            if self._options.read_committed:
+                self._open = OpenTransactions(self._log, self._clock)
         return self._log
 
     def _latest(self) -> Offsets:
@@ -223,22 +279,6 @@ def _refuse_other_schema(schema: StructType, options: SourceOptions) -> None:
         )
 
 
-def _resolve(option: str, position: Position, first: Offsets, last: Offsets) -> Offsets:
-    """Turn a position into offsets of exactly the partitions that are read."""
-    if isinstance(position, str):
-        return dict(first if position == "earliest" else last)
-    missing, foreign = sorted(first.keys() - position.keys()), sorted(position.keys() - first.keys())
-    if missing or foreign:
-        names = ", ".join(_place(part) for part in missing or foreign)
-        raise ConfigurationError(
-            f"the option {option} lacks {names}; give an offset for every partition, -2 for earliest, -1 for latest"
-            if missing
-            else f"the option {option} names {names}, which the query does not read; leave it out"
-        )
-    words = {EARLIEST: first, LATEST: last}
-    return {part: words[offset][part] if offset in words else offset for part, offset in position.items()}
-
-
 def _tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets) -> list[InputPartition]:
     """Return the tasks between two positions, after what the logs have lost since is reported."""
     ranges = []
@@ -253,7 +293,10 @@ def _tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets)
             )
             begin = gone
         ranges.append(OffsetRange(topic, partition, begin, until))
-    return [InputPartition(part) for part in planning.split(ranges, options.min_partitions)]
+    return [
+        InputPartition(part)
+        for part in planning.split(ranges, options.min_partitions, options.max_records_per_partition)
+    ]
 
 
 def _report_loss(options: SourceOptions, what: str) -> None:

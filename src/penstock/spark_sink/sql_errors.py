@@ -7,12 +7,8 @@ import sqlalchemy as sa
 from penstock.errors import SinkError
 
 
-def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: int) -> SinkError:
-    """Return the sink's error for one of the database or its driver.
-
-    The driver's own text stands in it only where the database as a whole refused (unreachable, locked, full):
-    texts about rows quote keys and values.
-    """
+def facts_of(error: sa.exc.SQLAlchemyError) -> list[str]:
+    """Return the kind of an error, its SQLSTATE and the table, column and constraint it names: never a value."""
     origin = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
     facts = [type(origin).__name__]
     state = getattr(origin, "sqlstate", None) or getattr(origin, "sqlite_errorname", None)
@@ -23,13 +19,25 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
         named = getattr(diagnosis, part, None)
         if named:
             facts.append(f"{part.removesuffix('_name')} {named}")
+    return facts
+
+
+def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: int | None) -> SinkError:
+    """Return the sink's error for one of the database or its driver; no batch where the sink was being checked.
+
+    The driver's own text stands in it only where the database as a whole refused (unreachable, locked, full):
+    texts about rows quote keys and values.
+    """
+    origin = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+    facts = facts_of(error)
     if type(origin).__name__ == "OperationalError":
-        facts.append(str(origin).strip().splitlines()[0])
+        facts += str(origin).strip().splitlines()[:1]
+    what = "a look at the schema" if batch_id is None else f"batch {batch_id}"
     return SinkError(
-        f"batch {batch_id} was refused by table {table} at {url.render_as_string(hide_password=True)}: "
+        f"{what} was refused by table {table} at {url.render_as_string(hide_password=True)}: "
         f"{', '.join(facts)}; nothing of the batch was stored, and Spark hands it over again when the query is "
         "started anew"
     )
 
 
-__all__ = ["refused"]
+__all__ = ["facts_of", "refused"]

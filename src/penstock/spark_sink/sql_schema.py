@@ -6,8 +6,9 @@ Names are quoted always: a column called `order` or `a"b` is stored under that v
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -15,8 +16,17 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.errors import SinkError
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 #: The columns that say where a row comes from.
 POSITION = ("topic", "partition", "offset")
+
+#: A staged row's number among those of its task.
+ROW = "penstock_row"
+
+#: Types of PostgreSQL that take a text as it is; into others it must be cast, which reads it.
+_TEXTS = ("text", "character", '"char"', "name")
 
 
 def sql_type(column: str, kind: pa.DataType) -> sa.types.TypeEngine[Any]:
@@ -70,6 +80,27 @@ def columns_of(schema: pa.Schema, wanted: Iterable[str], key: Sequence[str] = ()
     ]
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow types of a frame.
+
+    Raises:
+        SinkError: two columns have one name, or a type has no counterpart.
+    """
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SinkError(f"the frame has several columns called {', '.join(twice)}; rename or drop all but one")
+    # Here and not above: what else this file knows is of use without Spark.
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except PySparkException as error:
+        raise SinkError(
+            f"the frame has a column that no database can hold: {error}; cast it or leave it out"
+        ) from error
+
+
 def require_fitting(connection: sa.Connection, table: sa.Table, key: Sequence[str]) -> None:
     """Check that an existing table can take the frame's rows.
 
@@ -79,21 +110,21 @@ def require_fitting(connection: sa.Connection, table: sa.Table, key: Sequence[st
         SinkError: the message names every difference.
     """
     inspector = sa.inspect(connection)
-    existing = {column["name"]: column for column in inspector.get_columns(table.name)}
+    existing = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
     differences = [
         f"the table lacks the frame's column {column.name}" for column in table.columns if column.name not in existing
     ]
     differences += [
         f"column {column.name} is {existing[column.name]['type']} in the table and {column.type} in the frame"
         for column in table.columns
-        if column.name in existing and _family(existing[column.name]["type"]) != _family(column.type)
+        if column.name in existing and not _takes(existing[column.name]["type"], column.type)
     ]
     differences += [
         f"column {name} must not be empty, and the frame does not have it"
         for name, column in existing.items()
         if name not in table.columns and not column["nullable"] and column.get("default") is None
     ]
-    if key and not differences and set(key) not in _unique_columns(inspector, table.name):
+    if key and not differences and set(key) not in _unique_columns(inspector, table):
         differences.append(f"the table has no primary key or unique index on ({', '.join(key)})")
     if differences:
         raise SinkError(
@@ -102,19 +133,96 @@ def require_fitting(connection: sa.Connection, table: sa.Table, key: Sequence[st
         )
 
 
-def _unique_columns(inspector: sa.Inspector, table: str) -> list[set[str | None]]:
-    unique: list[set[str | None]] = [set(inspector.get_pk_constraint(table)["constrained_columns"])]
-    unique += [set(index["column_names"]) for index in inspector.get_indexes(table) if index["unique"]]
-    unique += [set(constraint["column_names"]) for constraint in inspector.get_unique_constraints(table)]
+def casts_of(connection: sa.Connection, table: sa.Table) -> dict[str, str]:
+    """Return the columns whose texts PostgreSQL must be told to read as another type, such as jsonb, with that type.
+
+    Other databases, and types that PostgreSQL turns into each other by itself, need none.
+    """
+    texts = [str(column.name) for column in table.columns if isinstance(column.type, sa.Text)]
+    if connection.dialect.name != "postgresql" or not texts:
+        return {}
+    found = connection.execute(
+        sa.text(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped"
+        ),
+        {"name": connection.dialect.identifier_preparer.format_table(table)},
+    )
+    return {name: kind for name, kind in found if name in texts and not kind.startswith(_TEXTS)}
+
+
+class Named(sa.types.UserDefinedType[Any]):
+    """A type of the database by the name that the database gives it."""
+
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_col_spec(self, **_options: Any) -> str:
+        """Return the name, for SQLAlchemy."""
+        return self.name
+
+
+def _unique_columns(inspector: sa.Inspector, table: sa.Table) -> list[set[str | None]]:
+    unique: list[set[str | None]] = [
+        set(inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"])
+    ]
+    # A unique index on a part of the rows does not tell rows of one key apart.
+    unique += [
+        set(index["column_names"])
+        for index in inspector.get_indexes(table.name, schema=table.schema)
+        if index["unique"] and not index.get("dialect_options", {}).get("postgresql_where")
+    ]
+    unique += [
+        set(constraint["column_names"])
+        for constraint in inspector.get_unique_constraints(table.name, schema=table.schema)
+    ]
     return unique
+
+
+def _takes(stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any]) -> bool:
+    """Tell whether a column of one type can take values of another."""
+    found = _family(stored)
+    # What is neither number nor time nor bytes, such as JSON, a UUID or an address, is read from a text.
+    return found == _family(arriving) or (isinstance(arriving, sa.Text) and found == "read from text")
 
 
 def _family(kind: sa.types.TypeEngine[Any]) -> str:
     """Return what kind of values a type holds: within a family the database converts, across it must not."""
-    if isinstance(kind, sa.types.NullType):
-        return str(kind)
-    # Some keep truth values in integer columns, and databases convert between the types of numbers.
-    return "number" if issubclass(kind.python_type, int | float | Decimal) else kind.python_type.__name__
+    try:
+        python_type = kind.python_type
+    except NotImplementedError:
+        return "read from text"
+    if issubclass(python_type, int | float | Decimal):
+        # Some keep truth values in integer columns, and databases convert between the types of numbers.
+        return "number"
+    return python_type.__name__ if python_type in (str, bytes, date, datetime) else "read from text"
 
 
-__all__ = ["POSITION", "columns_of", "require_fitting", "sql_type"]
+def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+    """Return the ledger's table: one row per target table, topic and partition."""
+    return sa.Table(
+        quoted_name(name, quote=True),
+        metadata,
+        sa.Column("target", sa.Text, primary_key=True),
+        sa.Column("topic", sa.Text, primary_key=True),
+        sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("next_offset", sa.BigInteger, nullable=False),
+        # Which batch moved it last; empty where the run of the query is not known.
+        sa.Column("batch", sa.Text),
+        schema=None if schema is None else quoted_name(schema, quote=True),
+    )
+
+
+__all__ = [
+    "POSITION",
+    "ROW",
+    "Named",
+    "arrow_schema",
+    "casts_of",
+    "columns_of",
+    "ledger_table",
+    "require_fitting",
+    "sql_type",
+]

@@ -1,48 +1,59 @@
 """`SqlSink`: a foreachBatch function whose effect on a table is exactly-once.
 
 Spark may hand a batch over again: after a crash, a lost checkpoint, a retried task. The sink keeps the next
-offset of each partition in the database itself (`ledger`), in the same transaction as the rows (`merge`).
+offset of each partition in the database itself (`ledger`), in the same transaction as the rows (`sql_publication`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import sqlalchemy as sa
-from sqlalchemy.sql.elements import quoted_name
 
-from penstock.config import names, not_empty
+from penstock.config import names, not_empty, positive_int
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import merge
-from penstock.spark_sink.databases import Database, database_of, parse_url
-from penstock.spark_sink.ledger import Span, advanced, ledger_table, replayed
-from penstock.spark_sink.planning import TopicPartition
+from penstock.spark_sink.databases import database_of, parse_url
+from penstock.spark_sink.dead_letters import DeadLetters
+from penstock.spark_sink.planning import Offsets
+from penstock.spark_sink.sinks import run_of
 from penstock.spark_sink.sql_errors import refused
-from penstock.spark_sink.sql_schema import POSITION, columns_of, require_fitting
+from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
+from penstock.spark_sink.sql_schema import POSITION, arrow_schema, ledger_table
+from penstock.spark_sink.staging import ATTEMPT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
-_log = logging.getLogger("penstock.spark_sink")
+#: Beginning of the names of columns and tables that the sink makes for itself.
+_OWN = ATTEMPT.partition("_")[0] + "_"
 
 
 @dataclass(frozen=True, slots=True)
 class SqlSink:
     """Writes micro-batches into a table of SQLite or PostgreSQL, each row once whatever is repeated.
 
-    Use it with `writeStream.foreachBatch(sink)`. The frame carries `topic`, `partition` and `offset` beside
-    its own columns; several rows may come from one message. The batch is collected on the driver as Arrow
-    columns: bound it with the source's `maxOffsetsPerTrigger`. A sink holds no connection and can be pickled.
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame carries `topic`,
+    `partition` and `offset` beside its own columns; several rows may come from one message. A sink holds no
+    connection and can be pickled.
 
     With a key, the newest row of a key replaces the one in the table, by offset. Kafka orders the messages of
     one partition only: use a key whose messages share a partition. Without a key every row is appended.
 
+    PostgreSQL is filled from the executors, each of which must reach it and have psycopg; nothing but a report comes
+    to the driver. For SQLite the batch is collected on the driver: bound it with the source's `maxOffsetsPerTrigger`.
+
+    A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
+    message goes there, the batch goes on, and the table ends as if the row had never been sent. Dead letters are
+    acknowledged before the database commits: a crash in between writes them again.
+
     A topic that was deleted and made anew begins at offset 0, below its ledger: its rows count as applied
-    until its rows are removed from the ledger table. Rows left out are logged as a warning.
+    until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger knows topics
+    by name: topics of one name on two clusters need a `ledger_table` each.
 
     Attributes:
         url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
@@ -50,17 +61,31 @@ class SqlSink:
         table: table to write; made from the frame's columns if it does not exist.
         key: columns that identify a row, never NULL; empty to append.
         add: number columns that are added to what the table holds instead of replacing it, for totals.
+        delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
+            key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
         ledger_table: table of the ledger; queries that fill one table from the same topic in different ways
             need one each.
+        schema: schema of PostgreSQL that holds the table and the ledger; the connection's own if None.
+        dead_letters: where the messages of refused rows go.
+        max_rejects: refused rows that a batch may have; more end it.
+        staging: for PostgreSQL, whether rows come from the executors or through the driver. Behind a pooler that
+            gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
+        writers: connections that executors may have at a time.
     """
 
     url: str = field(repr=False)
     table: str
     key: Sequence[str] = ()
     add: Sequence[str] = field(default=(), kw_only=True)
+    delete: str | None = field(default=None, kw_only=True)
     keep_position: bool = field(default=False, kw_only=True)
     ledger_table: str = field(default="penstock_ledger", kw_only=True)
+    schema: str | None = field(default=None, kw_only=True)
+    dead_letters: DeadLetters | None = field(default=None, kw_only=True)
+    max_rejects: int = field(default=1_000, kw_only=True)
+    staging: Literal["executors", "driver"] = field(default="executors", kw_only=True)
+    writers: int = field(default=16, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -68,12 +93,12 @@ class SqlSink:
         Raises:
             ConfigurationError: a setting is wrong; it is named.
         """
-        parse_url(self.url)
+        url = parse_url(self.url)
         not_empty("table", self.table)
         not_empty("ledger_table", self.ledger_table)
-        if len({self.table, self.ledger_table, merge.STAGING}) < 3:  # noqa: PLR2004 - three names, all different
+        if len({self.table, self.ledger_table, STAGING, ORDERED}) < 4:  # noqa: PLR2004 - four names, all different
             raise ConfigurationError(
-                f"table and ledger_table must differ from each other and from {merge.STAGING}; rename one"
+                f"table and ledger_table must differ from each other and from {STAGING} and {ORDERED}; rename one"
             )
         # Tuples, so that a frozen sink cannot be changed through a list that the caller still holds.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
@@ -83,6 +108,46 @@ class SqlSink:
         both = sorted(set(self.add) & set(self.key))
         if both:
             raise ConfigurationError(f"add names {', '.join(both)}, which is part of the key; take it out of one")
+        self._check_delete()
+        if self.schema is not None:
+            not_empty("schema", self.schema)
+            if url.get_backend_name() == "sqlite":
+                raise ConfigurationError("schema is set, but an SQLite file has none; leave it out")
+        positive_int("max_rejects", self.max_rejects)
+        positive_int("writers", self.writers)
+        if self.staging not in ("executors", "driver"):
+            raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
+
+    def _check_delete(self) -> None:
+        if self.delete is None:
+            return
+        not_empty("delete", self.delete)
+        if not self.key or self.add:
+            raise ConfigurationError(
+                "delete needs a key, whose row it deletes, and goes with no add: a deleted total has no place to "
+                "begin again from; give key=[...], and a sink of its own to the totals"
+            )
+        if self.delete in self.key or self.delete in POSITION:
+            raise ConfigurationError(f"delete names {self.delete}, which the sink needs itself; name a column for it")
+
+    @property
+    def most_rejects(self) -> int:
+        """Refused rows that a batch may have: none without dead letters."""
+        return 0 if self.dead_letters is None else self.max_rejects
+
+    def check(self, schema: StructType) -> None:
+        """Judge whether frames of this schema can be stored, and make the tables that do not exist.
+
+        Raises:
+            SinkError: they cannot, column by column; or the database cannot be reached.
+        """
+        publication = self._publication(schema, None, -1)
+        try:
+            with publication.database.session(publication.url) as connection, connection.begin():
+                publication.prepare(connection)
+        except sa.exc.SQLAlchemyError as error:
+            # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
+            raise refused(error, self.table, publication.url, None) from None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -90,109 +155,58 @@ class SqlSink:
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
         """
-        rows = batch.toArrow()
-        self._require_columns(rows.schema)
-        if rows.num_rows == 0:
-            return
-        spans = _spans(rows)
-        self._refuse_empty_keys(rows)
-        url = parse_url(self.url)
-        database = database_of(url)
+        publication = self._publication(batch.schema, run_of(batch), batch_id)
         try:
-            with database.begin(url) as connection:
-                self._apply(connection, database, rows, spans, batch_id)
+            if self.staging == "executors" and publication.url.get_backend_name() == "postgresql":
+                publication.from_executors(batch, self.writers)
+            else:
+                publication.from_driver(batch)
         except sa.exc.SQLAlchemyError as error:
-            # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
-            raise refused(error, self.table, url, batch_id) from None
+            raise refused(error, self.table, publication.url, batch_id) from None  # not chained, as above
 
-    def _apply(
-        self,
-        connection: sa.Connection,
-        database: Database,
-        rows: pa.Table,
-        spans: dict[TopicPartition, Span],
-        batch_id: int,
-    ) -> None:
-        target, ledger = self._prepared_tables(connection, database, rows.schema)
-        applied = merge.lock_ledger(connection, database, ledger, self.table, spans)
-        staged = sa.Table(
-            merge.STAGING,
-            sa.MetaData(),
-            *columns_of(rows.schema, rows.schema.names),
-            prefixes=["TEMPORARY"],
-            postgresql_on_commit="DROP",  # SQLite's ends with the connection
-        )
-        staged.create(connection, checkfirst=False)
-        database.stage(connection, staged, rows)
-        again = replayed(applied, spans)
-        if again:
-            count = merge.drop_applied(connection, staged, ledger, self.table)
-            _log.warning(
-                "batch %d: %d of %d rows for table %s were applied before and are left out (%s)",
-                batch_id,
-                count,
-                rows.num_rows,
-                self.table,
-                ", ".join(f"{topic}[{n}] up to offset {span.last}" for (topic, n), span in sorted(again.items())),
-            )
-        if self.key:
-            merge.upsert(connection, database, staged, target, key=self.key, add=self.add)
-        else:
-            merge.append(connection, staged, target)
-        merge.advance_ledger(connection, ledger, self.table, advanced(applied, spans))
+    def position(self) -> Offsets:
+        """Return the ledger: of each partition, the next offset that the table takes. Empty before the first batch.
 
-    def _prepared_tables(
-        self, connection: sa.Connection, database: Database, schema: pa.Schema
-    ) -> tuple[sa.Table, sa.Table]:
-        metadata = sa.MetaData()
-        stored = [name for name in schema.names if self.keep_position or name not in POSITION]
-        target = sa.Table(quoted_name(self.table, quote=True), metadata, *columns_of(schema, stored, self.key))
-        ledger = ledger_table(self.ledger_table, metadata)
-        inspector = sa.inspect(connection)
-        if not (inspector.has_table(self.table) and inspector.has_table(self.ledger_table)):
-            database.lock_schema(connection)
-            metadata.create_all(connection)
-        require_fitting(connection, target, self.key)
-        return target, ledger
+        Raises:
+            SinkError: the database cannot be asked.
+        """
+        url = parse_url(self.url)
+        ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
+        try:
+            with database_of(url).session(url) as connection, connection.begin():
+                if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
+                    return {}
+                return merge.read_ledger(connection, ledger, self.table).offsets
+        except sa.exc.SQLAlchemyError as error:
+            raise refused(error, self.ledger_table, url, None) from None  # not chained, as above
+
+    def _publication(self, schema: StructType, run: str | None, batch_id: int) -> Publication:
+        url = parse_url(self.url)
+        frame = arrow_schema(schema)
+        self._require_columns(frame)
+        return Publication(self, url, database_of(url), frame, batch_id, run)
 
     def _require_columns(self, schema: pa.Schema) -> None:
-        missing = [name for name in (*POSITION, *self.key, *self.add) if name not in schema.names]
+        gone = [] if self.delete is None else [self.delete]
+        missing = [name for name in (*POSITION, *self.key, *self.add, *gone) if name not in schema.names]
         if missing:
             raise SinkError(
                 f"the frame for table {self.table} lacks {', '.join(missing)}; keep topic, partition and offset "
-                "of the source, and every column of key and add, in the query's select"
+                "of the source, and every column of key, add and delete, in the query's select"
             )
         hidden = [] if self.keep_position else [name for name in (*self.key, *self.add) if name in POSITION]
         if hidden:
             raise SinkError(
                 f"table {self.table} has {', '.join(hidden)} in key or add, but keep_position is off; set it"
             )
+        own = [name for name in schema.names if name.startswith(_OWN)]
+        if own:
+            raise SinkError(f"the frame has {', '.join(own)}; names that begin with {_OWN} are the sink's, rename it")
         wrong = [name for name in self.add if not _is_number(schema.field(name).type)]
         if wrong:
             raise SinkError(f"add names {', '.join(wrong)}, which holds no numbers; cast it, or take it out of add")
-
-    def _refuse_empty_keys(self, rows: pa.Table) -> None:
-        """Refuse NULL in a key: databases hold any two of them for different, so rows would pile up."""
-        for name in self.key:
-            if rows[name].null_count:
-                first = rows.filter(rows[name].is_null()).slice(0, 1)
-                topic, partition, offset = (first[column][0].as_py() for column in POSITION)
-                raise SinkError(
-                    f"column {name} is part of the key of table {self.table} and is NULL in "
-                    f"{rows[name].null_count} rows, the first from {topic}[{partition}] offset {offset}; "
-                    "filter such rows out in the query, or give them a value with coalesce"
-                )
-
-
-def _spans(rows: pa.Table) -> dict[TopicPartition, Span]:
-    """Return the offsets a batch carries, by partition."""
-    for name in POSITION:
-        if rows[name].null_count:
-            raise SinkError(
-                f"column {name} is NULL in {rows[name].null_count} rows; it must come from the source as it is"
-            )
-    found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
-    return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
+        if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
+            raise SinkError(f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL")
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -23,8 +23,8 @@ _ROWS_AT_ONCE = 10_000
 
 
 @contextmanager
-def begin(url: sa.URL) -> Iterator[sa.Connection]:
-    """Open a connection and take the write lock at once.
+def session(url: sa.URL) -> Iterator[sa.Connection]:
+    """Open a connection whose transactions take the write lock at once.
 
     A transaction that reads first and writes later can be refused its lock at the first write, when another
     has written in between; one that begins IMMEDIATE waits for the lock before it reads the ledger.
@@ -37,7 +37,7 @@ def begin(url: sa.URL) -> Iterator[sa.Connection]:
         connect_args={"timeout": LOCK_TIMEOUT_S, "isolation_level": None},
     )
     sa.event.listen(engine, "begin", _begin_immediate)
-    with engine.begin() as connection:
+    with engine.connect() as connection:
         yield connection
 
 
@@ -67,4 +67,4 @@ def _storable(column: pa.Array) -> list[Any]:
     return list(column.to_pylist())
 
 
-__all__ = ["begin", "lock_schema", "stage"]
+__all__ = ["lock_schema", "session", "stage"]

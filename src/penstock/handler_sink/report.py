@@ -1,0 +1,142 @@
+"""What a batch came to: counted by each task, put together on the driver, where skew shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a task has done so far. At its end, `rows` is the sum of `handled`, `dead_letters`, `dropped`, `filtered`.
+
+    Attributes:
+        rows: messages taken in.
+        handled: messages that their handler has done.
+        filtered: messages that a filter refused.
+        dead_letters: messages given up to a dead-letter topic.
+        dropped: messages given up and logged.
+        failed: failures, each try counted.
+        retried: tries after the first.
+    """
+
+    rows: int = 0
+    handled: int = 0
+    filtered: int = 0
+    dead_letters: int = 0
+    dropped: int = 0
+    failed: int = 0
+    retried: int = 0
+
+    @property
+    def done(self) -> int:
+        """Messages that are done with, one way or another."""
+        return self.handled + self.filtered + self.dead_letters + self.dropped
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one task came to.
+
+    Attributes:
+        task: its number in the batch.
+        attempt: 0, or how often it had failed before.
+        rows: messages it was given.
+        handled: messages that their handler has done.
+        filtered: messages that a filter refused.
+        dead_letters: messages given up to a dead-letter topic.
+        dropped: messages given up and logged.
+        failed: failures, each try counted.
+        retried: tries after the first.
+        heaviest_lane: messages of its largest lane: of one key, where few keys share it.
+        seconds: how long it took, waits for retries included.
+    """
+
+    task: int
+    attempt: int
+    rows: int
+    handled: int
+    filtered: int
+    dead_letters: int
+    dropped: int
+    failed: int
+    retried: int
+    heaviest_lane: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What one micro-batch came to.
+
+    Attributes:
+        batch_id: Spark's number of the batch.
+        tasks: a report of each task that had messages.
+        parallelism: how many tasks there were in all.
+    """
+
+    batch_id: int
+    tasks: Sequence[TaskReport]
+    parallelism: int
+
+    @property
+    def rows(self) -> int:
+        """Messages of the batch."""
+        return sum(task.rows for task in self.tasks)
+
+    @property
+    def handled(self) -> int:
+        """Messages that their handler has done."""
+        return sum(task.handled for task in self.tasks)
+
+    @property
+    def filtered(self) -> int:
+        """Messages that a filter refused."""
+        return sum(task.filtered for task in self.tasks)
+
+    @property
+    def dead_letters(self) -> int:
+        """Messages given up to a dead-letter topic."""
+        return sum(task.dead_letters for task in self.tasks)
+
+    @property
+    def dropped(self) -> int:
+        """Messages given up and logged."""
+        return sum(task.dropped for task in self.tasks)
+
+    @property
+    def failed(self) -> int:
+        """Failures, each try counted."""
+        return sum(task.failed for task in self.tasks)
+
+    @property
+    def retried(self) -> int:
+        """Tries after the first."""
+        return sum(task.retried for task in self.tasks)
+
+    @property
+    def skew(self) -> float:
+        """Messages of the largest task, over the mean of all: 1 is even, `parallelism` is all in one task."""
+        return max((task.rows for task in self.tasks), default=0) * self.parallelism / max(1, self.rows)
+
+    @property
+    def heaviest_lane_share(self) -> float:
+        """The part of the batch that is in its largest lane, from 0 to 1: near what the largest key has."""
+        return max((task.heaviest_lane for task in self.tasks), default=0) / max(1, self.rows)
+
+    @property
+    def slowest_s(self) -> float:
+        """Seconds of the task that took longest."""
+        return max((task.seconds for task in self.tasks), default=0.0)
+
+    def __str__(self) -> str:
+        """Say it in a line, without any key."""
+        return (
+            f"batch {self.batch_id}: {self.rows} messages in {len(self.tasks)} of {self.parallelism} tasks, "
+            f"{self.handled} handled, {self.filtered} filtered, {self.dead_letters} dead letters, "
+            f"{self.dropped} dropped, {self.failed} failures; slowest task {self.slowest_s:.3f} s, "
+            f"skew {self.skew:.2f}, heaviest lane {self.heaviest_lane_share:.0%}"
+        )
+
+
+__all__ = ["BatchReport", "Counts", "TaskReport"]

@@ -1,0 +1,257 @@
+"""`DeltaSink`: a foreachBatch function that writes each batch once into a Delta table, without Java packages.
+
+The ledger is Delta's own: per partition an application transaction, whose version is the next offset, in the commit
+that adds the rows. Batch numbers of Spark do not enter, so a lost checkpoint changes nothing. delta-rs writes, on
+the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.config import names, not_empty
+from penstock.errors import ConfigurationError, SinkError
+from penstock.spark_sink.frames import POSITION, Census, require_columns, tell_replay
+from penstock.spark_sink.ledger import Span, advanced
+from penstock.spark_sink.planning import Offsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+#: Times a batch is written anew because another writer was first, before that is called an error.
+_TRIES = 10
+#: Seconds before the second try; twice as many before each other, up to a bound.
+_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+
+_ROW = "penstock_row"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """Writes micro-batches into a Delta table, each row once whatever is repeated.
+
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch takes
+    its rows for repeated ones, and so are rows taken that an operator with state (a window, a join of streams) holds
+    back; a warning tells. The frame carries `topic`, `partition` and `offset` beside its own columns. The table is made
+    from the frame's columns if it does not exist. The batch is collected on the driver as Arrow columns: bound it with
+    the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing of it.
+
+    Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
+    Kafka orders the messages of one partition only: use a key whose messages share a partition.
+
+    Application transactions must not expire: leave the table's `delta.setTransactionRetentionDuration` unset. A second
+    copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+
+    Attributes:
+        path: folder or address of the table, as delta-rs takes it.
+        key: columns that identify a row, never NULL; empty to append.
+        name: of the query, in the application ids `<name>/<topic>/<partition>`. It is the memory of what was stored:
+            under another name all of it is stored again. Queries that fill one table need one each.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
+    """
+
+    path: str
+    key: Sequence[str] = ()
+    name: str = field(kw_only=True)
+    keep_position: bool = field(default=False, kw_only=True)
+    storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong; it is named.
+        """
+        object.__setattr__(self, "path", os.fspath(self.path))
+        not_empty("path", self.path)
+        not_empty("name", self.name)
+        # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
+        object.__setattr__(self, "key", names("key", self.key) if self.key else ())
+        object.__setattr__(self, "storage_options", dict(self.storage_options))
+        if not self.keep_position and set(self.key) & set(POSITION):
+            raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
+
+    def check(self, schema: StructType) -> None:
+        """Say what is wrong with a frame of this schema, or how it differs from the table.
+
+        Raises:
+            SinkError: a column is missing, or the table does not fit.
+        """
+        arrow = to_arrow_schema(schema)
+        stored = self._stored(arrow.names)
+        if DeltaTable.is_deltatable(self.path, self._options):
+            self._require_fitting(self._opened(), pa.schema([arrow.field(name) for name in stored]))
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Store one micro-batch.
+
+        Raises:
+            SinkError: the batch cannot be stored; nothing of it was.
+        """
+        rows = batch.toArrow()
+        stored = self._stored(rows.schema.names)
+        if rows.num_rows == 0:
+            return
+        self._refuse_empty(rows)
+        wait_s = _WAIT_S
+        for attempt in range(1, _TRIES + 1):
+            try:
+                self._store(rows, stored, batch_id)
+            except CommitFailedError as error:
+                if attempt == _TRIES:
+                    raise SinkError(
+                        f"batch {batch_id}: table {self.path} took no commit in {_TRIES} tries, the last time for: "
+                        f"{_first_line(error)}; stop other writers, or make fewer of them"
+                    ) from None
+            except (TableNotFoundError, DeltaProtocolError, OSError) as error:
+                raise SinkError(f"batch {batch_id} was refused by table {self.path}: {_first_line(error)}") from None
+            except SinkError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the library raises bare ones
+                # Not chained, and without its text: where rows break a rule of the table, it quotes their values.
+                raise SinkError(
+                    f"batch {batch_id} was refused by table {self.path} ({type(error).__name__}); compare the rows "
+                    "with its column types and constraints"
+                ) from None
+            else:
+                return
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _store(self, rows: pa.Table, stored: list[str], batch_id: int) -> None:
+        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
+        table = self._opened(rows.select(stored).schema)
+        self._require_fitting(table, rows.select(stored).schema)
+        spans = _spans(rows)
+        ledger: Offsets = {}
+        for part in spans:
+            ledger[part] = table.transaction_version(self._application(*part)) or 0
+        left = _above(rows, ledger)
+        counted = Census(rows.num_rows, rows.num_rows - left.num_rows, spans)
+        tell_replay(batch_id, counted, ledger, f"table {self.path}")
+        if left.num_rows == 0:
+            return
+        commit = CommitProperties(
+            app_transactions=[
+                Transaction(self._application(*part), offset) for part, offset in advanced(ledger, spans).items()
+            ],
+            # The library would put the commit behind another writer's, whose ledger was not looked at.
+            max_commit_retries=0,
+        )
+        if not self.key:
+            write_deltalake(table, left.select(stored), mode="append", commit_properties=commit)
+            return
+        same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
+        merge = table.merge(
+            _newest(left, self.key).select(stored),
+            same,
+            source_alias="new",
+            target_alias="held",
+            commit_properties=commit,
+        )
+        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def _opened(self, schema: pa.Schema | None = None) -> DeltaTable:
+        """Return the table as it is now; with a schema, make it where there is none."""
+        if schema is not None and not DeltaTable.is_deltatable(self.path, self._options):
+            try:
+                return DeltaTable.create(self.path, schema, mode="ignore", storage_options=self._options)
+            except DeltaError:
+                # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
+                return DeltaTable(self.path, storage_options=self._options)
+        return DeltaTable(self.path, storage_options=self._options)
+
+    @property
+    def _options(self) -> dict[str, str] | None:
+        return dict(self.storage_options) or None
+
+    def _application(self, topic: str, partition: int) -> str:
+        return f"{self.name}/{topic}/{partition}"
+
+    def _stored(self, present: Iterable[str]) -> list[str]:
+        """Return the columns to store, or raise `SinkError`."""
+        columns = list(present)
+        require_columns(columns, f"table {self.path}", self.key)
+        stored = [name for name in columns if self.keep_position or name not in POSITION]
+        if not stored:
+            raise SinkError(f"the frame for table {self.path} has no column to store; add one, or set keep_position")
+        return stored
+
+    def _require_fitting(self, table: DeltaTable, schema: pa.Schema) -> None:
+        held = {one.name: one.type for one in table.schema().fields}
+        given = {one.name: one.type for one in Schema.from_arrow(schema).fields}
+        wrong = [f"the table lacks the frame's column {name}" for name in given if name not in held]
+        wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
+        wrong += [
+            f"column {name} is {_type_name(held[name])} in the table and {_type_name(given[name])} in the frame"
+            for name in given
+            if name in held and held[name] != given[name]
+        ]
+        if wrong:
+            raise SinkError(
+                f"table {self.path} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
+            )
+
+    def _refuse_empty(self, rows: pa.Table) -> None:
+        """Refuse NULL where a row comes from, and in a key: any two of them are different to a merge."""
+        for name in (*POSITION, *self.key):
+            count = rows[name].null_count
+            if count and name in POSITION:
+                raise SinkError(f"column {name} is NULL in {count} rows; it must come from the source as it is")
+            if count:
+                first = rows.filter(rows[name].is_null()).slice(0, 1)
+                topic, partition, offset = (first[column][0].as_py() for column in POSITION)
+                raise SinkError(
+                    f"column {name} is part of the key of table {self.path} and is NULL in {count} rows, the first "
+                    f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
+                )
+
+
+def _spans(rows: pa.Table) -> dict[tuple[str, int], Span]:
+    found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+    return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
+
+
+def _above(rows: pa.Table, ledger: Offsets) -> pa.Table:
+    """Return the rows at or above the ledger."""
+    for (topic, partition), offset in ledger.items():
+        if offset:
+            own = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["partition"], partition))
+            rows = rows.filter(pc.invert(pc.and_(own, pc.less(rows["offset"], offset))))
+    return rows
+
+
+def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the newest row of each key by offset; topic and partition tell apart what has one offset."""
+    ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
+    numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])
+    return ordered.take(last[f"{_ROW}_max"])
+
+
+def _quoted(name: str) -> str:
+    """Return a column's name as the merge's SQL takes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _type_name(kind: Any) -> str:
+    return str(getattr(kind, "type", kind))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+__all__ = ["DeltaSink"]

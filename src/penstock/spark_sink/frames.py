@@ -1,0 +1,153 @@
+"""What sinks ask of a frame: that its columns are there, which offsets it carries, which rows are applied already.
+
+Every frame given to a sink carries `topic`, `partition` and `offset` of the messages its rows come from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+
+from penstock.errors import SinkError
+from penstock.spark_sink.ledger import Span, replayed
+from penstock.spark_sink.planning import Offsets, TopicPartition
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: The columns that say where a row comes from.
+POSITION = ("topic", "partition", "offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What a batch carries.
+
+    Attributes:
+        rows: number of rows.
+        applied: how many of them the ledger says are applied already.
+        spans: the offsets of each partition.
+    """
+
+    rows: int
+    applied: int
+    spans: dict[TopicPartition, Span]
+
+
+def require_columns(present: Iterable[str], target: str, more: Iterable[str] = ()) -> None:
+    """Raise `SinkError` where the frame for a target lacks its position or one of `more`."""
+    held = set(present)
+    missing = [name for name in (*POSITION, *more) if name not in held]
+    if missing:
+        raise SinkError(
+            f"the frame for {target} lacks {', '.join(missing)}; keep topic, partition and offset of the source in "
+            "the query's select, and every column that the sink is told of"
+        )
+
+
+def is_applied(ledger: Mapping[TopicPartition, int]) -> Column:
+    """Return a column that is true for rows below the ledger.
+
+    A topic's offsets stand in one constant array, so that a row costs one look whatever the number of partitions.
+    """
+    by_topic: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in ledger.items():
+        by_topic.setdefault(topic, {})[partition] = offset
+    never = F.expr("false")
+    below = never
+    for topic, offsets in by_topic.items():
+        known = F.array(*(F.lit(offsets.get(n, 0)).cast("bigint") for n in range(max(offsets) + 1)))
+        passed = F.col("offset") < F.get(known, F.col("partition").cast("int"))
+        below = below | ((F.col("topic") == topic) & F.coalesce(passed, never))
+    return below
+
+
+def census(batch: DataFrame, ledger: Mapping[TopicPartition, int], target: str) -> Census:
+    """Count a batch's rows and find its offsets, in one Spark job.
+
+    Raises:
+        SinkError: a row does not say where it comes from.
+    """
+    groups = (
+        batch.groupBy("topic", "partition")
+        .agg(
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+            F.count(F.lit(1)).alias("rows"),
+            F.count("offset").alias("placed"),
+            F.count_if(is_applied(ledger)).alias("applied"),
+        )
+        .collect()
+    )
+    for one in groups:
+        for name, empty in (
+            ("topic", one["topic"] is None),
+            ("partition", one["partition"] is None),
+            ("offset", one["placed"] < one["rows"]),
+        ):
+            if empty:
+                raise SinkError(f"column {name} of the frame for {target} is NULL; it must come from the source as is")
+    return Census(
+        rows=sum(one["rows"] for one in groups),
+        applied=sum(one["applied"] for one in groups),
+        spans={(one["topic"], int(one["partition"])): Span(one["first"], one["last"]) for one in groups},
+    )
+
+
+def refuse_late(
+    batches: Mapping[TopicPartition, str],
+    repeated: Iterable[TopicPartition],
+    run: str | None,
+    batch_id: int,
+    target: str,
+) -> None:
+    """Refuse rows below the ledger that are no repetition: this very run of the query has gone past them.
+
+    A run hands a batch over once, and offsets in their order. Rows left out of such a batch would be lost.
+
+    Args:
+        batches: which batch moved each partition last, `"<run of the query>/<batch>"`, where that is known.
+        repeated: the partitions of which the batch holds rows below the ledger.
+        run: id of the query's run, where it is known.
+        batch_id: number of the batch.
+        target: what the sink writes to, for the message.
+
+    Raises:
+        SinkError: the sink was called twice in a batch, or an operator of the query holds rows back.
+    """
+    for topic, partition in sorted(repeated) if run is not None else ():
+        earlier, _, number = batches.get((topic, partition), "").partition("/")
+        if earlier != run:
+            continue
+        if number == str(batch_id):
+            raise SinkError(
+                f"batch {batch_id} was given to {target} twice: rows of {topic}[{partition}] are stored, and more of "
+                "the same offsets would be taken for repeated ones and left out; unite the frames (unionByName) and "
+                "call the sink once, or give each sink a target of its own"
+            )
+        raise SinkError(
+            f"batch {batch_id} holds rows of {topic}[{partition}] from before batch {number}, which this run of the "
+            f"query has stored in {target}; they would be left out: an operator that holds rows back, such as an "
+            "aggregation or a join of streams, cannot feed a sink whose ledger is by offset"
+        )
+
+
+def tell_replay(batch_id: int, counted: Census, ledger: Offsets, target: str) -> None:
+    """Warn of rows that are left out because they are applied."""
+    if not counted.applied:
+        return
+    parts = sorted(replayed(ledger, counted.spans).items())
+    _log.warning(
+        "batch %d: %d of %d rows for %s were applied before and are left out (%s)",
+        batch_id,
+        counted.applied,
+        counted.rows,
+        target,
+        ", ".join(f"{topic}[{number}] up to offset {span.last}" for (topic, number), span in parts),
+    )
+
+
+__all__ = ["POSITION", "Census", "census", "is_applied", "refuse_late", "require_columns", "tell_replay"]

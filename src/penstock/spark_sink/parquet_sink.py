@@ -1,0 +1,176 @@
+"""`ParquetSink`: a foreachBatch function that writes each batch once into a folder of Parquet files.
+
+Executors write, Spark's own writer does the work; the driver makes the batch visible by one rename (`folder_ledger`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from penstock.config import names, not_empty
+from penstock.errors import ConfigurationError, SinkError
+from penstock.spark_sink.folder_ledger import BATCH_COLUMN, FolderLedger, Standing
+from penstock.spark_sink.frames import POSITION, census, is_applied, refuse_late, require_columns, tell_replay
+from penstock.spark_sink.ledger import advanced, replayed
+from penstock.spark_sink.planning import Offsets
+from penstock.spark_sink.sinks import run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql.types import StructType
+
+#: Times a batch is written anew because another writer was first, before that is called an error.
+_TRIES = 10
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):/")
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSink:
+    """Writes micro-batches into a folder of Parquet files, each row once whatever is repeated.
+
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and folder. The frame carries `topic`,
+    `partition` and `offset` beside its own columns. Read the folder with `spark.read.parquet(folder)`, or any other
+    reader that knows folders named `column=value` and passes over names that begin with `_`: a batch is in a folder
+    `penstock_batch=<number>`, whose number readers see as a column. They see all of a batch or nothing of it.
+
+    The newest batch holds the ledger: older ones may be moved or rewritten, that one must stay. Only one query writes
+    into a folder; a second copy of it, started by mistake, stores nothing twice. The batch is kept in Spark's cache
+    while it is written, because its offsets must be known first. A sink holds nothing open and can be pickled.
+
+    Attributes:
+        folder: where the batches go: a local disk or a network file system that the driver and all executors see
+            under this path. Object stores and HDFS are refused: a rename is no single step there, or not to be had.
+        partition_by: columns by which each batch is split into folders `column=value`.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+    """
+
+    folder: str
+    partition_by: Sequence[str] = ()
+    keep_position: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong; it is named.
+        """
+        folder = os.fspath(self.folder)
+        not_empty("folder", folder)
+        scheme = _SCHEME.match(folder)
+        if scheme is not None and scheme[1].lower() != "file":
+            raise ConfigurationError(
+                f"folder is at {scheme[1]}, where a batch cannot appear in one step; use DeltaSink for object stores, "
+                "or the path of a file system that is mounted"
+            )
+        path = re.sub(r"^file:/+", "/", folder, flags=re.IGNORECASE)
+        object.__setattr__(self, "folder", str(Path(path).absolute()))
+        # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
+        object.__setattr__(self, "partition_by", names("partition_by", self.partition_by) if self.partition_by else ())
+        if not self.keep_position and set(self.partition_by) & set(POSITION):
+            raise ConfigurationError(
+                "partition_by names a column of the position, which is not stored; set keep_position"
+            )
+
+    def check(self, schema: StructType) -> None:
+        """Say what is wrong with a frame of this schema.
+
+        Raises:
+            SinkError: a column is missing, or one has a name that the sink needs.
+        """
+        self._stored(schema.names)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Store one micro-batch.
+
+        Raises:
+            SinkError: the batch cannot be stored; nothing of it is visible.
+        """
+        stored = self._stored(batch.columns)
+        ledger = FolderLedger(Path(self.folder))
+        with _cached(batch):
+            for _ in range(_TRIES):
+                if self._tried(batch, batch_id, ledger, stored):
+                    return
+        raise SinkError(
+            f"batch {batch_id} for folder {self.folder}: another writer was first {_TRIES} times in a row; find the "
+            "other query that writes into this folder and stop it"
+        )
+
+    def position(self) -> Offsets:
+        """Return the ledger: of each partition, the next offset that the folder takes. Empty before the first batch.
+
+        Raises:
+            SinkError: the folder cannot be read.
+        """
+        return FolderLedger(Path(self.folder)).read().offsets
+
+    def _tried(self, batch: DataFrame, batch_id: int, ledger: FolderLedger, stored: list[str]) -> bool:
+        """Write what is not applied yet; return whether it stands, by this or another writer's hand."""
+        standing, run = ledger.read(), run_of(batch)
+        counted = census(batch, standing.offsets, f"folder {self.folder}")
+        again = replayed(standing.offsets, counted.spans)
+        refuse_late(standing.batches, again, run, batch_id, f"folder {self.folder}")
+        tell_replay(batch_id, counted, standing.offsets, f"folder {self.folder}")
+        if counted.rows == counted.applied:
+            return True
+        rows = batch.where(~is_applied(standing.offsets)) if counted.applied else batch
+        staged = ledger.stage()
+        try:
+            rows.select(*(_quoted(name) for name in stored)).write.partitionBy(*self.partition_by).parquet(str(staged))
+            if not staged.is_dir():
+                raise SinkError(
+                    f"batch {batch_id}: what Spark wrote into folder {self.folder} is not to be seen from the driver; "
+                    "name a file system that the driver and all executors share"
+                )
+            moved = advanced(standing.offsets, counted.spans)
+            # Of a run that is not known nothing can be said later: then the partition has no entry.
+            held = {part: batch for part, batch in standing.batches.items() if part not in moved}
+            batches = held if run is None else held | dict.fromkeys(moved, f"{run}/{batch_id}")
+            return ledger.publish(staged, Standing(standing.number + 1, standing.offsets | moved, batches))
+        finally:
+            ledger.discard(staged)
+
+    def _stored(self, columns: Iterable[str]) -> list[str]:
+        """Return the columns to store, or raise `SinkError`."""
+        present = list(columns)
+        require_columns(present, f"folder {self.folder}", self.partition_by)
+        if BATCH_COLUMN in present:
+            raise SinkError(f"the frame for folder {self.folder} has a column {BATCH_COLUMN}, a name the sink needs")
+        stored = [name for name in present if self.keep_position or name not in POSITION]
+        if not set(stored) - set(self.partition_by):
+            raise SinkError(
+                f"the frame for folder {self.folder} has no column to store beside its position and partition_by; "
+                "add one, or set keep_position"
+            )
+        return stored
+
+
+def _quoted(name: str) -> str:
+    """Return a column's name as Spark takes it, whatever is in it."""
+    return f"`{name.replace('`', '``')}`"
+
+
+@contextmanager
+def _cached(batch: DataFrame) -> Iterator[None]:
+    """Keep a batch while it is gone through twice, unless its owner keeps it already."""
+    if batch.storageLevel != StorageLevel.NONE:
+        yield
+        return
+    batch.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield
+    finally:
+        batch.unpersist()
+
+
+__all__ = ["ParquetSink"]

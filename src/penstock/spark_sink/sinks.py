@@ -1,0 +1,48 @@
+"""What a sink is to those that start it, and what a micro-batch tells of the query it belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+#: Spark's names for the number of a micro-batch and for the group of its jobs, which is the id of the run
+#: (`MicroBatchExecution.BATCH_ID_KEY`, `StreamExecution`: the job group is `runId`).
+_BATCH_ID, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
+
+
+class Sink(Protocol):
+    """Takes micro-batches: a foreachBatch function that can be checked before the query begins. Picklable."""
+
+    def check(self, schema: StructType) -> None:
+        """Judge, on the driver and before the query begins, whether frames of this schema can be stored.
+
+        Raises:
+            SinkError: they cannot; the message says what differs.
+        """
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Store one micro-batch, which may be handed over again.
+
+        Raises:
+            SinkError: nothing of the batch was stored.
+        """
+
+
+def run_of(batch: DataFrame) -> str | None:
+    """Return the id of the query's run that handed the batch over, another one after each start.
+
+    None where it cannot be known: outside of a streaming query, in a thread that the function made itself, and under
+    Spark Connect, whose client has no such properties.
+    """
+    try:
+        context = batch.sparkSession.sparkContext
+    except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
+        return None
+    run: str | None = context.getLocalProperty(_RUN)
+    return run if context.getLocalProperty(_BATCH_ID) is not None else None
+
+
+__all__ = ["Sink", "run_of"]

@@ -1,0 +1,270 @@
+"""What becomes of a task's messages: retries, their bounds, filters, decoders and batches, on a test's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from handler_lines import Letters, lines_of, row, waits
+
+from penstock.consumer import DeferredCompletion, handler, retry
+from penstock.consumer.routes import Failed
+from penstock.errors import BatchError, PenstockError, RetryLater, SinkError
+from penstock.handler_sink import driving
+from penstock.handler_sink.lines import Lines
+from penstock.message import DecodedMessage, Message, Record
+
+
+class Bench:
+    """A clock that `sleep` moves, and a handler that fails as told and writes down what it is given."""
+
+    def __init__(self, failing: Mapping[int, int] | None = None) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self.failing = dict(failing or {})
+        self.seen: list[tuple[float, int]] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def time(self) -> float:
+        return self.now
+
+    def __call__(self, message: Message) -> None:
+        self.seen.append((self.now, message.offset))
+        if self.failing.get(message.offset, 0) > 0:
+            self.failing[message.offset] -= 1
+            raise RuntimeError("not yet")
+
+    def run(
+        self, rows: list[Record], letters: Letters | None = None, *, max_parked: int = 1000, **options: Any
+    ) -> Lines:
+        lines, _ = lines_of(rows, {"orders": handler(self, **options)}, letters, max_parked=max_parked)
+        driving.run(lines, self.time, self.sleep)
+        return lines
+
+
+def test_a_parked_key_delays_no_other_key() -> None:
+    bench = Bench({0: 2})
+
+    bench.run([row(b"a", 0), row(b"b", 1), row(b"a", 2), row(b"c", 3)], retry_policy=waits(5.0))
+
+    assert bench.seen == [(0, 0), (0, 1), (0, 3), (5, 0), (10, 0), (10, 2)]
+
+
+def test_at_the_bound_the_task_waits_for_the_earliest_retry_and_takes_nothing_in() -> None:
+    bench = Bench({0: 1})
+
+    bench.run([row(b"a", 0), row(b"a", 1), row(b"b", 2)], max_parked=2, retry_policy=waits(5.0))
+
+    assert bench.seen == [(0, 0), (5, 0), (5, 1), (5, 2)]
+
+
+def test_the_bound_counts_bytes_too() -> None:
+    bench = Bench({0: 1})
+    rows = [row(b"a", 0, value=b"x" * 2000), row(b"b", 1, value=b"x")]
+    lines, taken = lines_of(rows, {"orders": handler(bench, retry_policy=waits())}, max_parked_bytes=2000)
+    job = lines.next(0)
+    assert job is not None
+
+    lines.settle(job, Failed(RuntimeError("no")), 0)
+
+    assert lines.next(0) is None
+    assert next(taken).offset() == 1
+
+
+def test_a_value_that_is_empty_is_a_message_like_others() -> None:
+    bench = Bench()
+
+    lines = bench.run([row(b"a", 0, value=b""), row(b"b", 1, value=b"")])
+
+    assert [offset for _, offset in bench.seen] == [0, 1]
+    assert lines.counts.rows == 2
+
+
+def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
+    bench = Bench()
+    letters = Letters()
+
+    def later(message: Message) -> None:
+        bench(message)
+        raise RetryLater(7.0)
+
+    lines, _ = lines_of([row(b"a", 0)], {"orders": handler(later, retry_policy=waits(), dead_letter=True)}, letters)
+    driving.run(lines, bench.time, bench.sleep)
+
+    assert bench.seen == [(0, 0), (7, 0), (14, 0)]
+    assert (letters.places, letters.attempts) == ([("orders", 0)], [3])
+    assert (lines.counts.failed, lines.counts.retried, lines.counts.dead_letters) == (3, 2, 1)
+
+
+def test_a_message_that_fails_for_good_fails_the_task_where_its_handler_stops_and_names_its_place() -> None:
+    bench = Bench({4: 99})
+
+    with pytest.raises(
+        SinkError, match=r"orders\[0\]@4 2 times, last with RuntimeError.*the batch comes again"
+    ) as told:
+        bench.run([row(b"secret", 4)], retry_policy=waits(attempts=2))
+
+    assert "secret" not in str(told.value)
+
+
+def test_a_value_that_cannot_be_decoded_is_never_tried_again() -> None:
+    letters = Letters()
+    bench = Bench()
+
+    lines = bench.run([row(b"a", 0, value=b"{"), row(b"a", 1, value=b"{}")], letters, decoder="json", dead_letter=True)
+
+    assert letters.places == [("orders", 0)]
+    assert [offset for _, offset in bench.seen] == [1]
+    assert lines.counts.failed == 1
+
+
+def test_a_decoded_body_is_what_the_handler_finds_at_each_try() -> None:
+    bodies: list[object] = []
+
+    def look(message: Message) -> None:
+        assert isinstance(message, DecodedMessage)
+        bodies.append(message.body)
+        if len(bodies) == 1:
+            raise RuntimeError("once more")
+
+    bench = Bench()
+    lines, _ = lines_of([row(b"a", 0, value=b"[1]")], {"orders": handler(look, decoder="json", retry_policy=waits())})
+    driving.run(lines, bench.time, bench.sleep)
+
+    assert bodies == [[1], [1]]
+
+
+def test_a_key_function_that_fails_costs_its_message_and_no_other() -> None:
+    letters = Letters()
+    bench = Bench()
+
+    def key(message: Message) -> bytes:
+        if message.offset == 0:
+            raise KeyError("name")
+        return b"k"
+
+    bench.run([row(b"a", 0), row(b"a", 1)], letters, key=key, dead_letter=True)
+
+    assert letters.places == [("orders", 0)]
+    assert [offset for _, offset in bench.seen] == [1]
+
+
+def test_a_filter_that_fails_is_asked_again_and_one_that_refuses_is_counted() -> None:
+    asked: list[int] = []
+
+    def wanted(message: Message) -> bool:
+        asked.append(message.offset)
+        if asked == [0]:
+            raise RuntimeError("not ready")
+        return message.offset != 1
+
+    bench = Bench()
+    lines = bench.run([row(b"a", 0), row(b"b", 1)], filter=wanted, retry_policy=waits())
+
+    assert asked == [0, 1, 0]
+    assert bench.seen == [(1, 0)]
+    assert (lines.counts.filtered, lines.counts.handled) == (1, 1)
+
+
+def test_a_policy_that_raises_fails_the_task_in_a_sentence() -> None:
+    def broken(_: object) -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(SinkError, match=r"retry policy of Bench.* failed with ZeroDivisionError.*orders\[0\]@0"):
+        Bench({0: 1}).run([row(b"a", 0)], retry_policy=retry(wait=broken))
+
+
+class Batches:
+    """A batch handler that fails as told."""
+
+    def __init__(self, *outcomes: BaseException | None) -> None:
+        self.outcomes = list(outcomes)
+        self.calls: list[list[int]] = []
+
+    def __call__(self, messages: list[Message]) -> None:
+        self.calls.append([message.offset for message in messages])
+        outcome = self.outcomes.pop(0) if self.outcomes else None
+        if outcome is not None:
+            raise outcome
+
+
+def run_batches(batches: Batches, rows: list[Record], **options: Any) -> Lines:
+    bench = Bench()
+    lines, _ = lines_of(rows, {"orders": handler(batches, batch=3, retry_policy=waits(), **options)})
+    driving.run(lines, bench.time, bench.sleep)
+    return lines
+
+
+def test_batches_are_full_while_there_are_rows_and_hold_a_key_more_than_once() -> None:
+    batches = Batches()
+
+    run_batches(batches, [row(b"a", 0), row(b"a", 1), row(b"b", 2), row(b"a", 3)])
+
+    assert batches.calls == [[0, 1, 2], [3]]
+
+
+def test_of_a_batch_that_failed_in_part_only_those_and_what_is_behind_them_come_again() -> None:
+    batches = Batches(BatchError({0: RuntimeError("no")}))
+
+    lines = run_batches(batches, [row(b"a", 0), row(b"b", 1), row(b"a", 2)])
+
+    # The head alone, then what was behind it.
+    assert batches.calls == [[0, 1, 2], [0], [2]]
+    assert lines.counts.handled == 3
+
+
+def test_a_batch_error_that_names_what_is_not_there_fails_the_whole_batch() -> None:
+    batches = Batches(BatchError({7: RuntimeError("no")}))
+
+    run_batches(batches, [row(b"a", 0), row(b"b", 1)])
+
+    assert batches.calls == [[0, 1], [0], [1]]
+
+
+def test_batches_hold_messages_of_one_topic_only() -> None:
+    batches = Batches()
+    one = handler(batches, batch=3)
+    lines, _ = lines_of([row(b"a", 0), row(b"a", 1, "payments")], {"orders": one, "payments": one})
+
+    driving.run(lines, lambda: 0.0, lambda _: None)
+
+    assert batches.calls == [[0], [1]]
+
+
+def test_a_handler_that_puts_its_completion_off_fails_the_task() -> None:
+    lines, _ = lines_of([row(b"a", 0)], {"orders": handler(lambda _: DeferredCompletion(), dead_letter="drop")})
+
+    with pytest.raises(SinkError, match="returned a DeferredCompletion, which cannot be put off on an executor"):
+        driving.run(lines, lambda: 0.0, lambda _: None)
+
+
+def test_a_dead_letter_that_cannot_be_written_fails_the_task() -> None:
+    def refuse(*_: object) -> None:
+        raise PenstockError("no broker")
+
+    lines, _ = lines_of(
+        [row(b"a", 0)], {"orders": handler(Bench({0: 1}), dead_letter=True, retry_policy=retry(1))}, refuse
+    )
+
+    with pytest.raises(PenstockError, match="no broker"):
+        driving.run(lines, lambda: 0.0, lambda _: None)
+
+
+def test_a_filter_that_fails_on_a_message_lets_those_of_its_key_in_the_batch_go_first() -> None:
+    batches = Batches()
+    asked: list[int] = []
+
+    def wanted(message: Message) -> bool:
+        asked.append(message.offset)
+        if message.offset == 1 and asked.count(1) < 3:
+            raise RuntimeError("not ready")
+        return True
+
+    lines = run_batches(batches, [row(b"a", 0), row(b"a", 1), row(b"a", 2)], filter=wanted)
+
+    assert batches.calls == [[0], [1], [2]]
+    assert lines.counts.handled == 3

@@ -1,0 +1,75 @@
+"""Runs queries whose options hold secrets, with Spark's event log on and all its log on standard error.
+
+Its last line on standard output is JSON: plan, error and progress as a user sees them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.spark_sink import register
+
+#: Settings that carry secrets; no name here but the second is one that Spark hides by itself.
+SECRET = (
+    "ssl.key.pem",
+    "sasl.password",
+    "sasl.username",
+    "sasl.oauthbearer.config",
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.extensions",
+    "ssl.certificate.pem",
+)
+
+
+def main(servers: str, topic: str, folder: Path, canary: str) -> None:
+    (folder / "events").mkdir()
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.dir", str(folder / "events"))
+        .config("spark.eventLog.compress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("INFO")
+    register(spark)
+    options = {"kafka.bootstrap.servers": servers, **{f"kafka.{name}": canary for name in SECRET}}
+
+    def look(batch: DataFrame, _batch_id: int) -> None:
+        batch.count()
+
+    query = (
+        spark.readStream.format("penstock")
+        .options(
+            **options, subscribe=topic, startingOffsets="earliest", **{"kafka.isolation.level": "read_uncommitted"}
+        )
+        .load()
+        .writeStream.foreachBatch(look)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(100)
+    frame = spark.read.format("penstock").options(**options, subscribe=topic).load()
+    plan = frame._jdf.queryExecution().toString()
+    frame.explain(mode="extended")
+    frame.count()
+    try:
+        spark.read.format("penstock").options(**options, subscribe="no-such-topic").load().count()
+        error = "none"
+    except PySparkException as raised:
+        error = str(raised)
+    report = {"plan": plan, "error": error, "progress": json.dumps(dict(query.lastProgress or {}), default=str)}
+    spark.stop()
+    print(json.dumps(report))  # noqa: T201 - a child's report
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])

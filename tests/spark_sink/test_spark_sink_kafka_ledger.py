@@ -1,0 +1,221 @@
+"""The ledger in Kafka on a real broker: what is published once stays once, whoever is killed, doubled or not heard."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from kafka_tools import read_all, transactional
+from penstock.devbroker import DevBroker
+from penstock.errors import SinkError
+from penstock.kafka import TopicSpec, ensure_topics
+from penstock.spark_sink import kafka_ledger
+from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, Row, Target, publish
+
+SOURCE = ("orders", 0)
+
+
+@dataclass
+class Bench:
+    """A ledger and a topic of one test."""
+
+    target: Target
+    topic: str
+    open: list[Ledger] = field(default_factory=list)
+
+    def rows(self, first: int, last: int, size: int = 0) -> list[Row]:
+        """Return rows whose value is their offset, and so many bytes more."""
+        return [Row(SOURCE, n, self.topic, b"k", b"%d" % n + b" " * size, ()) for n in range(first, last + 1)]
+
+    def publish(self, rows: list[Row]) -> int:
+        """Publish with a new reader of the ledger, as a task that was started anew does."""
+        self.open.append(Ledger(self.target))
+        return publish(self.target, f"{self.target.name}/orders/0", rows, self.open[-1])
+
+    def seen(self, **how: bool) -> list[int]:
+        """Return what a reader of the topic sees, in its order."""
+        return [int(one.value() or b"") for one in read_all(self.target.servers, self.topic, **how)]
+
+
+@pytest.fixture(scope="module")
+def ledger_topic(broker: DevBroker, admin: AdminClient) -> str:
+    """One ledger for all tests: each has a sink name of its own."""
+    name = "ledger-tests"
+    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
+    return name
+
+
+@pytest.fixture
+def bench(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -> Any:
+    """A sink of its own with a topic."""
+    topic = new_topic(1)
+    made = Bench(Target(broker.bootstrap_servers, {}, topic, ledger_topic), topic)
+    yield made
+    for ledger in made.open:
+        ledger.close()
+
+
+def hooked(monkeypatch: pytest.MonkeyPatch, commit: Callable[[Producer, Callable[[], None]], None]) -> None:
+    """Let `commit(producer, real)` stand in for the producers' commit, `real` being the client library's."""
+
+    class Hooked(Producer):
+        def commit_transaction(self, timeout: float = -1) -> None:
+            commit(self, lambda: super(Hooked, self).commit_transaction(timeout))
+
+    monkeypatch.setattr(kafka_ledger, "Producer", Hooked)
+
+
+def test_rows_below_the_ledger_are_left_out(bench: Bench) -> None:
+    assert bench.publish(bench.rows(0, 4)) == 0
+    assert bench.publish(bench.rows(3, 6)) == 2
+    assert bench.publish(bench.rows(0, 6)) == 7
+
+    assert bench.seen() == list(range(7))
+
+
+def test_rows_that_this_run_of_the_query_has_gone_past_are_an_error_and_a_repeated_task_is_not(bench: Bench) -> None:
+    bench.target = replace(bench.target, batch="run-1/4")
+    assert bench.publish(bench.rows(0, 4)) == 0
+    assert bench.publish(bench.rows(0, 5)) == 5  # the same batch, tried again
+    bench.target = replace(bench.target, batch="run-1/5")
+    with pytest.raises(SinkError, match=r"batch 5 holds rows of orders\[0\] from before batch 4"):
+        bench.publish(bench.rows(3, 6))
+    bench.target = replace(bench.target, batch="run-2/0")
+    assert bench.publish(bench.rows(0, 6)) == 6  # started anew without its checkpoint
+
+    assert bench.seen() == list(range(7))
+
+
+#: A task that is killed when all is written and nothing is committed.
+KILLED = """
+import os, signal, sys
+from confluent_kafka import Producer
+from penstock.spark_sink import kafka_ledger
+class Killed(Producer):
+    def commit_transaction(self, timeout=-1):
+        os.kill(os.getpid(), signal.SIGKILL)
+kafka_ledger.Producer = Killed
+servers, name, ledger, topic = sys.argv[1:]
+target = kafka_ledger.Target(servers, {}, name, ledger)
+rows = [kafka_ledger.Row(("orders", 0), n, topic, b"k", b"%d" % n, ()) for n in range(5)]
+kafka_ledger.publish(target, f"{name}/orders/0", rows, kafka_ledger.Ledger(target))
+"""
+
+
+def test_a_task_killed_between_produce_and_commit_published_nothing_and_its_successor_does_it_once(
+    bench: Bench,
+) -> None:
+    target = bench.target
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, target.servers, target.name, target.ledger, bench.topic], check=False
+    )
+    written, committed = bench.seen(committed_only=False), bench.seen(left_open=True)
+    applied = bench.publish(bench.rows(0, 6))
+
+    assert child.returncode == -signal.SIGKILL
+    assert written == list(range(5))  # all was on the broker
+    assert committed == []
+    assert applied == 0
+    assert bench.seen() == list(range(7))
+
+
+def test_an_attempt_that_is_thought_dead_is_shut_out_by_its_successor(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    applied: list[int] = []
+
+    def overtaken(_producer: Producer, real: Callable[[], None]) -> None:
+        if not applied:
+            # All of the first attempt is written when the second takes over and publishes more.
+            applied.append(-1)
+            applied[0] = bench.publish(bench.rows(0, 7))
+        real()
+
+    hooked(monkeypatch, overtaken)
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        left_out = bench.publish(bench.rows(0, 4))
+
+    assert applied == [0]  # the second published all
+    assert left_out == 5  # the first found it done
+    assert "publishing failed and is tried again" in caplog.text  # after it was refused
+    assert bench.seen() == list(range(8))
+
+
+def test_a_commit_whose_answer_is_lost_is_looked_up_and_not_repeated(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+
+    def unheard(producer: Producer, real: Callable[[], None]) -> None:
+        real()
+        if not lost:
+            lost.append(len(producer))
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    hooked(monkeypatch, unheard)
+    left_out = bench.publish(bench.rows(0, 4))
+
+    assert lost == [0]
+    assert left_out == 5
+    assert bench.seen() == list(range(5))
+
+
+def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = kafka_ledger._key(bench.target.name, SOURCE)
+    other = transactional(bench.target.servers)
+    other.begin_transaction()
+    other.produce(bench.target.ledger, b'{"next_offset": 1}', b"another's", kafka_ledger._home(key))
+    assert other.flush(30) == 0
+    # A committed record behind the open transaction: readers do not see it yet.
+    own = Producer({"bootstrap.servers": bench.target.servers})
+    own.produce(bench.target.ledger, b'{"next_offset": 9}', key, kafka_ledger._home(key))
+    assert own.flush(30) == 0
+    looks, fetched = [0], kafka_ledger._fetched
+
+    def look(consumer: Any) -> Any:
+        looks[0] += 1
+        if looks[0] == 8:
+            other.commit_transaction(30)
+        return fetched(consumer)
+
+    monkeypatch.setattr(kafka_ledger, "_fetched", look)
+    applied = bench.publish(bench.rows(5, 10))
+
+    assert looks[0] >= 8  # it waited
+    assert applied == 4
+    assert bench.seen() == [9, 10]
+
+
+def test_what_a_topic_refuses_is_told_without_its_value_and_holds_no_reader_back(
+    bench: Bench, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1, {"max.message.bytes": "500"})
+    row = Row(SOURCE, 7, topic, b"k", b"canary-4711" * 100, ())
+
+    with pytest.raises(SinkError, match=r"rows from orders\[0\] offset 7 .*MSG_SIZE_TOO_LARGE.*tries: 1;") as caught:
+        bench.publish([row])
+
+    assert "4711" not in str(caught.value)
+    assert read_all(bench.target.servers, topic) == []
+    assert bench.publish(bench.rows(7, 8)) == 0
+
+
+def test_a_record_that_is_no_ledger_is_told(bench: Bench, broker: DevBroker, new_topic: Callable[..., str]) -> None:
+    bench.target = Target(broker.bootstrap_servers, {}, "sink", new_topic(PARTITIONS))
+    key = kafka_ledger._key(bench.target.name, SOURCE)
+    home = kafka_ledger._home(key)
+    producer = Producer({"bootstrap.servers": bench.target.servers})
+    producer.produce(bench.target.ledger, b"nonsense", key, home)
+    assert producer.flush(30) == 0
+
+    with pytest.raises(SinkError, match=rf"\[{home}\] offset \d+ is no record of a ledger"):
+        bench.publish(bench.rows(0, 1))

@@ -1,0 +1,226 @@
+"""`KafkaSink` from a stream into real Kafka: each row once for readers of committed messages, in its key's order."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
+from penstock.spark_sink import KafkaSink, kafka_ledger, start_sink
+from penstock.spark_sink.kafka_ledger import Row
+from penstock.spark_sink.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
+
+FrameOf = Callable[..., DataFrame]
+LEDGER = "ledger-of-sinks"
+
+
+@pytest.fixture
+def frame_of(spark: SparkSession) -> FrameOf:
+    """Return a function that makes a frame: `frame_of("value STRING", [(partition, offset, value), ...])`."""
+
+    def make(columns: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+        schema = f"topic STRING, partition INT, offset BIGINT, {columns}"
+        return spark.createDataFrame([("orders", *row) for row in rows], schema)
+
+    return make
+
+
+@pytest.fixture
+def sink_to(broker: DevBroker) -> Callable[..., KafkaSink]:
+    """Return a function that makes a sink: `sink_to(topic)`, whose name is the topic's."""
+
+    def make(topic: str, /, **settings: Any) -> KafkaSink:
+        settings = {"topic": topic, "name": topic, "ledger_topic": LEDGER, "parallelism": 2} | settings
+        return KafkaSink(broker.bootstrap_servers, **settings)
+
+    return make
+
+
+def values(broker: DevBroker, topic: str, **how: bool) -> list[bytes | None]:
+    """Return what a plain reader sees, sorted."""
+    return sorted((one.value() for one in read_all(broker.bootstrap_servers, topic, **how)), key=lambda v: v or b"")
+
+
+def test_a_replayed_batch_and_a_lost_checkpoint_publish_nothing_twice(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    source, topic, seen = new_topic(partitions=2), new_topic(partitions=3), list[int]()
+    sink = KafkaSink(broker.bootstrap_servers, topic, name=topic, ledger_topic=LEDGER)
+
+    def store(batch: DataFrame, batch_id: int) -> None:
+        seen.append(batch_id)
+        sink(batch, batch_id)
+
+    def run(checkpoint: str) -> None:
+        query = start_sink(
+            spark,
+            source,
+            store,
+            bootstrap_servers=broker.bootstrap_servers,
+            trigger="available now",
+            name=topic,
+            checkpoint_location=str(tmp_path / checkpoint),
+            options={"includeHeaders": "true"},
+        )
+        assert query.awaitTermination(150)
+
+    def by_key() -> dict[bytes | None, list[bytes | None]]:
+        found = defaultdict(list)
+        for one in read_all(broker.bootstrap_servers, topic):
+            assert one.headers() == [("trace", b"\x01"), ("empty", None)]
+            found[one.key()].append(one.value())
+        return found
+
+    rows = [(b"key-%d" % (n % 7), b"%d" % n) for n in range(140)]
+    expected = {key: [value for own, value in rows if own == key] for key, _ in rows}
+    headers = [("trace", b"\x01"), ("empty", None)]
+    for part in (rows[:70], rows[70:]):
+        for key in expected:
+            # All of a key in one partition: that is what its order hangs on.
+            write(source, int(key[-1:]) % 2, [row for row in part if row[0] == key], headers)
+        run("checkpoint")
+    newest = tmp_path / "checkpoint" / "commits" / "1"
+    newest.unlink()
+    newest.with_name(".1.crc").unlink()
+    run("checkpoint")
+    after_replay = by_key()
+    run("another checkpoint")
+
+    assert seen == [0, 1, 1, 0]  # the batches really came twice
+    assert after_replay == expected
+    assert by_key() == expected
+
+
+def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    frame_of: FrameOf,
+    sink_to: Callable[..., KafkaSink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = [new_topic(), new_topic()]
+    sink = sink_to(topics[0], topic=None, whole_batches=True)
+    looks: list[tuple[int, int]] = []
+
+    class Looking(Producer):
+        def commit_transaction(self, timeout: float = -1) -> None:
+            written = sum(len(values(broker, topic, committed_only=False)) for topic in topics)
+            looks.append((written, sum(len(values(broker, topic, left_open=True)) for topic in topics)))
+            super().commit_transaction(timeout)
+
+    monkeypatch.setattr(kafka_ledger, "Producer", Looking)
+    frame = frame_of("value STRING, to STRING", [(n % 3, n, f"{n}", topics[n % 2]) for n in range(30)])
+    sink(frame, 0)
+    sink(frame, 0)
+
+    assert looks == [(30, 0)]  # all of it was on the broker, and no reader saw any; the second time nothing was written
+    assert [len(values(broker, topic)) for topic in topics] == [15, 15]
+
+
+def test_rows_below_the_ledger_are_left_out_and_told(
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    frame_of: FrameOf,
+    sink_to: Callable[..., KafkaSink],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = new_topic()
+    sink = sink_to(topic)
+
+    sink(frame_of("value STRING", [(p, n, f"{p}-{n}") for p in (0, 1) for n in range(5)]), 0)
+    # One message may give several rows; a NULL value is one.
+    sink(frame_of("value STRING", [(0, 4, "0-4"), (0, 5, "new"), (0, 5, "new too"), (1, 5, None)]), 1)
+    sink(frame_of("value STRING", []), 2)
+
+    assert "batch 1: 1 of 4 rows for sink" in caplog.text
+    assert "orders[0]" in caplog.text
+    wanted = [None, *(f"{p}-{n}".encode() for p in (0, 1) for n in range(5)), b"new", b"new too"]
+    assert values(broker, topic) == wanted
+
+
+def test_what_cannot_be_published_is_told_without_its_value_and_comes_again(
+    broker: DevBroker, new_topic: Callable[..., str], frame_of: FrameOf, sink_to: Callable[..., KafkaSink]
+) -> None:
+    topic = new_topic(1, {"max.message.bytes": "500"})
+    sink = sink_to(topic)
+    named = sink_to(topic, topic=None)
+
+    with pytest.raises(SinkError, match=r"batch 3: .* orders\[0\] offset 1 .*MSG_SIZE_TOO_LARGE") as caught:
+        sink(frame_of("value STRING", [(0, 1, "canary-4711" * 100), (1, 0, "b")]), 3)
+    assert "4711" not in str(caught.value)
+    assert values(broker, topic) == [b"b"]
+    with pytest.raises(SinkError, match=r"to is NULL in a row from orders\[0\] offset 1"):
+        named(frame_of("value STRING, to STRING", [(0, 1, "a", None)]), 3)
+
+    sink(frame_of("value STRING", [(0, 1, "shorter"), (1, 0, "b")]), 3)
+
+    assert values(broker, topic) == [b"b", b"shorter"]
+
+
+def test_frames_and_topics_that_cannot_be_are_refused_at_the_start(
+    new_topic: Callable[..., str], frame_of: FrameOf, sink_to: Callable[..., KafkaSink]
+) -> None:
+    topic = new_topic()
+    frame = frame_of("key STRING, value STRING", [(0, 0, "k", "v")])
+    sink = sink_to(topic)
+
+    sink.check(frame.schema)
+    with pytest.raises(SinkError, match="lacks offset, value"):
+        sink.check(frame.drop("value", "offset").schema)
+    with pytest.raises(SinkError, match="lacks to"):
+        sink_to(topic, topic=None).check(frame.schema)
+    with pytest.raises(SinkError, match=r"column key of the frame .* is int; messages are text or bytes"):
+        sink.check(frame.withColumn("key", F.lit(1)).schema)
+    with pytest.raises(SinkError, match=r"column headers of the frame .* is map<string,string>"):
+        sink.check(frame.withColumn("headers", F.create_map(F.lit("a"), F.lit("b"))).schema)
+    with pytest.raises(TopicNotFoundError, match="no-such-topic"):
+        sink_to("no-such-topic").check(frame.schema)
+    with pytest.raises(ConfigurationError, match="has 1 partitions, a ledger needs 16"):
+        sink_to(topic, ledger_topic=new_topic()).check(frame.schema)
+
+
+def test_a_transaction_takes_whole_offsets_up_to_its_bound() -> None:
+    def row(offset: int, size: int = 1) -> Row:
+        return Row(("orders", 0), offset, "t", None, b"x" * size, ())
+
+    many = [row(n // 3) for n in range(PIECE_ROWS + 2)]
+    large = [row(0, PIECE_BYTES), row(0), row(1), row(2)]
+
+    assert [len(piece) for piece in pieces(many)] == [PIECE_ROWS + 2]  # the last offset's three rows stay together
+    assert [len(piece) for piece in pieces([*many, row(9_999)])] == [PIECE_ROWS + 2, 1]
+    assert [[one.offset for one in piece] for piece in pieces(large)] == [[0, 0], [1, 2]]
+    assert list(pieces([])) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"name": ""}, "name must be a name"),
+        ({"topic": "ledger", "ledger_topic": "ledger"}, "must differ"),
+        ({"parallelism": 0}, "parallelism"),
+        ({"config": {"transactional.id": "canary-4711"}}, r"config\['transactional.id'\] belongs to KafkaSink"),
+        ({"config": {"oauth_cb": print}}, "cannot travel to Spark's executors"),
+    ],
+)
+def test_a_wrong_setting_is_named_without_secrets(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named) as caught:
+        KafkaSink(**{"bootstrap_servers": "127.0.0.1:1", "topic": "t", "name": "n"} | settings)
+
+    assert "canary-4711" not in str(caught.value)
+
+
+def test_a_sink_can_be_pickled_and_does_not_show_its_settings() -> None:
+    sink = KafkaSink("127.0.0.1:1", "t", name="n", config={"sasl.password": "canary-4711"})
+
+    assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301 - the test's own bytes
+    assert "canary-4711" not in repr(sink)

@@ -1,0 +1,68 @@
+"""What is told of a partition that waits for an open transaction, on a clock moved by hand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import pytest
+
+from penstock.errors import SourceError
+from penstock.spark_sink.open_transactions import AGAIN_S, PATIENCE_S, OpenTransactions
+from penstock.spark_sink.planning import Offsets, TopicPartition
+
+STILL, IDLE, MOVING = ("orders", 0), ("orders", 1), ("orders", 2)
+
+
+class FixedLogs:
+    """Logs that end where a test says; it counts the questions."""
+
+    def __init__(self, ends: Offsets) -> None:
+        self.ends = ends
+        self.asked: list[list[TopicPartition]] = []
+        self.broken = False
+
+    def written(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        if self.broken:
+            raise SourceError("no leader")
+        self.asked.append(sorted(partitions))
+        return {part: self.ends[part] for part in self.asked[-1]}
+
+    def timestamp_ms(self, part: TopicPartition, offset: int) -> int | None:
+        assert (part, offset) == (STILL, 3)
+        return 1_700_000_000_000
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_only_a_log_that_stands_still_with_something_behind_is_named_and_not_again_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, logs = Clock(), FixedLogs({STILL: 120, IDLE: 7, MOVING: 900})
+    transactions = OpenTransactions(logs, clock)
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        for second in range(int(PATIENCE_S + AGAIN_S) + 2):
+            clock.now = float(second)
+            transactions.watch({STILL: 3, IDLE: 7, MOVING: second})
+
+    assert logs.asked == [[STILL, IDLE]] * 2
+    assert len(caplog.messages) == 2
+    assert "orders[0] waits at offset 3: a transaction is open there" in caplog.messages[0]
+    assert "first message is of 2023-11-14 22:13:20 UTC; 117 offsets wait behind it" in caplog.messages[0]
+    assert "--topic orders --partition 0" in caplog.messages[0]
+
+
+def test_a_broker_that_does_not_answer_costs_the_query_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    logs = FixedLogs({STILL: 120})
+    logs.broken = True
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        OpenTransactions(logs).tell({STILL: 3})
+
+    assert not caplog.messages

@@ -1,0 +1,171 @@
+"""Where a query begins, ends and waits, on real Kafka, planned without Spark around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError, SourceError
+from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.planning import OffsetRange
+from penstock.spark_sink.source import BatchReader, StreamReader
+
+NewTopic = Callable[..., str]
+Write = Callable[..., None]
+
+#: The times of the messages, in milliseconds since the epoch.
+FIRST_MS, STEP_MS = 1_700_000_000_000, 1_000
+
+
+class Clock:
+    """Seconds moved by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def parsed(broker: DevBroker, **options: str) -> SourceOptions:
+    return SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, **options})
+
+
+def planned(broker: DevBroker, **options: str) -> dict[int, tuple[int, int]]:
+    """Return the range that a batch query reads of each partition."""
+    tasks: list[OffsetRange] = [task.value for task in BatchReader(parsed(broker, **options)).partitions()]
+    return {task.partition: (task.start, task.end) for task in tasks}
+
+
+@pytest.fixture
+def timed(broker: DevBroker, new_topic: NewTopic) -> str:
+    """A topic with ten messages a second apart in partition 0, and five in partition 1."""
+    topic = new_topic(partitions=2)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for partition, count in ((0, 10), (1, 5)):
+        for number in range(count):
+            producer.produce(topic, b"x", partition=partition, timestamp=FIRST_MS + number * STEP_MS)
+    assert producer.flush(30) == 0
+    return topic
+
+
+def at(seconds: float) -> str:
+    return str(FIRST_MS + int(seconds * STEP_MS))
+
+
+def test_a_batch_begins_and_ends_at_times(broker: DevBroker, timed: str) -> None:
+    each = json.dumps({timed: {"0": int(at(2)), "1": int(at(0.5))}})
+    later = json.dumps({timed: {"0": int(at(8)), "1": int(at(100))}})
+
+    of_all = planned(broker, subscribe=timed, startingTimestamp=at(1.5), endingTimestamp=at(4))
+    of_each = planned(broker, subscribe=timed, startingOffsetsByTimestamp=each, endingOffsetsByTimestamp=later)
+    at_the_end = planned(broker, subscribe=timed, startingTimestamp=at(3), endingTimestamp=at(100))
+
+    assert of_all == {0: (2, 4), 1: (2, 4)}
+    assert of_each == {0: (2, 8), 1: (1, 5)}
+    assert at_the_end == {0: (3, 10), 1: (3, 5)}
+
+
+def test_a_time_after_the_last_message_is_an_error_or_the_end_as_the_strategy_says(
+    broker: DevBroker, timed: str
+) -> None:
+    late = {"subscribe": timed, "startingTimestamp": at(7)}
+
+    with pytest.raises(SourceError, match=rf"{timed}\[1\] has no message at or after {at(7)} ms.*Strategy to latest"):
+        planned(broker, **late)
+    to_the_end = StreamReader(parsed(broker, **late, startingOffsetsByTimestampStrategy="latest")).initialOffset()
+
+    assert to_the_end == {timed: {"0": 7, "1": 5}}
+
+
+def test_a_time_is_asked_for_every_partition_and_no_other(broker: DevBroker, timed: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"startingOffsetsByTimestamp lacks {timed}\[1\]"):
+        planned(broker, subscribe=timed, startingOffsetsByTimestamp=json.dumps({timed: {"0": 5}}))
+    each = {timed: {"0": 5, "1": 5}, "other": {"0": 5}}
+    with pytest.raises(ConfigurationError, match=r"endingOffsetsByTimestamp names other\[0\]"):
+        planned(broker, subscribe=timed, endingOffsetsByTimestamp=json.dumps(each))
+
+
+def test_tasks_are_no_larger_than_told_and_no_fewer(broker: DevBroker, timed: str) -> None:
+    def sizes(**options: str) -> list[int]:
+        return [task.value.size for task in BatchReader(parsed(broker, subscribe=timed, **options)).partitions()]
+
+    assert sizes() == [10, 5]
+    assert sizes(maxRecordsPerPartition="4") == [3, 3, 4, 2, 3]
+    assert sizes(minPartitions="3", maxRecordsPerPartition="100") == [5, 5, 5]
+    assert max(sizes(minPartitions="3", maxRecordsPerPartition="2")) == 2
+
+
+def test_an_end_past_the_log_is_a_loss_or_the_end_of_the_log(broker: DevBroker, timed: str) -> None:
+    past = {"subscribe": timed, "endingOffsets": json.dumps({timed: {"0": 99, "1": 3}})}
+
+    with pytest.raises(SourceError, match="endingOffsets is 99, but the log ends at 10"):
+        planned(broker, **past)
+
+    assert planned(broker, **past, failOnDataLoss="false") == {0: (0, 10), 1: (0, 3)}
+
+
+def test_a_batch_waits_for_the_least_number_of_offsets_or_for_the_longest_delay(broker: DevBroker, timed: str) -> None:
+    clock = Clock()
+    options = parsed(broker, subscribe=timed, minOffsetsPerTrigger="10", maxTriggerDelay="30s")
+    reader = StreamReader(options, clock)
+    nothing, some, all_of_it = ({timed: {"0": one, "1": 5}} for one in (0, 5, 10))
+    least = reader.getDefaultReadLimit()
+
+    assert least == ReadMinRows(10)
+    assert reader.latestOffset(some, least) == all_of_it  # the first of a run is never put off
+    clock.now += 29
+    assert reader.latestOffset(some, least) == some
+    assert reader.latestOffset(nothing, least) == all_of_it
+    clock.now += 29
+    assert reader.latestOffset(some, least) == some
+    clock.now += 2
+    assert reader.latestOffset(some, least) == all_of_it
+
+
+def test_least_and_most_hold_together_and_the_least_not_where_the_end_is_fixed(broker: DevBroker, timed: str) -> None:
+    both = {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "8"}
+    reader, fixed = (StreamReader(parsed(broker, subscribe=timed, **both), Clock()) for _ in range(2))
+    start, near = {timed: {"0": 0, "1": 0}}, {timed: {"0": 10, "1": 0}}
+    limit = reader.getDefaultReadLimit()
+    fixed.prepareForTriggerAvailableNow()
+
+    first = reader.latestOffset(start, limit)
+
+    assert limit == ReadMaxRows(8)
+    assert sum(first[timed].values()) == 8
+    assert reader.latestOffset(near, limit) == near
+    assert fixed.latestOffset(start, limit) == first
+    assert fixed.latestOffset(near, limit) == {timed: {"0": 10, "1": 5}}
+
+
+def test_a_checkpoint_of_another_topic_is_told_as_that(broker: DevBroker, new_topic: NewTopic, write: Write) -> None:
+    topic, other = new_topic(), new_topic()
+    write(topic, 0, [(None, b"x")] * 3)
+    noted = {other: {"0": 2}}
+    clear = rf"the checkpoint was written by a query over {other}, but this one has subscribe={topic}; give it a check"
+
+    for regardless in ("true", "false"):
+        reader = StreamReader(parsed(broker, subscribe=topic, failOnDataLoss=regardless))
+        with pytest.raises(ConfigurationError, match=clear):
+            reader.latestOffset(noted, ReadAllAvailable())
+        with pytest.raises(ConfigurationError, match=clear):
+            reader.partitions(noted, noted)
+    for chosen in ({"subscribePattern": "no-such-.*"}, {"assign": json.dumps({topic: [0]})}):
+        with pytest.raises(ConfigurationError, match=f"query over {other}, but this one has {next(iter(chosen))}="):
+            StreamReader(parsed(broker, **chosen)).latestOffset(noted, ReadAllAvailable())
+
+
+def test_a_topic_that_the_query_names_no_longer_is_not_called_deleted(
+    broker: DevBroker, new_topic: NewTopic, write: Write
+) -> None:
+    topic, dropped = new_topic(), new_topic()
+    write(topic, 0, [(None, b"x")] * 3)
+    reader = StreamReader(parsed(broker, subscribe=topic))
+
+    with pytest.raises(SourceError, match=rf"{dropped}\[0\] was read up to offset 2 and is read no more, as this"):
+        reader.latestOffset({topic: {"0": 1}, dropped: {"0": 2}}, ReadAllAvailable())
