@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout: float = 30.0, interval: float = 0.02) -> T:
+def wait_until(condition: Callable[[], T], timeout: float = 60.0, interval: float = 0.02) -> T:
     """Return the first true answer of `condition`, or fail the test after `timeout` seconds.
 
     Args:
