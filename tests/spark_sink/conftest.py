@@ -14,8 +14,20 @@ from kafka_tools import wait_for_markers
 from penstock.devbroker import DevBroker
 
 Record = tuple[bytes | None, bytes | None]
+FrameOf = Callable[..., DataFrame]
 
 _numbers = itertools.count(1)
+
+
+@pytest.fixture
+def frame_of(spark: SparkSession) -> FrameOf:
+    """Return a function that makes a frame: `frame_of("id STRING, n INT", [(partition, offset, id, n), ...])`."""
+
+    def make(columns: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+        schema = f"topic STRING, partition INT, offset BIGINT, {columns}"
+        return spark.createDataFrame([("orders", *row) for row in rows], schema)
+
+    return make
 
 
 @pytest.fixture

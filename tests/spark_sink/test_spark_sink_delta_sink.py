@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from checkpoints import lose_commit
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql import DataFrame, SparkSession
@@ -21,17 +22,6 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import DeltaSink, delta_sink, start_sink
 
 FrameOf = Callable[..., DataFrame]
-
-
-@pytest.fixture
-def frame_of(spark: SparkSession) -> FrameOf:
-    """Return a function that makes a frame: `frame_of("id STRING, n INT", [(partition, offset, id, n), ...])`."""
-
-    def make(columns: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
-        schema = f"topic STRING, partition INT, offset BIGINT, {columns}"
-        return spark.createDataFrame([("orders", *row) for row in rows], schema)
-
-    return make
 
 
 def numbers(first: int, last: int) -> list[tuple[int, int, int]]:
@@ -71,9 +61,7 @@ def test_a_replayed_batch_and_a_lost_checkpoint_store_nothing_twice(
         for partition in (0, 1):
             write(topic, partition, [(None, b"%d" % n) for n in range(start + partition, start + 60, 2)])
         run("checkpoint")
-    newest = tmp_path / "checkpoint" / "commits" / "1"
-    newest.unlink()
-    newest.with_name(".1.crc").unlink()
+    lose_commit(tmp_path / "checkpoint", 1)
     run("checkpoint")
     after_replay = found(lake, "n")
     run("another checkpoint")

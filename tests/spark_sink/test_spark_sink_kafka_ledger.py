@@ -87,7 +87,7 @@ def test_rows_that_this_run_of_the_query_has_gone_past_are_an_error_and_a_repeat
     assert bench.publish(bench.rows(0, 4)) == 0
     assert bench.publish(bench.rows(0, 5)) == 5  # the same batch, tried again
     bench.target = replace(bench.target, batch="run-1/5")
-    with pytest.raises(SinkError, match=r"batch 5 holds rows of orders\[0\] from before batch 4"):
+    with pytest.raises(SinkError, match=r"batch 5 holds rows of orders\[0\] that lie below those of batch 4"):
         bench.publish(bench.rows(3, 6))
     bench.target = replace(bench.target, batch="run-2/0")
     assert bench.publish(bench.rows(0, 6)) == 6  # started anew without its checkpoint

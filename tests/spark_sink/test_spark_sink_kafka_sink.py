@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import lose_commit
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
@@ -22,17 +23,6 @@ from penstock.spark_sink.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
 
 FrameOf = Callable[..., DataFrame]
 LEDGER = "ledger-of-sinks"
-
-
-@pytest.fixture
-def frame_of(spark: SparkSession) -> FrameOf:
-    """Return a function that makes a frame: `frame_of("value STRING", [(partition, offset, value), ...])`."""
-
-    def make(columns: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
-        schema = f"topic STRING, partition INT, offset BIGINT, {columns}"
-        return spark.createDataFrame([("orders", *row) for row in rows], schema)
-
-    return make
 
 
 @pytest.fixture
@@ -89,9 +79,7 @@ def test_a_replayed_batch_and_a_lost_checkpoint_publish_nothing_twice(
             # All of a key in one partition: that is what its order hangs on.
             write(source, int(key[-1:]) % 2, [row for row in part if row[0] == key], headers)
         run("checkpoint")
-    newest = tmp_path / "checkpoint" / "commits" / "1"
-    newest.unlink()
-    newest.with_name(".1.crc").unlink()
+    lose_commit(tmp_path / "checkpoint", 1)
     run("checkpoint")
     after_replay = by_key()
     run("another checkpoint")

@@ -10,7 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from checkpoints import lose_commit
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
@@ -30,17 +31,6 @@ from penstock.spark_sink.folder_ledger import STAGING, FolderLedger, Standing
 from waiting import wait_until
 
 FrameOf = Callable[..., DataFrame]
-
-
-@pytest.fixture
-def frame_of(spark: SparkSession) -> FrameOf:
-    """Return a function that makes a frame: `frame_of("id STRING, n INT", [(partition, offset, id, n), ...])`."""
-
-    def make(columns: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
-        schema = f"topic STRING, partition INT, offset BIGINT, {columns}"
-        return spark.createDataFrame([("orders", *row) for row in rows], schema)
-
-    return make
 
 
 def numbers(first: int, last: int, partition: int = 0) -> list[tuple[int, int, int]]:
@@ -102,9 +92,7 @@ def test_a_replayed_batch_and_a_lost_checkpoint_store_nothing_twice(
             values = range(start + partition, start + 60, 2)
             write(topic, partition, [(None, b"%d" % n) for n in values])
         run("checkpoint")
-    newest = place.folder / "checkpoint" / "commits" / "1"
-    newest.unlink()
-    newest.with_name(".1.crc").unlink()
+    lose_commit(place.folder / "checkpoint", 1)
     run("checkpoint")
 
     assert seen == [0, 1, 1]  # the batch really came twice

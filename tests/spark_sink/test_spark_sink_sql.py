@@ -13,6 +13,7 @@ from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checkpoints import lose_commit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's customary name
 from pyspark.sql.streaming.query import StreamingQuery
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
     from databases import TestDatabase
 
 FrameOf = Callable[..., DataFrame]
-
-
-@pytest.fixture
-def frame_of(spark: SparkSession) -> FrameOf:
-    """Return a function that makes a frame: `frame_of("id STRING, n INT", [(partition, offset, id, n), ...])`."""
-
-    def make(columns: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
-        schema = f"topic STRING, partition INT, offset BIGINT, {columns}"
-        return spark.createDataFrame([("orders", *row) for row in rows], schema)
-
-    return make
 
 
 def test_the_newest_row_of_a_key_wins_within_and_across_batches(database: TestDatabase, frame_of: FrameOf) -> None:
@@ -312,10 +302,7 @@ def test_a_replayed_batch_and_a_lost_checkpoint_change_nothing(
     # What tells a repetition from a second call: the run of the query, which is another one after each start.
     assert pipeline.database.rows("SELECT batch FROM penstock_ledger") == [(f"{query.runId}/1",)]
 
-    newest = tmp_path / "checkpoint" / "commits" / "1"
-    newest.unlink()
-    for crc in newest.parent.glob(".1.crc"):
-        crc.unlink()
+    lose_commit(tmp_path / "checkpoint", 1)
     pipeline.run(tmp_path / "checkpoint")
 
     assert pipeline.batches == [0, 1, 1]  # the batch really came twice

@@ -274,7 +274,7 @@ def test_a_second_call_in_a_batch_and_rows_held_back_are_errors_and_a_new_run_is
 
     with pytest.raises(SinkError, match=r"batch 7 was given to table events twice: rows of orders\[0\] are stored"):
         sink(frame(PRICES, [(0, 3, "late", 1)], run="first"), 7)
-    with pytest.raises(SinkError, match=r"batch 8 has rows of orders\[0\] that lie below those of batch 7"):
+    with pytest.raises(SinkError, match=r"batch 8 holds rows of orders\[0\] that lie below those of batch 7"):
         sink(frame(PRICES, [(0, 5, "late", 1), (0, 6, "c", 1)], run="first"), 8)
     sink(frame(PRICES, [(0, 5, "b", 1), (0, 6, "c", 1)], run="second"), 7)
 

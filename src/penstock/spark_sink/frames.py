@@ -97,44 +97,6 @@ def census(batch: DataFrame, ledger: Mapping[TopicPartition, int], target: str) 
     )
 
 
-def refuse_late(
-    batches: Mapping[TopicPartition, str],
-    repeated: Iterable[TopicPartition],
-    run: str | None,
-    batch_id: int,
-    target: str,
-) -> None:
-    """Refuse rows below the ledger that are no repetition: this very run of the query has gone past them.
-
-    A run hands a batch over once, and offsets in their order. Rows left out of such a batch would be lost.
-
-    Args:
-        batches: which batch moved each partition last, `"<run of the query>/<batch>"`, where that is known.
-        repeated: the partitions of which the batch holds rows below the ledger.
-        run: id of the query's run, where it is known.
-        batch_id: number of the batch.
-        target: what the sink writes to, for the message.
-
-    Raises:
-        SinkError: the sink was called twice in a batch, or an operator of the query holds rows back.
-    """
-    for topic, partition in sorted(repeated) if run is not None else ():
-        earlier, _, number = batches.get((topic, partition), "").partition("/")
-        if earlier != run:
-            continue
-        if number == str(batch_id):
-            raise SinkError(
-                f"batch {batch_id} was given to {target} twice: rows of {topic}[{partition}] are stored, and more of "
-                "the same offsets would be taken for repeated ones and left out; unite the frames (unionByName) and "
-                "call the sink once, or give each sink a target of its own"
-            )
-        raise SinkError(
-            f"batch {batch_id} holds rows of {topic}[{partition}] from before batch {number}, which this run of the "
-            f"query has stored in {target}; they would be left out: an operator that holds rows back, such as an "
-            "aggregation or a join of streams, cannot feed a sink whose ledger is by offset"
-        )
-
-
 def tell_replay(batch_id: int, counted: Census, ledger: Offsets, target: str) -> None:
     """Warn of rows that are left out because they are applied."""
     if not counted.applied:
@@ -150,4 +112,4 @@ def tell_replay(batch_id: int, counted: Census, ledger: Offsets, target: str) ->
     )
 
 
-__all__ = ["POSITION", "Census", "census", "is_applied", "refuse_late", "require_columns", "tell_replay"]
+__all__ = ["POSITION", "Census", "census", "is_applied", "require_columns", "tell_replay"]

@@ -38,7 +38,7 @@ from penstock import kafka
 from penstock.config import ClientConfig
 from penstock.errors import SinkError
 from penstock.spark_sink import planning
-from penstock.spark_sink.frames import refuse_late
+from penstock.spark_sink.ledger import refuse_late
 
 _log = logging.getLogger("penstock.spark_sink")
 

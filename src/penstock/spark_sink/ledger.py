@@ -34,33 +34,45 @@ class Standing:
     offsets: Offsets = field(default_factory=dict)
     batches: Mapping[TopicPartition, str] = field(default_factory=dict)
 
-    def refuse_late(self, replayed: Iterable[TopicPartition], run: str | None, table: str, batch_id: int) -> None:
-        """Refuse rows below the ledger that are no repetition: this very run of the query has gone past them.
 
-        A run hands a batch over once, and offsets in their order. Rows left out of such a batch would be lost.
+def refuse_late(
+    batches: Mapping[TopicPartition, str],
+    repeated: Iterable[TopicPartition],
+    run: str | None,
+    batch_id: int,
+    target: str,
+) -> None:
+    """Refuse rows below the ledger that are no repetition: this very run of the query has gone past them.
 
-        Raises:
-            SinkError: the sink was called twice in a batch, or an operator of the query holds rows back.
-        """
-        if run is None:
-            return
-        for part in sorted(replayed):
-            earlier, _, number = self.batches.get(part, "").partition("/")
-            if earlier != run:
-                continue
-            place = f"{part[0]}[{part[1]}]"
-            if number == str(batch_id):
-                raise SinkError(
-                    f"batch {batch_id} was given to table {table} twice: rows of {place} are stored, and more of the "
-                    "same offsets would be taken for repeated ones and left out; unite the frames (unionByName) and "
-                    "call the sink once, or give each sink a ledger_table of its own"
-                )
+    A run hands a batch over once, and offsets in their order. Rows left out of such a batch would be lost.
+
+    Args:
+        batches: which batch moved each partition last, `"<run of the query>/<batch>"`, where that is known.
+        repeated: the partitions of which the batch holds rows below the ledger.
+        run: id of the query's run, where it is known.
+        batch_id: number of the batch.
+        target: what the sink writes to, for the message.
+
+    Raises:
+        SinkError: the sink was called twice in a batch, or an operator of the query holds rows back.
+    """
+    for topic, partition in sorted(repeated) if run is not None else ():
+        earlier, _, number = batches.get((topic, partition), "").partition("/")
+        if earlier != run:
+            continue
+        place = f"{topic}[{partition}]"
+        if number == str(batch_id):
             raise SinkError(
-                f"batch {batch_id} has rows of {place} that lie below those of batch {number}, which table {table} "
-                "has stored: they would be taken for repeated ones and left out; an operator with state (a window, a "
-                "join of streams, dropDuplicates) holds rows back: keep it out of the query, and aggregate in the "
-                "database with add, or the topic was deleted and made anew: remove its rows from the ledger table"
+                f"batch {batch_id} was given to {target} twice: rows of {place} are stored, and more of the same "
+                "offsets would be taken for repeated ones and left out; unite the frames (unionByName) and call the "
+                "sink once, or give each sink a ledger of its own"
             )
+        raise SinkError(
+            f"batch {batch_id} holds rows of {place} that lie below those of batch {number}, which {target} has "
+            "stored: they would be taken for repeated ones and left out; an operator with state (a window, a join of "
+            "streams, dropDuplicates) holds rows back: keep it out of the query, and aggregate behind the sink; or the "
+            "topic was deleted and made anew: remove it from the ledger"
+        )
 
 
 def advanced(applied: Mapping[TopicPartition, int], batch: Mapping[TopicPartition, Span]) -> Offsets:
@@ -81,4 +93,4 @@ def replayed(applied: Mapping[TopicPartition, int], batch: Mapping[TopicPartitio
     }
 
 
-__all__ = ["Span", "Standing", "advanced", "replayed"]
+__all__ = ["Span", "Standing", "advanced", "refuse_late", "replayed"]

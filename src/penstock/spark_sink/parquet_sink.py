@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame
 from penstock.config import names, not_empty
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink.folder_ledger import BATCH_COLUMN, FolderLedger, Standing
-from penstock.spark_sink.frames import POSITION, census, is_applied, refuse_late, require_columns, tell_replay
-from penstock.spark_sink.ledger import advanced, replayed
+from penstock.spark_sink.frames import POSITION, census, is_applied, require_columns, tell_replay
+from penstock.spark_sink.ledger import advanced, refuse_late, replayed
 from penstock.spark_sink.planning import Offsets
 from penstock.spark_sink.sinks import run_of
 

@@ -21,7 +21,7 @@ from sqlalchemy.sql.elements import quoted_name
 from penstock.errors import SinkError
 from penstock.spark_sink import merge, staging
 from penstock.spark_sink.databases import Database
-from penstock.spark_sink.ledger import Standing, advanced, replayed
+from penstock.spark_sink.ledger import Standing, advanced, refuse_late, replayed
 from penstock.spark_sink.reducing import Reduction, Taken, reduced, staged_schema
 from penstock.spark_sink.rejects import Rejected, RowRefusedError, Screen, concerns_a_row, in_halves
 from penstock.spark_sink.sql_schema import POSITION, casts_of, columns_of, ledger_table, require_fitting
@@ -231,7 +231,7 @@ class Publication:
             SinkError: more rows were refused than may be, or dead letters could not be written.
         """
         sink = self.sink
-        standing.refuse_late(taken.replayed, self.run, sink.table, self.batch_id)
+        refuse_late(standing.batches, taken.replayed, self.run, self.batch_id, f"table {sink.table}")
         self._tell_replayed(standing, taken)
         rejected = list(taken.rejected)
         if len(rejected) <= sink.most_rejects:
