@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -314,6 +316,20 @@ def test_large_records_come_in_several_arrow_batches(
     rows = read(subscribe=topic).selectExpr("offset", "length(value) AS size").collect()
 
     assert [(row["offset"], row["size"]) for row in rows] == [(n, 900_000) for n in range(40)]
+
+
+def test_between_two_tasks_the_modules_are_not_searched_for_garbage(
+    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(None, b"x")])
+
+    def set_aside(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()]})
+
+    # Which of Spark's Python processes reads and which runs the function is Spark's affair.
+    wait_until(lambda: read(subscribe=topic).mapInArrow(set_aside, "objects LONG").collect()[0].objects > 50_000)
 
 
 def test_a_missing_topic_an_unknown_option_and_a_silent_broker_are_told_in_a_sentence(

@@ -27,7 +27,8 @@ from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.errors import PenstockError
-from penstock.kafka import collection_put_off, reason
+from penstock.garbage import collection_put_off
+from penstock.kafka import reason
 from penstock.message import Record
 from penstock.routing import Scheduler
 

@@ -103,6 +103,7 @@ def _session(folder: Path) -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.sql.warehouse.dir", str(folder / "spark" / "warehouse"))
         .config("spark.local.dir", str(folder / "spark" / "local"))
         .getOrCreate()

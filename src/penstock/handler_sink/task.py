@@ -25,6 +25,7 @@ from penstock.consumer.routes import Route
 from penstock.consumer.surroundings import Middleware, WorkerResource, surround
 from penstock.consumer.tasks import new_event_loop
 from penstock.errors import SinkError
+from penstock.garbage import imports_set_aside
 from penstock.handler_sink import driving
 from penstock.handler_sink.letters import LetterSettings, TaskLetters
 from penstock.handler_sink.lines import Lines
@@ -182,6 +183,7 @@ def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
             raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
         report = work.run(chain((first,), batches), context.partitionId(), context.attemptNumber())
         yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)
+        imports_set_aside("handling")
 
     return handle
 

@@ -19,6 +19,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 from penstock import kafka
 from penstock.config import ClientConfig, not_empty, positive_int, reserved
 from penstock.errors import ConfigurationError, SinkError
+from penstock.garbage import imports_set_aside
 from penstock.kafka import TopicSpec
 from penstock.spark_sink.frames import POSITION, require_columns
 from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, Row, Target, publish
@@ -237,6 +238,7 @@ class _Task:
             yield _arrow(Receipt("", -1, 0, 0, -1, str(error)))
         finally:
             ledger.close()
+        imports_set_aside("publishing")
 
 
 def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledger: Ledger) -> Receipt:

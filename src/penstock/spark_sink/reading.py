@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock import kafka
 from penstock.errors import SourceError
+from penstock.garbage import collection_put_off
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
 from penstock.spark_sink.log_view import consumer_config
 from penstock.spark_sink.options import SourceOptions
@@ -74,7 +75,7 @@ def _batches(
     position, pace = wanted.start, _Pace()
     while position < wanted.end:
         rows = _Rows(options.include_headers, pace)
-        with kafka.collection_put_off():
+        with collection_put_off():
             position = _fill(rows, consumer, options, wanted, position)
         if rows.offsets:
             yield rows.to_arrow(schema, wanted)

@@ -33,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigurationError, SourceError
+from penstock.garbage import imports_set_aside
 from penstock.spark_sink import planning
 from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.open_transactions import OpenTransactions
@@ -309,10 +310,10 @@ def _report_loss(options: SourceOptions, what: str) -> None:
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     wanted = partition.value
-    if wanted is None:  # Spark plans one empty task where there is nothing to read
-        return iter(())
-    schema = to_arrow_schema(source_schema(include_headers=options.include_headers), timezone="UTC")
-    return read_range(options, schema, wanted)
+    if wanted is not None:  # Spark plans one empty task where there is nothing to read
+        schema = to_arrow_schema(source_schema(include_headers=options.include_headers), timezone="UTC")
+        yield from read_range(options, schema, wanted)
+    imports_set_aside("source")
 
 
 def _place(part: planning.TopicPartition) -> str:

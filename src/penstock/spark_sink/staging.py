@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.errors import SinkError
+from penstock.garbage import imports_set_aside
 from penstock.spark_sink import postgresql
 from penstock.spark_sink.reducing import Reduction, Taken, reduced
 from penstock.spark_sink.rejects import Rejected, concerns_a_row, in_halves
@@ -112,6 +113,7 @@ class StagingTask:
         yield pa.RecordBatch.from_pylist(
             [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], _report_schema()
         )
+        imports_set_aside("staging")
 
     def copy(self, batches: Iterable[pa.RecordBatch], attempt: int) -> tuple[int, Taken, str | None]:
         """Copy the rows of a task, each piece in a transaction of its own.

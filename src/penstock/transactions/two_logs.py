@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from penstock.kafka import collection_put_off
+from penstock.garbage import collection_put_off
 from penstock.transactions.records import DECISION_BYTES
 from penstock.transactions.topics import StoreTopics
 
