@@ -1,7 +1,7 @@
 """What the driver asks of Kafka: which partitions there are, where their logs begin and where they end.
 
 Under read_committed a log ends at its last stable offset: an open transaction holds it there. Offsets are
-asked of the admin side, because a consumer's watermarks name the high watermark whatever its isolation.
+asked of the admin side: one question for all partitions, with either isolation.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException
 from penstock.config import ClientConfig
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.kafka import admin_client, partition_counts
-from penstock.transactions.audit import Act, Audited, AuditLog
+from penstock.transactions.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.done_records import Note
 from penstock.transactions.inspection import Discarded, Found, Inspection
@@ -31,7 +31,6 @@ from penstock.transactions.topics import StoreTopics
 _SEND_S = 15.0
 _ANSWER_S = _SEND_S + 5.0
 _LOOK_S = 0.3
-_VERBS = {Verdict.COMMIT: "commit", Verdict.ROLLBACK: "rollback", Verdict.DISCARD: "discard"}
 
 
 class Effect(Enum):
@@ -158,7 +157,7 @@ class KafkaAdministration:
         if not pending.is_complete and verdict is not Verdict.ROLLBACK:
             raise TransactionError(f"not all messages of transaction {transaction_id} are stored: only roll it back")
         group, place = pending.half.group, f"{self._topics.half}[{number}]@{pending.offset}"
-        self._audit.write(Act(actor, _VERBS[verdict], transaction_id, group, place, why))
+        self._audit.write(Act(actor, VERBS[verdict], transaction_id, group, place, why))
         done_from = self._inspection.end(self._topics.done, number)
         op = Op(transaction_id, verdict, Author.OPERATOR, group, number, pending.offsets, 0, actor)
         op_offset = self._send(op)

@@ -19,6 +19,7 @@ from penstock.errors import PenstockError, StoppedError
 from penstock.kafka import TopicSpec, ensure_topics
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.inspection import Inspection
+from penstock.transactions.records import Verdict
 from penstock.transactions.topics import StoreTopics
 
 _KEPT = {
@@ -29,6 +30,8 @@ _KEPT = {
 }
 #: Seconds that a record may take to be acknowledged.
 _ANSWER_S = 20.0
+#: What decisions are called in the log.
+VERBS = {Verdict.COMMIT: "commit", Verdict.ROLLBACK: "rollback", Verdict.DISCARD: "discard"}
 _FIELDS = ("who", "what", "transaction", "group", "place", "why")
 
 
@@ -141,4 +144,4 @@ def acts_on(log: list[Audited], what: str, place: str) -> Iterator[Audited]:
     return (one for one in log if one.act.what == what and one.act.place == place)
 
 
-__all__ = ["Act", "AuditLog", "Audited", "acts_on"]
+__all__ = ["VERBS", "Act", "AuditLog", "Audited", "acts_on"]

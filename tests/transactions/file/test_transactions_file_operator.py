@@ -15,6 +15,7 @@ from conformance.store_cases import FileBench, counted, decide, prepare, settled
 from commands import commands
 from penstock.errors import HalfNotStoredError, PenstockError, StoreDamagedError, TransactionError
 from penstock.transactions import TransactionState, new_id
+from penstock.transactions.audit import AuditLog
 from penstock.transactions.file import FileStore
 from penstock.transactions.file.administration import FileAdministration
 from penstock.transactions.file.frames import FRAME_BYTES, HEADER_BYTES
@@ -124,6 +125,23 @@ def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in
     settled(settler, committed=1)
 
     assert bench.seen() == [b"lost"]
+
+
+def test_a_decision_that_cannot_be_written_down_is_not_made(bench: FileBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction_id = bench.prepare(bench.half(b"v")).halves[0].transaction_id
+    administration = administration_of(bench)
+
+    def refuses(*_: object) -> int:
+        raise PenstockError("no room for the audit log; nothing was done")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditLog, "write", refuses)
+        with pytest.raises(PenstockError, match="nothing was done"):
+            administration.decide(transaction_id, COMMIT, "ann@host")
+    shown = administration.show(transaction_id)
+
+    assert shown is not None
+    assert shown.decided is None
 
 
 def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path) -> None:

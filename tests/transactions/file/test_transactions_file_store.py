@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -315,8 +316,11 @@ def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) 
     assert shown[delayed.transaction_id].deliver_at_ms == delayed.deliver_at_ms
     assert shown[gone.transaction_id].waits_for == "Kafka to take it"
     assert {one.decided for one in shown.values()} == {None, TransactionState.COMMIT}
-    administration.decide(first.transaction_id, COMMIT, "eve@host")
+    administration.decide(first.transaction_id, COMMIT, "eve@host", "the customer called")
     counted(settler, committed=2)
+    (act,) = (json.loads(message.value() or b"") for message in bench.messages(f"{bench.prefix}.audit"))
+    assert (act["who"], act["what"], act["transaction"]) == ("eve@host", "commit", first.transaction_id)
+    assert (act["group"], act["why"]) == (first.group, "the customer called")
     assert bench.seen() == [b"1", b"2"]
     assert administration.show(first.transaction_id) is None
     with pytest.raises(TransactionError, match="discarded"):

@@ -6,12 +6,13 @@ Another process is kept out by the lock; what it may do is look: see `looking`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError
 from penstock.kafka import admin_client
-from penstock.transactions.audit import AuditLog
+from penstock.transactions.audit import VERBS, Act, AuditLog
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.file.ledger import Kept
 from penstock.transactions.file.opened import OpenStore
@@ -55,11 +56,20 @@ class FileAdministration:
             kept = opened.kept.get(transaction_id)
             return None if kept is None or kept.settled else _shown(opened, kept)
 
-    def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
-        """Store an operator's decision, with who it was; it counts if it is the first.
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
+        """Store an operator's decision; it counts if it is the first.
+
+        The act stands in the topic `<prefix>.audit` before it is done, and who it was in the store itself.
+
+        Args:
+            transaction_id: a pending one.
+            verdict: COMMIT, ROLLBACK or DISCARD.
+            actor: who decides.
+            why: the reason, for the audit log.
 
         Raises:
             TransactionError: no such transaction is pending.
+            PenstockError: the act could not be written down; nothing was done.
             DecisionNotStoredError: it is not known to be durable.
             StoppedError: the store is not started in this process.
         """
@@ -69,6 +79,8 @@ class FileAdministration:
                 f"no transaction {transaction_id} is pending in {self._store.path}: look at what is, or at the "
                 "discarded topic"
             )
+        with self._auditing() as (audit, _):
+            audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._store.path), why))
         self._store.await_change(transaction_id, shown.group, verdict, Author.OPERATOR, actor=actor)
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
@@ -108,15 +120,23 @@ class FileAdministration:
         return len(halves)
 
     def _claimed(self, transaction_id: str, actor: str, why: str, *, again: bool) -> list[Half]:
+        with self._auditing() as (audit, inspection):
+            resuming = Resuming(StoreTopics(self._store.prefix), inspection, audit, self._store.may_publish_to)
+            return resuming.claim(transaction_id, actor, why, again=again)
+
+    @contextmanager
+    def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:
+        """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
         store, topics = self._store, StoreTopics(self._store.prefix)
         servers, config = store.bootstrap_servers, store.config
         sends = AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}")
         admin, inspection = admin_client(servers, config), Inspection(servers, config, topics)
-        audit = AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection)
         sends.start()
         try:
-            resuming = Resuming(topics, inspection, audit, store.may_publish_to)
-            return resuming.claim(transaction_id, actor, why, again=again)
+            yield (
+                AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection),
+                inspection,
+            )
         finally:
             sends.stop(_SEND_S)
 
