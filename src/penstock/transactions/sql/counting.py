@@ -72,8 +72,10 @@ class SqlCounts:
         Args:
             shards: of what is held, only theirs; all where it is None.
         """
-        # Before the database is asked: what is counted here is not pending there any more.
+        # Before the database is asked: what is counted here is not pending there any more. What is settled at this very
+        # moment may be in neither.
         counts, answered_so_far = dict(self._settled), self._answered
+        finish_times, finish_seconds = tuple(self._finish_times), self._finish_seconds
         tx, now = schema.tx, self._database.now
         pending = sa.and_(tx.c.settled_at.is_(None), sa.true() if shards is None else tx.c.shard.in_(shards))
         committed = pending & (tx.c.state == schema.COMMIT)
@@ -115,8 +117,8 @@ class SqlCounts:
             held_by_key=held_by_key,
             delayed=delayed,
             hung_checks=self._asking.hung,
-            finish_times=tuple(self._finish_times),
-            finish_seconds=self._finish_seconds,
+            finish_times=finish_times,
+            finish_seconds=finish_seconds,
         )
 
 
