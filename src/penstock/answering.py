@@ -76,8 +76,11 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, answer: Callable[[], dict[str, Any]]) -> None:
         self.path = path
         self.answer = answer
-        path.unlink(missing_ok=True)  # of a process that had this id before, and did not end in order
-        super().__init__(str(path), _Request)
+        # By its name it is found, and whoever finds it is answered: it has the name once it listens.
+        unnamed = path.with_suffix(".new")
+        unnamed.unlink(missing_ok=True)
+        super().__init__(str(unnamed), _Request)
+        unnamed.replace(path)  # also of a process that had this id before, and did not end in order
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's names
         # Who asked has gone away, or what he asked for could not be said; the app runs on.

@@ -51,5 +51,5 @@ def put(
             on_delivery=lambda error, _: error and failures.append(error),
         )
         producer.poll(0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert not failures

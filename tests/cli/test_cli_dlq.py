@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Message
 from dead_letter_tools import origin_headers, put
 
-from kafka_tools import read_all, transactional
+from kafka_tools import read_all, transactional, wait_for_markers
 from penstock.cli import dead_letter_log
 from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterFormat
 from penstock.devbroker import DevBroker
@@ -169,6 +169,7 @@ def test_show_finds_the_newest_beyond_transaction_markers(
         producer.begin_transaction()
         producer.produce(letters, f"letter {number}".encode())
         producer.commit_transaction(20)
+    wait_for_markers(broker.bootstrap_servers, letters)
 
     code, out, _ = penstock_command(
         "dlq", "show", letters, "--last", "3", "--payload", "--bootstrap-servers", broker.bootstrap_servers

@@ -233,7 +233,7 @@ def test_the_first_and_the_second_signal_reach_every_member(number: signal.Signa
         assert process.poll() is None
         process.send_signal(number)
 
-        code = process.wait(20)
+        code = process.wait(60)
 
     assert code == 0
     assert Path("heard-1-2").exists()
@@ -250,7 +250,7 @@ def test_the_third_signal_kills_members_that_answer_none() -> None:
         assert all(alive(pid) for _, pid in begun())
         process.send_signal(signal.SIGTERM)
 
-        code = process.wait(20)
+        code = process.wait(60)
 
     assert code == 1
     assert not any(alive(pid) for _, pid in begun())
@@ -261,7 +261,7 @@ def test_a_signal_ends_a_run_whose_members_wait_for_their_next_start() -> None:
         wait_until(lambda: len(begun()) >= 2)
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(20) in {0, 1}  # 1 where it met a member that was about to die by itself
+        assert process.wait(60) in {0, 1}  # 1 where it met a member that was about to die by itself
         count = len(begun())
 
     assert len(begun()) == count

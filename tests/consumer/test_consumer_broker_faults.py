@@ -57,8 +57,8 @@ def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevB
         gone = not fragile.running
         seen.go.set()
         fragile.restart()
-        wait_until(lambda: len(set(seen.places())) == 2000, timeout=60)
-        wait_until(lambda: all_committed(fragile, "killed"), timeout=60)
+        wait_until(lambda: len(set(seen.places())) == 2000, timeout=120)
+        wait_until(lambda: all_committed(fragile, "killed"), timeout=120)
 
     assert gone
     assert seen.overlaps == []

@@ -53,8 +53,7 @@ def test_a_completion_of_another_thread_lets_its_key_and_the_commit_go_on(
     group = f"group-{topic}"
 
     with consumer_of(broker, {topic: handler(puts)}) as consumer:
-        wait_until(lambda: consumer.statistics().handled == 100)
-        held = consumer.statistics()
+        held = wait_until(lambda: (now := consumer.statistics()).handled == 100 and now.deferred == 1 and now)
         wait_until(lambda: committed(broker.bootstrap_servers, group, topic, 1)[0].metadata)
         held_offset = committed(broker.bootstrap_servers, group, topic, 1)[0].offset
         calls_while_held = list(puts.calls)
@@ -86,8 +85,9 @@ def test_a_thousand_completions_that_race_with_their_handlers_are_all_done_in_or
         return completion
 
     with consumer_of(broker, {topic: handler(races)}) as consumer:
-        wait_until(lambda: consumer.statistics().handled == 1000, timeout=60)
-        statistics = consumer.statistics()
+        statistics = wait_until(
+            lambda: (now := consumer.statistics()).handled == 1000 and not now.in_flight and not now.parked_keys and now
+        )
     for thread in threads:
         thread.join()
 

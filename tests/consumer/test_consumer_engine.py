@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Producer
 
-from kafka_tools import Recorder, committed, ends, produce, transactional
+from kafka_tools import Recorder, committed, ends, produce, transactional, wait_for_markers
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
 from penstock.devbroker import DevBroker
 from penstock.message import Message
@@ -195,6 +195,7 @@ def test_markers_and_aborted_ranges_at_the_tail_do_not_hold_the_commit_back(
         producer.flush()
         ending()
     seen = Recorder()
+    wait_for_markers(broker.bootstrap_servers, topic)
     log_ends = ends(broker.bootstrap_servers, topic, 4)
 
     with consumer_of(broker, topic, seen):

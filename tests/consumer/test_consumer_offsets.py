@@ -188,8 +188,14 @@ def test_a_poison_fraction_stops_nothing_until_its_own_budget_is_full(broker: De
     # A fifth is poisoned: 200 parked are twice what may be in flight, and fit into their own budget.
     settings: dict[str, object] = {"max_in_flight": 100, "max_parked": 300, "fetch_size": 20}
     with consumer_of(broker, topic, function, settings, retry_policy=policy) as consumer:
-        wait_until(lambda: consumer.statistics().handled == 800)
-        first = consumer.statistics().partitions[0]
+        first = wait_until(
+            lambda: (
+                (now := consumer.statistics()).handled == 800
+                and (one := now.partitions[0]).parked == 200
+                and one.paused is None
+                and one
+            )
+        )
         produce(broker.bootstrap_servers, topic, ((b"more%s" % key, value) for key, value in records(2000)))
         second = wait_until(
             lambda: (one := consumer.statistics().partitions[0]) and one.paused == "parked limit" and one

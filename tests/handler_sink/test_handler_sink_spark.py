@@ -81,7 +81,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     begun, committed = ({one.name for one in (checkpoint / name).glob("[0-9]*")} for name in ("offsets", "commits"))
     # Nothing of the stopped batch is at work any more, so that what comes again meets nobody (I1).
     held = int((log / "held").read_text())
-    assert not Path(f"/proc/{held}").exists()
+    wait_until(lambda: not Path(f"/proc/{held}").exists())
     before = read_log(log)
     (log / "go").touch()
     second = start()

@@ -140,13 +140,18 @@ def test_a_sink_that_fails_too_often_stops_the_app_with_a_sentence(
 
 
 def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_it(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: NewTopic,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"%d" % number) for number in range(15)])
     begun: list[int] = []
     rows: list[int] = []
-    go_on = threading.Event()
+    go_on, closed, close = threading.Event(), threading.Event(), Gate.close
+    monkeypatch.setattr(Gate, "close", lambda gate: (close(gate), closed.set()))
 
     def slow(batch: DataFrame, batch_id: int) -> None:
         begun.append(batch_id)
@@ -169,7 +174,8 @@ def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_i
     stop = threading.Thread(target=lambda: answers.append(running.stop()))
     stop.start()
     (query,) = running.queries
-    # Long enough for the gate to be closed: a look, and Spark's own stop would have been through.
+    assert closed.wait(60)
+    # Long enough for Spark's own stop to have been through.
     assert not wait_briefly(lambda: not query.isActive, 1.0)
     go_on.set()
     stop.join(SPARK_S)

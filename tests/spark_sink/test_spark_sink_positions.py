@@ -44,7 +44,8 @@ def planned(broker: DevBroker, **options: str) -> dict[int, tuple[int, int]]:
 @pytest.fixture
 def timed(broker: DevBroker, new_topic: NewTopic) -> str:
     """A topic with ten messages a second apart in partition 0, and five in partition 1."""
-    topic = new_topic(partitions=2)
+    # They are years old: with Kafka's week of retention they would be gone at its next look, every five minutes.
+    topic = new_topic(partitions=2, config={"retention.ms": "-1"})
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     for partition, count in ((0, 10), (1, 5)):
         for number in range(count):

@@ -91,10 +91,10 @@ def test_an_open_transaction_ends_the_plan_and_stops_a_task_that_is_sent_past_it
     producer.begin_transaction()
     producer.produce(topic, partition=0, value=b"open")
     assert producer.flush(30) == 0
-    options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "5000"})
+    options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "20000"})
 
     ends = LogView(options).latest([(topic, 0)])
-    with pytest.raises(SourceError, match=r"nothing came at offset 3 for 5 s"):
+    with pytest.raises(SourceError, match=r"nothing came at offset 3 for 20 s"):
         offsets_read(options, OffsetRange(topic, 0, 0, 5))
     producer.abort_transaction(30)
 

@@ -85,7 +85,7 @@ def run(frame: DataFrame, batches: Batches, checkpoint: Path, *, once: bool = Tr
         writer.trigger(availableNow=True).start() if once else writer.trigger(processingTime="100 milliseconds").start()
     )
     if once:
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(150)
     return query
 
 
@@ -257,12 +257,12 @@ def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PL
     batches = Batches()
     query = run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path, once=False)
     try:
-        wait_until(lambda: len(batches.all) == 1, timeout=40)
+        wait_until(lambda: len(batches.all) == 1, timeout=150)
 
         admin.create_partitions([NewPartitions(topic, 2)])[topic].result(20)
-        wait_until(lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 2)
+        wait_until(lambda: len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == 2)
         write(topic, 1, [(None, b"new-%d" % n) for n in range(5)])
-        wait_until(lambda: len(batches.all) == 6, timeout=40)
+        wait_until(lambda: len(batches.all) == 6, timeout=150)
     finally:
         query.stop()
 
@@ -377,7 +377,7 @@ def test_start_sink_hands_every_batch_to_the_function(
         checkpoint_location=str(tmp_path),
     )
 
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(150)
     assert query.name == "stored"
     assert [row[3:] for row in batches.all] == [(b"k", b"v")]
     with pytest.raises(ConfigurationError, match="cannot travel"):

@@ -266,7 +266,7 @@ class Pipeline:
             name=self.topic,
             checkpoint_location=str(checkpoint),
         )
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(150)
         return query
 
     def table(self) -> list[tuple[Any, ...]]:

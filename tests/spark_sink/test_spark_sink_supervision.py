@@ -67,7 +67,8 @@ class FakeQuery:
         self.isActive = False
 
     def end(self, error: BaseException | None = None) -> None:
-        self.isActive, self.error = False, error
+        self.error = error
+        self.isActive = False
 
 
 class World:

@@ -69,7 +69,13 @@ def with_holes(servers: str, admin: AdminClient, topic: str) -> None:
     stop = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[stop])
     admin.incremental_alter_configs([resource])[resource].result(ANSWER_S)
-    wait_until(lambda: plain(servers, topic) == plain(servers, topic))  # what the cleaner had begun is done
+    readings = [plain(servers, topic)]
+
+    def stays() -> bool:
+        readings.append(plain(servers, topic))
+        return len(readings) > 2 and readings[-1] == readings[-2] == readings[-3]
+
+    wait_until(stays, interval=1.0)  # what the cleaner had begun is done
 
 
 def test_rows_are_those_of_a_plain_client_and_the_open_transaction_is_named(  # noqa: PLR0917 - fixtures
@@ -106,7 +112,7 @@ def test_rows_are_those_of_a_plain_client_and_the_open_transaction_is_named(  # 
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(150)
         return sorted(seen)
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):

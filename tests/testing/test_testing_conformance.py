@@ -378,7 +378,7 @@ def a_second_member(world: World) -> Seen:
         second.client.poll(0.05)
         return bool(second.events)
 
-    wait_until(moved, timeout=40)
+    wait_until(moved)
     seen = [*refused, *answers, [len(places) for _, places in first.events], first.events[-1][0], second.events[0][0]]
     # What one gave back the other has.
     seen += [first.events[-1][1] == second.events[0][1]]

@@ -10,6 +10,7 @@ from transaction_tools import Bench
 
 from penstock.errors import BufferFullError, HalfNotStoredError, TopicNotFoundError
 from penstock.transactions import Outgoing, Transaction, TransactionState
+from waiting import wait_until
 
 
 def test_many_async_transactions_fly_at_once_and_the_loop_goes_on(bench: Bench) -> None:
@@ -118,7 +119,7 @@ def test_cancelling_before_the_block_ran_rolls_back(bench: Bench) -> None:
     bench.settled(coordinator, committed=1, rolled_back=1)
 
     assert ran == []
-    assert producer.statistics().in_flight == 0
+    wait_until(lambda: producer.statistics().in_flight == 0)
 
 
 def test_errors_reach_who_awaits(bench: Bench) -> None:

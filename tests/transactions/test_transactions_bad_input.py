@@ -179,7 +179,7 @@ def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transact
         bench = Bench(broker.bootstrap_servers, "orders", 1)
         ensure_topics(bench.admin, bench.servers, [TopicSpec("orders", 1)])
         # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
-        producer = bench.producer(send_timeout=5.0)
+        producer = bench.producer(send_timeout=10.0)
         producer.send("orders", value=b"first")
 
         broker.suspend()

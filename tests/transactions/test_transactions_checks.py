@@ -166,9 +166,9 @@ def test_one_hung_check_does_not_delay_the_others_and_its_late_answer_counts() -
             let_go.wait()
         return TransactionState.COMMIT
 
-    checker = Checker(store, "orders", check, 1, timeout_s=0.2)  # type: ignore[arg-type] # what is used of it
-    checker.start()
+    checker = Checker(store, "orders", check, 1, timeout_s=1.0)  # type: ignore[arg-type] # what is used of it
     store.source.requests = [hanging, *others, hanging]
+    checker.start()
 
     wait_until(lambda: len(store.answered) == 20, 20)
     assert checker.hung == 1
@@ -188,8 +188,8 @@ def test_a_check_that_hangs_does_not_keep_the_producer_from_stopping() -> None:
         return TransactionState.UNKNOWN
 
     checker = Checker(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
-    checker.start()
     store.source.requests = [request()]
+    checker.start()
     assert began.wait(20)
 
     checker.stop(1.0)

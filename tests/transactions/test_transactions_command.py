@@ -148,7 +148,8 @@ def test_a_discarded_transaction_comes_back_once_with_a_fresh_count(bench: Bench
     assert "checks exhausted, 2 checks answered" in shown.out
     assert (resumed.code, second.code) == (0, 1)
     assert "was brought back before" in second.err
-    assert set(counts) == {0}
+    # A check of before may be answered late; its number is not the fresh one's.
+    assert counts[-1] == 0
     (message,) = bench.messages()
     assert (message.key(), message.value(), message.headers()) == (b"k", b"v", [("h", b"1")])
     assert "resume by" in tx("show", result.transaction_id).out

@@ -170,8 +170,10 @@ def proxy(bench: Bench) -> Iterator[KafkaProxy]:
 
 
 @pytest.fixture
-def coordinator(bench: Bench, proxy: KafkaProxy) -> Iterator[Coordinator]:
+def coordinator(bench: Bench, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     """A coordinator behind the proxy that settled something already, so that all its connections stand."""
+    # No end but those of what is sent: none of positions alone.
+    monkeypatch.setattr("penstock.transactions.owned._IDLE_S", 600.0)
     made = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
     with made:
         send(bench, b"first")

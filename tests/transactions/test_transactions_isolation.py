@@ -79,7 +79,7 @@ def test_one_message_that_its_topic_refuses_is_found_among_many_without_sending_
 
     # All of them at once: batches of them are larger than the topic takes, though each but one is small.
     coordinator = bench.coordinator()
-    statistics = bench.counted(coordinator, committed=100)
+    statistics = bench.counted(coordinator, timeout=150, committed=100)
 
     assert statistics.groups < 30
     assert statistics.committed == 100

@@ -113,7 +113,7 @@ def test_halves_of_a_key_become_visible_in_send_order_under_any_mix_of_outcomes(
         return later.get(half.transaction_id, TransactionState.UNKNOWN)
 
     producer = bench.producer(check=check, order="half")
-    bench.coordinator()
+    bench.coordinator(check_max=1_000)
     wanted: dict[bytes, list[bytes]] = {}
     open_ones: list[Any] = []
     for number in range(80):
@@ -147,7 +147,13 @@ def test_halves_of_a_key_become_visible_in_send_order_under_any_mix_of_outcomes(
 def test_send_order_per_key_holds_while_coordinators_come_and_go(bench: Bench) -> None:
     chance = random.Random(7)  # noqa: S311 - the same mix each time
     enough = threading.Event()
-    producer = bench.producer(check=lambda _: TransactionState.COMMIT, order="half")
+    rolled_back: set[bytes | None] = set()
+
+    def check(half: HalfMessage) -> TransactionState:
+        # Also asked where a decision comes late.
+        return TransactionState.ROLLBACK if half.value in rolled_back else TransactionState.COMMIT
+
+    producer = bench.producer(check=check, order="half")
     running = [bench.coordinator()]
     wanted: dict[bytes, list[bytes]] = {}
 
@@ -156,6 +162,8 @@ def test_send_order_per_key_holds_while_coordinators_come_and_go(bench: Bench) -
         for number in itertools.takewhile(lambda _: not enough.wait(0.02), itertools.count()):
             key, value = b"%d" % (number % 5), b"%d" % number
             outcome = chance.choice(("commit", "commit", "rollback", "unknown"))
+            if outcome == "rollback":
+                rolled_back.add(value)
             with producer.transaction(bench.topic, key=key, value=value, partition=0) as tx:
                 if outcome == "rollback":
                     tx.rollback()

@@ -124,11 +124,12 @@ def test_an_incomplete_transaction_is_rolled_back_and_nobody_is_asked_about_it(
 
 def test_a_delayed_message_is_published_when_due_and_holds_nothing_up(bench: Bench) -> None:
     producer, coordinator = bench.producer(), bench.coordinator()
-    due = time.time() + 6
+    bench.counted(coordinator, partitions=2)
+    due = time.time() + 8
 
     producer.send(bench.topic, key="a", value="later", deliver_at=due)
     producer.send(bench.topic, key="a", value="now")
-    wait_until(lambda: bench.visible() == [(b"a", b"now")] and coordinator.statistics().delayed == 1, 30)
+    wait_until(lambda: bench.visible() == [(b"a", b"now")] and coordinator.statistics().delayed == 1)
     bench.settled(coordinator, committed=2)
 
     (late,) = [m for m in bench.messages() if m.value() == b"later"]

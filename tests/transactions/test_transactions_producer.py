@@ -38,6 +38,7 @@ def ops_of(bench: Bench) -> list[Op]:
 
 def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -> None:
     coordinator, producer = bench.coordinator(), bench.producer()
+    bench.counted(coordinator, partitions=2)
     threads = threading.active_count()
 
     pledges = [producer.submit(bench.topic, key=b"%d" % (n % 50), value=b"%d" % n) for n in range(5_000)]

@@ -133,6 +133,8 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
     monkeypatch.setattr("penstock.transactions.publisher.TRANSACTION_TIMEOUT_MS", 60_000)
+    # Nor does a Kafka transaction of positions alone come in between.
+    monkeypatch.setattr("penstock.transactions.owned._IDLE_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")
@@ -290,7 +292,7 @@ def test_row_check_state(bench: Bench) -> None:
             late.set()
         return UNKNOWN
 
-    coordinator, producer = bench.coordinator(), bench.producer(check=check)
+    coordinator, producer = bench.coordinator(check_max=1_000), bench.producer(check=check)
     with producer.transaction(bench.topic, value=b"v") as tx:
         assert tx._flight is not None
         (before,) = bench.messages(bench.topics.half)
@@ -355,7 +357,8 @@ def test_row_several_messages(bench: Bench, new_topic: Callable[..., str], commi
 
 def test_row_delayed(bench: Bench) -> None:
     coordinator, producer = bench.coordinator(), bench.producer()
-    due = time.time() + 4
+    bench.counted(coordinator, partitions=2)
+    due = time.time() + 8
 
     result = producer.send(bench.topic, value=b"later", deliver_at=due)
     producer.send(bench.topic, value=b"now")

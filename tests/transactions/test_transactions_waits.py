@@ -51,7 +51,7 @@ def test_who_waits_for_a_publication_that_does_not_come_is_told_that_it_is_decid
     ):
         pass
 
-    assert producer.statistics().committed == 2
+    wait_until(lambda: producer.statistics().committed == 2)
     coordinator = bench.coordinator()
     bench.settled(coordinator, committed=2)
 

@@ -7,6 +7,7 @@ starts from what the logs say.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from bisect import bisect_left
 from collections import deque
@@ -60,7 +61,12 @@ class _OpRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """What a coordinator counted. Written by its thread; other threads read single numbers, which is safe."""
+    """What a coordinator counted. Written by its thread; other threads read single numbers, which is safe.
+
+    Attributes:
+        lock: held while settled transactions are counted and leave what is pending, and by `statistics`, so that none
+            is in both or in neither. Whoever holds it waits for nobody.
+    """
 
     committed: int = 0
     rolled_back: int = 0
@@ -77,9 +83,14 @@ class Counts:
     #: By `FINISH_BUCKETS_S`, with one more for what took longer.
     finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
     finish_seconds: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def statistics(self, partitions: list[OwnedPartition]) -> CoordinatorStatistics:
         """Return a snapshot together with what is pending now."""
+        with self.lock:
+            return self._statistics(partitions)
+
+    def _statistics(self, partitions: list[OwnedPartition]) -> CoordinatorStatistics:
         now = time.monotonic()
         ages = [
             p.clock.now_ms(now) - birth
@@ -318,9 +329,11 @@ class OwnedPartition:
     def settled(self, share: Share) -> None:
         """Take in that a share was committed."""
         now_ms = self.clock.now_ms(time.monotonic())
-        for pending in share.decided:
-            self._counts.settled(pending, now_ms)
-        for pending in self.settlement.apply(share, self._marks.end):
+        with self._counts.lock:
+            for pending in share.decided:
+                self._counts.settled(pending, now_ms)
+            begun = self.settlement.apply(share, self._marks.end)
+        for pending in begun:
             self.schedule.add(pending)
         self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
 

@@ -58,7 +58,8 @@ def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: S
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_an_outbox_message_of_later_is_published_when_it_is_due(sql_bench: SqlBench) -> None:
     settler = sql_bench.settler(**NO_CHECKS)
-    due = time.time() + 3.0
+    counted(settler, partitions=1)
+    due = time.time() + 5.0
     with closing(connect_by("driver", sql_bench.database)()) as connection:
         sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="later", deliver_at=due)
         sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="now")

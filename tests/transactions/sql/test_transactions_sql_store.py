@@ -96,7 +96,8 @@ def test_several_messages_are_published_all_or_none(sql_bench: SqlBench, new_top
 @POSTGRESQL
 def test_a_message_of_later_is_published_when_it_is_due_and_holds_nobody(sql_bench: SqlBench) -> None:
     settler = sql_bench.settler(**NO_CHECKS)
-    due = time.time() + 2.0
+    counted(settler, partitions=1)
+    due = time.time() + 5.0
 
     sql_bench.send(COMMIT, sql_bench.half(b"later", key=b"k", deliver_at_ms=int(due * 1000)))
     sql_bench.send(COMMIT, sql_bench.half(b"now", key=b"k"))

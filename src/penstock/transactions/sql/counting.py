@@ -48,11 +48,12 @@ class SqlCounts:
     def settled(self, found: Iterable[Settled]) -> None:
         """Count transactions that were settled."""
         for one in found:
-            self._settled[one.state] += 1
             self._answered += one.check_count
             if one.state == schema.COMMIT:
                 self._finish_times[bisect.bisect_left(FINISH_BUCKETS_S, one.age_s)] += 1
                 self._finish_seconds += max(one.age_s, 0.0)
+            # Last, as `statistics` reads it first: what is counted here is counted in all.
+            self._settled[one.state] += 1
 
     def refusals(self) -> None:
         """Count the refused decisions that no coordinator has counted: each has one that does."""
