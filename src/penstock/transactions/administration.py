@@ -19,7 +19,7 @@ from penstock.config import ClientConfig
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.kafka import admin_client, partition_counts
 from penstock.transactions.audit import VERBS, Act, Audited, AuditLog
-from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.delivery import ANY_SIZE, AckedProducer
 from penstock.transactions.done_records import Note
 from penstock.transactions.inspection import Discarded, Found, Inspection
 from penstock.transactions.model import PendingTransaction
@@ -85,7 +85,8 @@ class KafkaAdministration:
             )
         self._topics = StoreTopics(prefix, counts[topics.half])
         self._inspection = Inspection(bootstrap_servers, given, self._topics)
-        self._sends = AckedProducer(bootstrap_servers, given, _SEND_S, f"operator-{prefix}")
+        # A half that is resumed has a header more than before.
+        self._sends = AckedProducer(bootstrap_servers, {**ANY_SIZE, **given}, _SEND_S, f"operator-{prefix}")
         self._audit = AuditLog(
             bootstrap_servers,
             given,

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from penstock.errors import StoppedError
+from penstock.kafka import reason
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.ids import NO_ID
-from penstock.transactions.owned import OwnedPartition
+from penstock.transactions.owned import OwnedPartition, RationedLog
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import (
     Author,
@@ -34,6 +35,8 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds for which it is believed that a group has live producers, or none.
 _FRESH_S = 1.0
 _ANSWER_S = 5.0
+#: How the reports of what a stop has cut off end.
+_CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
 
 
 class Asked(Enum):
@@ -44,6 +47,8 @@ class Asked(Enum):
     NOBODY = "nobody"
     #: Whether anybody is there is not known yet: try again in a moment.
     LATER = "later"
+    #: It cannot be sent; that was said, once for each half.
+    REFUSED = "refused"
 
 
 class Asker:
@@ -54,12 +59,14 @@ class Asker:
         sends: idempotent sends; the coordinator's transactions do not touch the op log, for an open one would hold
             back its readers.
         topics: the store's topics.
+        ration: where to say what could repeat without end.
     """
 
-    def __init__(self, admin: AdminClient, sends: AckedProducer, topics: StoreTopics) -> None:
+    def __init__(self, admin: AdminClient, sends: AckedProducer, topics: StoreTopics, ration: RationedLog) -> None:
         self._admin = admin
         self._sends = sends
         self._topics = topics
+        self._ration = ration
         # By producer group: when it was learnt, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
         self._asked: dict[str, Future[Any]] = {}
@@ -76,10 +83,31 @@ class Asker:
         request = CheckRequest(half, partition.number, pending.offset, number)
         # Each check of a half goes to another partition, and so to another producer, where there are several.
         to = self._topics.check_partition(half.transaction_id, number)
-        if not self._send(self._topics.check, to, half.key, half.value, encode_check_request(request)):
-            return Asked.LATER
+        headers, report = encode_check_request(request), partial(self._is_stored, half.transaction_id)
+        try:
+            if not self._sends.try_send(self._topics.check, to, half.key, half.value, headers=headers, report=report):
+                return Asked.LATER
+        except KafkaException as error:
+            if not pending.is_unaskable:
+                pending.is_unaskable = True
+                _log.error(
+                    "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
+                    "question: %s; raise or leave out the coordinator's message.max.bytes, or settle it by `penstock "
+                    "tx commit` or `rollback`",
+                    half.transaction_id,
+                    half.group,
+                    pending.size_bytes,
+                    reason(error),
+                )
+            return Asked.REFUSED
         pending.requested = number
         return Asked.SENT
+
+    def _is_stored(self, transaction_id: str, error: KafkaError | None, _: Message) -> None:
+        """Take the report on a question, in the delivery thread: one that is not stored is asked again, and said."""
+        if error is not None and error.code() not in _CUT_OFF:
+            text = "the question about transaction %s is not stored in %s: %s; it is asked again"
+            self._ration.warn(f"not stored {error.code()}", text, transaction_id, self._topics.check, reason(error))
 
     def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
         """Write the coordinator's own decision into the op log; it counts when it is read back, if it is the first.
@@ -96,13 +124,13 @@ class Asker:
         op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
         self._send(self._topics.op, half_partition, None, encode_op(op))
 
-    def _send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> bool:
-        """Send without waiting, and tell whether the client took it."""
+    def _send(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> None:
+        """Send without waiting what is sent again anyhow where it was lost."""
         try:
-            return self._sends.try_send(topic, partition, key, value, headers)
-        except (KafkaException, StoppedError) as error:
-            _log.warning("a record for %s[%d] could not be sent: %s", topic, partition, error)
-            return False
+            self._sends.try_send(topic, partition, key, value)
+        except KafkaException as error:
+            text = "a record for %s[%d] could not be sent: %s; it is tried again"
+            self._ration.warn(f"not sent {topic}", text, topic, partition, reason(error))
 
     def _is_alive(self, group: str, now: float) -> bool | None:
         future = self._asked.get(group)

@@ -18,7 +18,7 @@ from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
 from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import INCOMPLETE_S, CheckPolicy, require_checks
-from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.delivery import ANY_SIZE, AckedProducer
 from penstock.transactions.discarding import Discarding, require_discard
 from penstock.transactions.fencing import Fence, encode_claim, transactional_ids
 from penstock.transactions.group_limit import GroupLimit
@@ -238,8 +238,10 @@ class Coordinator:
         )
         claim = encode_claim(ids)
         turns = Turns([Publisher(servers, self._for_producers, topics, name, claim) for name in ids], self._prefix)
-        sends = AckedProducer(servers, self._for_producers, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        asker = Asker(self._admin, sends, topics)
+        # A question is a half with a few headers more: it may be larger than what its producer's client let through.
+        settings = {**ANY_SIZE, **self._for_producers}
+        sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
+        asker = Asker(self._admin, sends, topics, self._ration)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
         questions = Questions(
             policy=self._policy,

@@ -27,6 +27,9 @@ _POLL_S = 0.1
 #: Seconds for the reports of what was not acknowledged before a stop.
 _PURGE_S = 5.0
 
+#: The client's own limit on a message, for those who send on what was stored: the broker's limit decides alone.
+ANY_SIZE: ClientConfig = {"message.max.bytes": 100_000_000}
+
 _OWNED = {
     "transactional.id": "these sends are idempotent, not transactional; leave it out",
     "enable.idempotence": "it is always on, so that a retry cannot store a record twice; leave it out",
@@ -167,20 +170,39 @@ class AckedProducer:
         self.post(topic, partition, key, value, headers=headers, report=receipt.report)
         return receipt
 
-    def try_send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> bool:
-        """Hand a record to the client library if it takes it at once, and tell whether it did. Never waits.
+    def try_send(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        headers: Any = None,
+        report: Report | None = None,
+    ) -> bool:
+        """Hand a record to the client library if it has room, and tell whether it had. Never waits.
 
-        What becomes of the record is not told: for what is sent again anyhow where it was lost.
+        Args:
+            topic: where it goes.
+            partition: which partition of it.
+            key: its key.
+            value: its value.
+            headers: its headers, or None.
+            report: called once, by the delivery thread; None for what is sent again anyhow where it was lost.
+
+        Raises:
+            KafkaException: the client library refused the record: it is too large, say.
         """
         producer = self._producer
         if self._refusing:
             return False
         try:
-            producer.produce(topic, value, key, partition, headers=headers)
+            producer.produce(topic, value, key, partition, report, headers=headers)
         except BufferError:
             return False
         except KafkaException as error:
-            self._heal(producer, error)
+            if not self._heal(producer, error):
+                raise
             return False
         return True
 
@@ -295,4 +317,4 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-__all__ = ["AckedProducer", "Receipt", "Report", "wire_headers"]
+__all__ = ["ANY_SIZE", "AckedProducer", "Receipt", "Report", "wire_headers"]

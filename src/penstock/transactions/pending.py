@@ -65,6 +65,7 @@ class Pending:
         "half",
         "held",
         "is_op_open",
+        "is_unaskable",
         "last_offset",
         "offset",
         "parts",
@@ -94,6 +95,8 @@ class Pending:
         self.answered_at = _NOWHERE
         #: Number of the check that was asked last; 0 when none was.
         self.requested = 0
+        #: The client library refused a question about it, and that was said.
+        self.is_unaskable = False
         #: When the next check is due, in the broker's seconds.
         self.check_due = 0.0
         #: Its target cannot take it now: it waits aside.

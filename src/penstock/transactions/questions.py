@@ -148,6 +148,11 @@ class Questions:
                 text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"
                 self._ration.warn(f"unanswered {group}", text, pending.half.transaction_id, interval, group)
             return
+        if asked is Asked.REFUSED:
+            # Its own fault: the others of its group are asked.
+            self._counts.no_producer += 1
+            schedule.postpone(pending, time_s + interval)
+            return
         # It comes up again at once when its group has its turn.
         schedule.postpone(pending, time_s)
         if asked is Asked.LATER:
