@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -29,10 +30,6 @@ def waits(for_what: threading.Event, began: threading.Event | None = None) -> No
     if began is not None:
         began.set()
     for_what.wait()
-
-
-def raises() -> None:
-    raise ValueError("on purpose")
 
 
 def tended(slots: Slots) -> Slots:
@@ -79,13 +76,20 @@ def test_so_many_hung_calls_are_replaced_and_no_more(slots: Slots, caplog: pytes
     assert ran.wait(20), "who returns takes the place that nobody was given"
 
 
-def test_a_call_that_raises_ends_no_slot(slots: Slots) -> None:
+@pytest.mark.parametrize("error", [ValueError("on purpose"), SystemExit(1), CancelledError()], ids=type)
+def test_a_call_that_raises_ends_no_slot(slots: Slots, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     ran = threading.Event()
 
-    slots.submit("raising", raises)
+    def raises() -> None:
+        raise error
+
+    for n in range(5):
+        slots.submit(f"raising {n}", raises)
     slots.submit("the next", ran.set)
 
     assert ran.wait(20)
+    assert f"raising 4 failed with {type(error).__name__}" in caplog.text
+    assert not slots.is_short
 
 
 def test_closing_drops_what_waits_and_leaves_a_hung_call_behind() -> None:
@@ -176,6 +180,32 @@ def test_one_hung_check_does_not_delay_the_others_and_its_late_answer_counts() -
     let_go.set()
     wait_until(lambda: len(store.answered) == 21, 20)
     assert store.answered[-1] == (hanging.half.transaction_id, Verdict.COMMIT)
+    checker.stop(20)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no database"), SystemExit(1), CancelledError()], ids=type)
+def test_a_check_that_raises_whatever_it_is_has_said_unknown_and_the_next_is_answered(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, raising, innocent = Answers(), [request() for _ in range(6)], request()
+
+    def check(half: HalfMessage) -> TransactionState:
+        if half.transaction_id != innocent.half.transaction_id:
+            raise error
+        return TransactionState.COMMIT
+
+    checker = Checker(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
+    checker.start()
+    store.source.requests = [*raising, innocent]
+
+    wait_until(lambda: len(store.answered) == 7, 20)
+    assert store.answered == [
+        *((one.half.transaction_id, Verdict.UNKNOWN) for one in raising),
+        (innocent.half.transaction_id, Verdict.COMMIT),
+    ]
+    assert (checker.failed, checker.hung) == (6, 0)
+    told = f"check 1 of transaction {raising[0].half.transaction_id} raised {type(error).__name__}"
+    assert told in caplog.text
     checker.stop(20)
 
 

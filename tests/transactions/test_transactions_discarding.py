@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -38,6 +39,7 @@ def exhaust(
         (lambda _: TransactionState.UNKNOWN, Verdict.DISCARD),
         (lambda _: "nonsense", Verdict.DISCARD),
         (lambda _: {}["raises"], Verdict.DISCARD),
+        (lambda _: sys.exit("raises"), Verdict.DISCARD),
     ],
 )
 def test_each_discard_policy_decides(policy: object, verdict: Verdict) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -82,12 +83,13 @@ def test_decisions_of_many_transactions_share_op_records_and_keep_their_order(be
     assert len(bench.messages(bench.topics.op)) < 2_000
 
 
-def test_a_callback_hears_of_the_end_and_what_it_raises_harms_nobody(bench: Bench) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("a mistake of the user's"), CancelledError()], ids=type)
+def test_a_callback_hears_of_the_end_and_what_it_raises_harms_nobody(bench: Bench, error: BaseException) -> None:
     producer = bench.producer()
     heard: list[TransactionResult] = []
 
     def bad(_: Pledge[TransactionResult]) -> None:
-        raise RuntimeError("a mistake of the user's")
+        raise error
 
     first = producer.submit(bench.topic, value=b"1")
     first.add_done_callback(bad)

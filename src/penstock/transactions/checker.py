@@ -149,9 +149,14 @@ class Checker:
                     half.topic, half.key, half.value, half.headers, half.transaction_id, request.check_number - 1
                 )
             )
-        except Exception:  # noqa: BLE001 - the user's function may raise anything
+        except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: a CancelledError, too
             # Like RocketMQ's, a check that fails is no decision.
-            _log.exception("check %d of transaction %s raised; the answer is UNKNOWN", request.check_number, half[0])
+            _log.exception(
+                "check %d of transaction %s raised %s; the answer is UNKNOWN",
+                request.check_number,
+                half.transaction_id,
+                type(error).__name__,
+            )
         else:
             if isinstance(state, TransactionState):
                 return state

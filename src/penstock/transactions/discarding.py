@@ -167,8 +167,9 @@ def _answer(policy: _Policy, half: Half, check_count: int) -> Verdict:
     transaction_id = half.transaction_id
     try:
         state: object = policy(HalfMessage(half.topic, half.key, half.value, half.headers, transaction_id, check_count))
-    except Exception:  # noqa: BLE001 - the user's function may raise anything
-        _log.exception("the discard policy raised for transaction %s: it counts as UNKNOWN", transaction_id)
+    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: a SystemExit, too
+        text = "the discard policy raised %s for transaction %s: it counts as UNKNOWN"
+        _log.exception(text, type(error).__name__, transaction_id)
         return Verdict.DISCARD
     if isinstance(state, TransactionState):
         return _ANSWERS[state]

@@ -125,8 +125,11 @@ class Pledge(Generic[T]):
     def _call(self, callback: Callable[[Pledge[T]], object]) -> None:
         try:
             callback(self)
-        except Exception:  # noqa: BLE001 - the user's function may raise anything
-            _log.exception("a callback of a transaction raised")
+        except KeyboardInterrupt:
+            # It is meant for the thread that this is: the main one.
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: a CancelledError, too
+            _log.exception("a callback of a transaction raised %s", type(error).__name__)
 
     def _wait(self, timeout: float | None) -> None:
         if self._set:

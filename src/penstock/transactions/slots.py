@@ -72,7 +72,7 @@ class Slots:
 
         Args:
             label: what the call is, for the log.
-            call: it must catch its own exceptions; one that gets out is logged.
+            call: it must catch its own exceptions; one that gets out is logged, whatever it is, and ends no thread.
             on_given_up: called by `tend` if the call is past its limit.
         """
         self._tasks.put((label, call, on_given_up))
@@ -148,8 +148,8 @@ class Slots:
                 slot.label, slot.on_given_up, slot.since = label, on_given_up, time.monotonic()
             try:
                 call()
-            except Exception:  # noqa: BLE001 - a slot outlives whatever runs in it
-                _log.exception("%s failed", label)
+            except BaseException as error:  # noqa: BLE001 - a slot outlives whatever runs in it: a SystemExit, too
+                _log.exception("%s failed with %s", label, type(error).__name__)
             if not self._goes_on(slot):
                 return
 
