@@ -37,7 +37,7 @@ class Bench:
 
     def entry(self, text: str, *, topic: str | None = None, key: bytes | None = None) -> Publishable:
         message = OutboundMessage(topic or self.topic, None, key, text.encode(), (("h", b"1"),))
-        return Publishable(new_id(), [message], key)
+        return Publishable(new_id(), [message], None if key is None else ("g", key))
 
     def visible(self, topic: str | None = None) -> list[str]:
         return [(message.value() or b"").decode() for message in read_all(self.servers, topic or self.topic)]

@@ -44,7 +44,7 @@ class Found:
     Attributes:
         half_partition: its half partition.
         pending: all that is known of it.
-        held_by: id of the transaction of its key that it waits for, or None.
+        held_by: id of the transaction of its group and key that it waits for, or None.
         decision: the decision that stands, or None; it has not taken effect yet.
     """
 
@@ -305,8 +305,8 @@ def _take_op(partition: _Partition, message: Message) -> None:
 def _found(number: int, partition: _Partition) -> Iterator[Found]:
     keys = partition.settlement.decisions.keys
     for pending in partition.settlement.pending.values():
-        key = pending.half.order_key
-        head = None if key is None else keys.head(key)
+        line = pending.half.line
+        head = None if line is None else keys.head(line)
         held_by = None if head is None or head is pending else head.half.transaction_id
         decision = partition.decisions.get((pending.decided_at, pending.decided_index))
         yield Found(number, pending, held_by, decision)

@@ -1,4 +1,4 @@
-"""`order="half"`: the transactions of each ordering key stand in line, in the order in which their halves were stored.
+"""`order="half"`: the transactions of a group's ordering key stand in line, in the order their halves were stored.
 
 Pure. Only the head of a line may be published; one that is rolled back or discarded leaves the line from wherever it
 stands, for nothing of it becomes visible. Transactions without an ordering key are in no line.
@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from penstock.transactions.pending import Pending
+from penstock.transactions.records import Line
 
 
 class KeyOrder:
@@ -19,34 +20,34 @@ class KeyOrder:
     """
 
     def __init__(self) -> None:
-        # By ordering key, then by transaction id. A key without transactions has no line.
-        self._lines: dict[bytes, OrderedDict[str, Pending]] = {}
+        # By group and key, then by transaction id. There are no empty lines.
+        self._lines: dict[Line, OrderedDict[str, Pending]] = {}
         self._standing = 0
 
-    def add(self, key: bytes, pending: Pending) -> None:
+    def add(self, line: Line, pending: Pending) -> None:
         """Let a transaction stand in line, behind all that came before."""
         self._standing += 1
-        self._lines.setdefault(key, OrderedDict())[pending.half.transaction_id] = pending
+        self._lines.setdefault(line, OrderedDict())[pending.half.transaction_id] = pending
 
-    def head(self, key: bytes) -> Pending | None:
+    def head(self, line: Line) -> Pending | None:
         """Return who is in front, or None when nobody waits."""
-        line = self._lines.get(key)
-        return next(iter(line.values())) if line else None
+        standing = self._lines.get(line)
+        return next(iter(standing.values())) if standing else None
 
-    def line(self, key: bytes) -> Iterable[Pending]:
+    def standing(self, line: Line) -> Iterable[Pending]:
         """Return all of a line, the head first."""
-        return self._lines[key].values() if key in self._lines else ()
+        return self._lines[line].values() if line in self._lines else ()
 
-    def remove(self, key: bytes, pending: Pending) -> Pending | None:
+    def remove(self, line: Line, pending: Pending) -> Pending | None:
         """Take a transaction out; return the new head where it was the head itself."""
-        line = self._lines[key]
-        was_head = next(iter(line)) == pending.half.transaction_id
-        del line[pending.half.transaction_id]
+        standing = self._lines[line]
+        was_head = next(iter(standing)) == pending.half.transaction_id
+        del standing[pending.half.transaction_id]
         self._standing -= 1
-        if not line:
-            del self._lines[key]
+        if not standing:
+            del self._lines[line]
             return None
-        return next(iter(line.values())) if was_head else None
+        return next(iter(standing.values())) if was_head else None
 
     @property
     def behind(self) -> int:

@@ -66,7 +66,7 @@ class PendingTransaction:
         check_count: checks answered UNKNOWN so far.
         decided: the decision that waits to take effect, or None.
         deliver_at_ms: when it is published, in milliseconds since the epoch; None: as soon as it is committed.
-        held_by: id of the transaction of its key that it waits for, with `order="half"`.
+        held_by: id of the transaction of its group and key that it waits for, with `order="half"`.
         waits_for: what it waits for else, in words; empty: for its decision.
     """
 
@@ -145,7 +145,7 @@ class CoordinatorStatistics:
         groups: Kafka transactions committed; `committed / groups` is the mean group size.
         recoveries: times the Kafka producer was replaced because the end of a transaction was in doubt.
         lost: records of the half and op logs that were deleted before they were read.
-        held_by_key: transactions that wait for an earlier one of their key, with `order="half"`.
+        held_by_key: transactions that wait for an earlier one of their group and key, with `order="half"`.
         delayed: committed transactions that wait for their `deliver_at`.
         hung_checks: calls of a discard policy given up because they did not return in time.
         finish_times: transactions by seconds from birth to published: one count for each bound of `FINISH_BUCKETS_S`,

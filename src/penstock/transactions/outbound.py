@@ -31,6 +31,7 @@ from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.done_log import DoneLog, encode_ids
 from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
+from penstock.transactions.records import Line
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -91,7 +92,7 @@ class Publishable(NamedTuple):
     transaction_id: str
     messages: Sequence[OutboundMessage]
     #: Of those that share it, a later one is not published before an earlier one. None: order does not matter.
-    order_key: bytes | None
+    line: Line | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +125,19 @@ _Group = list[tuple[int, Publishable]]
 
 @dataclass(slots=True)
 class _Order:
-    """Which order keys stand still, and from which place on."""
+    """Which lines stand still, and from which place on."""
 
-    stopped: dict[bytes, int] = field(default_factory=dict)
+    stopped: dict[Line, int] = field(default_factory=dict)
     #: Whether the last group was aborted without a refusal, and is being tried again.
     tried_again: bool = False
 
     def stop(self, place: int, entry: Publishable) -> None:
-        if entry.order_key is not None:
-            self.stopped[entry.order_key] = min(place, self.stopped.get(entry.order_key, place))
+        if entry.line is not None:
+            self.stopped[entry.line] = min(place, self.stopped.get(entry.line, place))
 
     def allows(self, place: int, entry: Publishable, outcome: Outcome) -> bool:
         """Tell whether an entry may go; one that waits behind another is noted as held."""
-        if entry.order_key is None or self.stopped.get(entry.order_key, place) >= place:
+        if entry.line is None or self.stopped.get(entry.line, place) >= place:
             return True
         outcome.held.append(entry.transaction_id)
         return False

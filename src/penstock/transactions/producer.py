@@ -75,7 +75,7 @@ class TransactionalProducer:
         send_timeout: seconds after which an unacknowledged half or decision counts as not stored, and for which a
             send waits for room.
         order: "commit": messages of one key are published in the order of their decisions; "half": in the order in
-            which their halves were stored, so that an undecided one holds the later ones of its key.
+            which their halves were stored, so that an undecided one holds the later ones of its key in this group.
         wait: what a send waits for, unless it says so itself: "sent": the decision is handed to the client (what
             becomes of it is logged and counted, and a check settles what is lost); "stored": it is durable;
             "published": a committed reader can see the message.

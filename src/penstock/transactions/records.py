@@ -98,6 +98,10 @@ _VERDICTS = {int(verdict): verdict for verdict in Verdict}
 _AUTHORS = {int(author): author for author in Author}
 
 
+#: Producer group and ordering key: with `order="half"`, those that share both stand in one line.
+Line = tuple[str, bytes]
+
+
 class Half(NamedTuple):
     """A half message. A named tuple: one is made for every transaction, and frozen dataclasses are slow to make."""
 
@@ -113,10 +117,16 @@ class Half(NamedTuple):
     deliver_at_ms: int | None = None
     #: Number of this message in its transaction, from 1, and how many there are; None: it is the only one.
     part: tuple[int, int] | None = None
-    #: With `order="half"`: the key within which halves are published in the order they were sent.
+    #: With `order="half"`: the key within which halves of the group are published in the order they were sent.
     order_key: bytes | None = None
     #: It comes back from the discarded topic: where it stood there.
     resumed: str | None = None
+
+    @property
+    def line(self) -> Line | None:
+        """Within what halves are published in the order they were sent; None where order does not matter."""
+        # Without the group, one that is down would hold the messages of another that happens to have the same keys.
+        return None if self.order_key is None else (self.group, self.order_key)
 
 
 class Op(NamedTuple):

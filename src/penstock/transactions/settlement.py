@@ -133,8 +133,8 @@ class Settlement:
 
     def _keep(self, pending: Pending) -> None:
         self.pending[pending.half.transaction_id] = pending
-        if pending.half.order_key is not None:
-            self.decisions.keys.add(pending.half.order_key, pending)
+        if (line := pending.half.line) is not None:
+            self.decisions.keys.add(line, pending)
 
     def skip_half(self, offset: int) -> None:
         """Pass a record of the half log that is no half."""

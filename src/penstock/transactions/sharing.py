@@ -1,7 +1,7 @@
 """Which decided transactions the next Kafka transaction settles.
 
 Pure. A decided transaction is ready, held (its target cannot take it now), delayed (`deliver_at`), or it stands behind
-an earlier one of its key (`order="half"`). Only what is ready is looked at, so that a crowd of those that wait delays
+an earlier one of its line (`order="half"`). Only what is ready is looked at, so that a crowd of those that wait delays
 nobody.
 """
 
@@ -14,7 +14,7 @@ from penstock.transactions.delays import Delays
 from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.key_order import KeyOrder
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Verdict
+from penstock.transactions.records import Line, Verdict
 
 
 @dataclass(slots=True)
@@ -74,8 +74,8 @@ class Decisions:
 
     def _enter(self, pending: Pending) -> None:
         """Let it be published, unless it stands behind another one of its key."""
-        key = pending.half.order_key
-        if key is None or pending.verdict is not Verdict.COMMIT or self.keys.head(key) is pending:
+        line = pending.half.line
+        if line is None or pending.verdict is not Verdict.COMMIT or self.keys.head(line) is pending:
             self._ready[pending.half.transaction_id] = pending
 
     def forget(self, pending: Pending) -> None:
@@ -87,9 +87,9 @@ class Decisions:
                 self._held.pop(transaction_id, None)
             if self.delays:
                 self.delays.remove(transaction_id)
-        key = pending.half.order_key
-        if key is not None:
-            head = self.keys.remove(key, pending)
+        line = pending.half.line
+        if line is not None:
+            head = self.keys.remove(line, pending)
             if head is not None and head.verdict is Verdict.COMMIT and head.half.transaction_id not in self.delays:
                 self._ready.setdefault(head.half.transaction_id, head)
 
@@ -108,15 +108,15 @@ class Decisions:
 
     def held_by(self, pending: Pending) -> Pending | None:
         """Return the transaction behind which one stands, or None."""
-        key = pending.half.order_key
-        head = None if key is None else self.keys.head(key)
+        line = pending.half.line
+        head = None if line is None else self.keys.head(line)
         return None if head is pending else head
 
     def choose(self, limit: int, publishable: Callable[[Pending], bool]) -> dict[str, Pending]:
         """Return what can be settled now, by id, in the order of publication. What its target refuses is held."""
         chosen: dict[str, Pending] = {}
         aside: list[Pending] = []
-        looked: set[bytes] = set()
+        looked: set[Line] = set()
         for transaction_id, pending in self._ready.items():
             if len(chosen) >= limit:
                 break
@@ -131,11 +131,11 @@ class Decisions:
                     chosen[transaction_id] = pending
                 break
             else:
-                key = pending.half.order_key
-                if key is not None and key not in looked:
-                    looked.add(key)
-                    chosen.update(self._passable(key, publishable, limit - len(chosen)))
-                if len(chosen) < limit or key is None:
+                line = pending.half.line
+                if line is not None and line not in looked:
+                    looked.add(line)
+                    chosen.update(self._passable(line, publishable, limit - len(chosen)))
+                if len(chosen) < limit or line is None:
                     chosen[transaction_id] = pending
         for pending in aside:
             pending.held = True
@@ -143,10 +143,10 @@ class Decisions:
         return chosen
 
     def _passable(
-        self, key: bytes, publishable: Callable[[Pending], bool], limit: int
+        self, line: Line, publishable: Callable[[Pending], bool], limit: int
     ) -> Iterator[tuple[str, Pending]]:
         """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
-        for pending in self.keys.line(key):
+        for pending in self.keys.standing(line):
             waits = pending.verdict is None or pending.suspect or pending.held
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return

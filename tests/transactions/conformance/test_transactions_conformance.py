@@ -14,6 +14,7 @@ from penstock.transactions import new_id
 from penstock.transactions.records import Verdict
 from penstock.transactions.store import CoordinatorOptions
 from telemetry_tools import Recorded
+from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 #: A coordinator that asks nobody during the test.
@@ -149,6 +150,33 @@ def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(store_ben
     settled(settler, committed=2)
 
     assert store_bench.seen()[2:] == [b"1", b"3"]
+
+
+def test_an_undecided_half_holds_its_key_in_its_own_group_alone(
+    store_bench: StoreBench, new_topic: Callable[..., str]
+) -> None:
+    other, settler = new_topic(), store_bench.settler(**NO_CHECKS)
+    undecided = store_bench.prepare(store_bench.half(b"undecided", group="billing", order_key=b"42"))
+
+    store_bench.send(COMMIT, store_bench.half(b"behind it", group="billing", topic=other, order_key=b"42"))
+    store_bench.send(COMMIT, store_bench.half(b"1", group="shipping", order_key=b"42"))
+    store_bench.send(COMMIT, store_bench.half(b"2", group="shipping", topic=other, order_key=b"42"))
+    counted(settler, committed=2)
+
+    def waiting() -> tuple[int, int]:
+        now = settler.statistics()
+        return now.pending, now.held_by_key
+
+    wait_until(lambda: waiting() == (2, 1))
+    assert (store_bench.seen(), store_bench.seen(other)) == ([b"1"], [b"2"])
+    # It comes back to the same.
+    store_bench.reopen()
+    settler = store_bench.settler(**NO_CHECKS)
+    counted(settler, held_by_key=1)
+    store_bench.decide(undecided, COMMIT)
+    settled(settler, committed=2)
+
+    assert (store_bench.seen(), store_bench.seen(other)) == ([b"1", b"undecided"], [b"2", b"behind it"])
 
 
 def test_a_coordinator_shows_what_it_counts_and_what_waits_for_what(store_bench: StoreBench) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.transactions.file.entries import Checked, Decided, Entry, Prepared
-from penstock.transactions.records import Half, Verdict
+from penstock.transactions.records import Half, Line, Verdict
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +33,8 @@ class Kept:
     size: int
     immunity_ms: int | None
     deliver_at_ms: int | None
-    #: With `order="half"`: the key within which it waits for those before it.
-    order_key: bytes | None
+    #: With `order="half"`: the group and key within which it waits for those before it.
+    line: Line | None
     topics: tuple[str, ...]
     #: Where an operator brought it back from; None: it was never discarded.
     resumed: str | None = None
@@ -77,7 +77,7 @@ class Ledger:
             size=size,
             immunity_ms=_longest([half.immunity_ms for half in entry.halves]),
             deliver_at_ms=_longest([half.deliver_at_ms for half in entry.halves]),
-            order_key=first.order_key,
+            line=first.line,
             topics=tuple(dict.fromkeys(half.topic for half in entry.halves)),
             resumed=first.resumed,
         )

@@ -16,7 +16,7 @@ from penstock.transactions.file.frames import HEADER_BYTES, Record, SegmentHeade
 from penstock.transactions.file.ledger import Kept, Ledger
 from penstock.transactions.file.redo import SUFFIX
 from penstock.transactions.model import PendingTransaction, TransactionState
-from penstock.transactions.records import Verdict
+from penstock.transactions.records import Line, Verdict
 
 #: Times that it is read before what does not fit together counts as damaged, and seconds between two.
 _TRIES = 5
@@ -83,10 +83,10 @@ def _header(path: Path) -> SegmentHeader:
 
 def _described(waiting: Sequence[Kept]) -> list[PendingTransaction]:
     now_ms = time.time() * 1000
-    heads: dict[bytes, Kept] = {}
+    heads: dict[Line, Kept] = {}
     shown = []
     for kept in waiting:
-        head = kept if kept.order_key is None else heads.setdefault(kept.order_key, kept)
+        head = kept if kept.line is None else heads.setdefault(kept.line, kept)
         is_held = head is not kept and kept.verdict is Verdict.COMMIT
         shown.append(
             PendingTransaction(

@@ -38,7 +38,7 @@ def publishable(kept: Kept, halves: Sequence[Half], discarded: str) -> Publishab
             messages.append(OutboundMessage(discarded, None, half.key, half.value, headers))
         return Publishable(name_of(kept), messages, None)
     messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
-    return Publishable(name_of(kept), messages, kept.order_key)
+    return Publishable(name_of(kept), messages, kept.line)
 
 
 __all__ = ["name_of", "publishable"]

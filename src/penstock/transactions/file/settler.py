@@ -247,7 +247,7 @@ class FileSettler:
                     text = "transaction %s cannot be published: %s; it is tried again, and held"
                     _log.error(text, kept.transaction_id, why)
             for one in outcome.held:
-                if by_name[one].order_key is None:
+                if by_name[one].line is None:
                     # The broker has trouble: a moment's pause, as for those that were refused.
                     opened.shelf.refuse(by_name[one], now)
                 else:

@@ -1,7 +1,7 @@
 """The decided transactions of a file store that wait to be published, and what each waits for. Pure.
 
-In the order of their decisions; those that share an order key (`order="half"`) in that of their halves: there, one
-that is not decided, or that Kafka refuses for now, holds those behind it, and no others.
+In the order of their decisions; those that share a group and an order key (`order="half"`), a line, in that of their
+halves: there, one that is not decided, or that Kafka refuses for now, holds those behind it, and no others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from penstock.transactions.file.ledger import Kept
-from penstock.transactions.records import Verdict
+from penstock.transactions.records import Line, Verdict
 
 #: Seconds to wait after a topic refused a message, growing twofold.
 _FIRST_PAUSE_S = 0.5
@@ -30,8 +30,8 @@ class Shelf:
         self._delayed: list[tuple[int, int, Kept]] = []
         self._paused: list[tuple[float, int, Kept]] = []
         self._pauses: dict[str, float] = {}
-        # By order key: unsettled transactions in the order of their halves.
-        self._keys: dict[bytes, deque[Kept]] = {}
+        # Unsettled transactions in the order of their halves.
+        self._lines: dict[Line, deque[Kept]] = {}
         # Ids of those that were taken and are not given back.
         self._out: set[str] = set()
 
@@ -50,14 +50,14 @@ class Shelf:
         """How many committed ones wait for an earlier one of their key."""
         return sum(
             1
-            for queue in self._keys.values()
+            for queue in self._lines.values()
             for kept in queue
             if kept is not queue[0] and kept.verdict is Verdict.COMMIT and kept.transaction_id not in self._out
         )
 
     def held_by(self, kept: Kept) -> str | None:
         """Return the id of the transaction that a transaction waits for, by its key."""
-        queue = self._keys.get(kept.order_key) if kept.order_key is not None else None
+        queue = self._lines.get(kept.line) if kept.line is not None else None
         return queue[0].transaction_id if queue and queue[0] is not kept else None
 
     def is_paused(self, kept: Kept) -> bool:
@@ -66,8 +66,8 @@ class Shelf:
 
     def add(self, kept: Kept, now_ms: int) -> None:
         """Take a transaction in, decided or not, in the order of the halves."""
-        if kept.order_key is not None:
-            self._keys.setdefault(kept.order_key, deque()).append(kept)
+        if kept.line is not None:
+            self._lines.setdefault(kept.line, deque()).append(kept)
         if kept.verdict is not None:
             self.decided(kept, now_ms)
 
@@ -77,7 +77,7 @@ class Shelf:
             if kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms:
                 heapq.heappush(self._delayed, (kept.deliver_at_ms, kept.decided, kept))
                 return
-            if kept.order_key is not None and self._keys[kept.order_key][0] is not kept:
+            if kept.line is not None and self._lines[kept.line][0] is not kept:
                 # It is taken when those before it are gone.
                 return
         heapq.heappush(self._ready, (kept.decided, kept))
@@ -87,13 +87,13 @@ class Shelf:
         kept.settled = True
         self._out.discard(kept.transaction_id)
         self._pauses.pop(kept.transaction_id, None)
-        if kept.order_key is None:
+        if kept.line is None:
             return
-        queue = self._keys[kept.order_key]
+        queue = self._lines[kept.line]
         was_first = queue[0] is kept
         queue.remove(kept)
         if not queue:
-            del self._keys[kept.order_key]
+            del self._lines[kept.line]
         elif was_first and queue[0].verdict is Verdict.COMMIT and queue[0].transaction_id not in self._out:
             heapq.heappush(self._ready, (queue[0].decided, queue[0]))
 
@@ -113,14 +113,14 @@ class Shelf:
                 continue
             taken.append(kept)
             self._out.add(kept.transaction_id)
-            if kept.order_key is not None and kept.verdict is Verdict.COMMIT:
+            if kept.line is not None and kept.verdict is Verdict.COMMIT:
                 taken.extend(self._chain(kept))
         return taken
 
     def _chain(self, first: Kept) -> Iterable[Kept]:
-        """Take those of a key that are committed, up to the first that is not."""
-        assert first.order_key is not None  # noqa: S101 - the caller asked for its key
-        for kept in self._keys[first.order_key]:
+        """Take those of a line that are committed, up to the first that is not."""
+        assert first.line is not None  # noqa: S101 - the caller asked for its line
+        for kept in self._lines[first.line]:
             if kept is first:
                 continue
             if kept.verdict is not Verdict.COMMIT:
@@ -131,7 +131,7 @@ class Shelf:
     def give_back(self, kept: Kept) -> None:
         """Give back one that was taken and not published, without its fault."""
         self._out.discard(kept.transaction_id)
-        queue = self._keys.get(kept.order_key) if kept.order_key is not None else None
+        queue = self._lines.get(kept.line) if kept.line is not None else None
         if queue is None or queue[0] is kept or kept.verdict is Verdict.DISCARD:
             heapq.heappush(self._ready, (kept.decided, kept))
 

@@ -105,12 +105,7 @@ class SqlAdministration:
         earlier = tx.alias("earlier")
         held_by = (
             sa.select(earlier.c.id)
-            .where(
-                earlier.c.order_key == tx.c.order_key,
-                earlier.c.shard == tx.c.shard,
-                earlier.c.seq < tx.c.seq,
-                earlier.c.settled_at.is_(None),
-            )
+            .where(schema.before_it(earlier))
             .order_by(earlier.c.seq)
             .limit(1)
             .correlate(tx)

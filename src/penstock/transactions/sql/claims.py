@@ -134,10 +134,7 @@ class Claims:
         tx, now = schema.tx, self._database.now
         earlier = tx.alias("earlier")
         in_the_way = sa.exists().where(
-            earlier.c.order_key == tx.c.order_key,
-            earlier.c.shard == tx.c.shard,
-            earlier.c.seq < tx.c.seq,
-            earlier.c.settled_at.is_(None),
+            schema.before_it(earlier),
             sa.or_(
                 earlier.c.state == schema.PREPARED,
                 # It was decided later but goes first; or it goes first and is held.
@@ -172,7 +169,8 @@ class Claims:
                 half = schema.half_of(_Joined(row, part), len(parts))
                 headers = tuple(encode_discarded(half, "checks exhausted", row.check_count))
                 messages.append(OutboundMessage(self._discarded, None, key, value, headers))
-        return Publishable(name, messages, None if row.order_key is None else bytes(row.order_key))
+        line = None if row.order_key is None else (row.producer_group, bytes(row.order_key))
+        return Publishable(name, messages, line)
 
     def _settle(self, connection: sa.Connection, wanted: Sequence[str], state: int) -> list[Settled]:
         tx, message, now = schema.tx, schema.message, self._database.now

@@ -81,12 +81,7 @@ class SqlCounts:
         pending = sa.and_(tx.c.settled_at.is_(None), sa.true() if shards is None else tx.c.shard.in_(shards))
         committed = pending & (tx.c.state == schema.COMMIT)
         earlier = tx.alias("earlier")
-        behind = sa.exists().where(
-            earlier.c.order_key == tx.c.order_key,
-            earlier.c.shard == tx.c.shard,
-            earlier.c.seq < tx.c.seq,
-            earlier.c.settled_at.is_(None),
-        )
+        behind = sa.exists().where(schema.before_it(earlier))
         with self._database.read() as connection:
 
             def count(condition: sa.ColumnElement[bool]) -> int:

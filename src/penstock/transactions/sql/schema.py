@@ -154,6 +154,20 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         return str(row.uuid), int(row.shards)
 
 
+def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that a row of `earlier` stands before one of `tx` in its line, and is not settled.
+
+    A line is of a producer group and an ordering key; the shard is that of the key.
+    """
+    return sa.and_(
+        earlier.c.order_key == tx.c.order_key,
+        earlier.c.producer_group == tx.c.producer_group,
+        earlier.c.shard == tx.c.shard,
+        earlier.c.seq < tx.c.seq,
+        earlier.c.settled_at.is_(None),
+    )
+
+
 def message_rows(halves: Iterable[Half]) -> list[dict[str, Any]]:
     """Return the rows of a transaction's messages."""
     return [
@@ -204,6 +218,7 @@ __all__ = [
     "ROLLBACK",
     "alive",
     "audit",
+    "before_it",
     "create",
     "decode_headers",
     "encode_headers",
