@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from transaction_tools import Bench
 
 from penstock.errors import ConfigurationError
 from penstock.transactions import HalfMessage, Outgoing, TransactionalProducer, TransactionState
+from penstock.transactions.records import decode_half
 
 
 class Orders:
@@ -81,6 +83,40 @@ def test_rocketmq_3_style_takes_an_executor_per_call_and_a_check_listener(bench:
     assert (first.state, second.state) == (TransactionState.COMMIT, TransactionState.UNKNOWN)
     assert {half.transaction_id for half in checks.checked} == {second.transaction_id}
     assert sorted(value or b"" for _, value in bench.visible()) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("style", ["listener", "executor"])
+def test_a_send_in_transaction_takes_an_immunity_a_time_and_what_to_wait_for(bench: Bench, style: str) -> None:
+    local, checks = Orders(None), Orders()
+    executor = local if style == "executor" else None
+    producer = bench.producer(**({"check_listener": checks} if executor else {"listener": local}))
+    checked = checks if executor else local
+    coordinator = bench.coordinator()
+
+    immune = producer.send_in_transaction(Outgoing(bench.topic, b"immune"), executor=executor, check_immunity=600)
+    other = producer.send_in_transaction(Outgoing(bench.topic, b"other"), executor=executor)
+    bench.counted(coordinator, committed=1)
+    assert [half.transaction_id for half in checked.checked] == [other.transaction_id]
+
+    local.answer = TransactionState.COMMIT
+    later = datetime.now(UTC) + timedelta(hours=1)
+    producer.send_in_transaction(Outgoing(bench.topic, b"late"), executor=executor, deliver_at=later)
+    producer.send_in_transaction(Outgoing(bench.topic, b"seen"), executor=executor, wait="published")
+    assert {value for _, value in bench.visible()} == {b"other", b"seen"}
+    halves = {m.value(): decode_half(m.key(), m.value(), m.headers()) for m in bench.messages(bench.topics.half)}
+    assert halves[b"immune"].transaction_id == immune.transaction_id
+    assert (halves[b"immune"].immunity_ms, halves[b"other"].immunity_ms) == (600_000, None)
+    assert (halves[b"late"].deliver_at_ms, halves[b"seen"].deliver_at_ms) == (int(later.timestamp() * 1000), None)
+
+
+def test_the_immunity_of_a_transaction_of_several_messages_is_that_of_all_of_them(bench: Bench) -> None:
+    producer, messages = bench.producer(), [Outgoing(bench.topic, b"1"), Outgoing(bench.topic, b"2", "k")]
+
+    with producer.transaction_of(messages, check_immunity=600):
+        pass
+
+    stored = [decode_half(m.key(), m.value(), m.headers()) for m in bench.messages(bench.topics.half)]
+    assert [half.immunity_ms for half in stored] == [600_000, 600_000]
 
 
 @pytest.mark.parametrize(

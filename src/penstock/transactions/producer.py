@@ -263,7 +263,7 @@ class TransactionalProducer:
         Args:
             messages: those known already; where there are any, entering stores them, and none can be added.
             ordering_key: what orders this transaction among others; the first message's key where it is None.
-            check_immunity: as in `transaction`.
+            check_immunity: as in `transaction`; one for all, counted from the birth of the first half.
             deliver_at: as in `transaction`; one time for all.
             wait: as in `transaction`.
 
@@ -383,7 +383,14 @@ class TransactionalProducer:
         return tx.result
 
     def send_in_transaction(
-        self, message: Outgoing, argument: object = None, *, executor: LocalTransactionExecutor | None = None
+        self,
+        message: Outgoing,
+        argument: object = None,
+        *,
+        executor: LocalTransactionExecutor | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
     ) -> TransactionResult:
         """Send a message and run its local transaction by the producer's listener, or by an executor of this call.
 
@@ -394,6 +401,9 @@ class TransactionalProducer:
             message: the message.
             argument: handed to the local transaction.
             executor: the local transaction; the producer's `listener` where it is None.
+            check_immunity: as in `transaction`.
+            deliver_at: as in `transaction`.
+            wait: as in `transaction`.
         """
         if executor is not None:
             run = executor.execute_local_transaction_branch
@@ -407,6 +417,9 @@ class TransactionalProducer:
             value=message.value,
             headers=message.headers,
             partition=message.partition,
+            check_immunity=check_immunity,
+            deliver_at=deliver_at,
+            wait=wait,
             execute=executing(run, argument),
         )
 
