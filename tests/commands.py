@@ -27,6 +27,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("PENSTOCK_DEBUG", "0")
     monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
 
     def call(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])

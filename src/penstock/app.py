@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import config as check
@@ -27,7 +26,7 @@ from penstock.consumer.decoding import DecoderSpec
 from penstock.consumer.handlers import Filter
 from penstock.consumer.ordering import KeyFunction
 from penstock.errors import ConfigurationError
-from penstock.running import Lifespan, RunningApp, run_until_signal
+from penstock.running import Lifespan, RunningApp, coordinator_of, run_until_signal
 from penstock.spark_sink.app_sinks import AppSinks
 from penstock.spark_sink.sink_specs import SinkFunction, SinkSpec, in_first_process, require_own_names
 from penstock.transactions import Coordinator
@@ -52,8 +51,9 @@ class App:
         workers: worker threads.
         max_concurrency: `async def` handlers under way at once.
         config: librdkafka's keys as they are.
-        coordinator: whether this process also runs a transaction coordinator.
-        prefix: prefix of the transaction topics, for that coordinator.
+        coordinator: whether this process also runs a transaction coordinator; or one with arguments of your own, made
+            and not started, which this app starts and stops.
+        prefix: prefix of the transaction topics, for the coordinator that `True` makes.
         pinned: one lane for each worker, which alone serves it.
         max_in_flight: messages of one partition taken in and not done, at most, parked ones left out.
         max_in_flight_bytes: bytes of all messages taken in and not done, at most, parked ones left out.
@@ -79,7 +79,7 @@ class App:
         workers: int = 16,
         max_concurrency: int = 1_000,
         config: ClientConfig | None = None,
-        coordinator: bool = False,
+        coordinator: bool | Coordinator = False,
         prefix: str = "penstock",
         pinned: bool = False,
         max_in_flight: int = 10_000,
@@ -326,18 +326,16 @@ class App:
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
-            ConfigurationError: there is nothing to run, PySpark or Java is missing for a sink, or the Kafka client
-                refused its configuration.
+            ConfigurationError: there is nothing to run, `coordinator` is none, PySpark or Java is missing for a sink,
+                or the Kafka client refused its configuration.
             SinkError: a sink cannot store what its query gives it.
         """
         if not self._consumed and not self._sinks:
             raise ConfigurationError(
                 f"app {self.name} has no handler and no sink; register one with @app.handler(topic) or @app.sink(topic)"
             )
-        address, telemetry = self.bootstrap_servers, self._settings.telemetry
-        settle = partial(Coordinator, bootstrap_servers=address, prefix=self._prefix, telemetry=telemetry)
         running = RunningApp(
-            settle() if self._coordinator else None,
+            coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self._consumed else None,
             self._lifespans,
             self._new_sinks(),

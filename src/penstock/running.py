@@ -30,6 +30,8 @@ from penstock.transactions import Coordinator
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from penstock.telemetry import Telemetry
+
 _log = logging.getLogger(__name__)
 
 Lifespan = Callable[[], Generator[None, Any, Any]] | Callable[[], AsyncGenerator[None, Any]]
@@ -40,6 +42,27 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SAME_SIGNAL_S = 0.25
 #: Seconds between two looks at a running app, so that the main thread hears signals.
 LOOK_S = 0.2
+
+
+def coordinator_of(
+    asked: bool | Coordinator,
+    bootstrap_servers: str,
+    prefix: str,
+    telemetry: Telemetry | None,
+) -> Coordinator | None:
+    """Return the coordinator that an app runs, not started, or None.
+
+    Raises:
+        ConfigurationError: what was asked for is none.
+    """
+    if asked is True:
+        return Coordinator(bootstrap_servers=bootstrap_servers, prefix=prefix, telemetry=telemetry)
+    if asked is False or isinstance(asked, Coordinator):
+        return asked or None
+    raise ConfigurationError(
+        f"coordinator must be True, False or a penstock.Coordinator, but is a {type(asked).__name__}; make one with "
+        "your arguments and give that"
+    )
 
 
 class RunningApp:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from penstock.cli.output import BootstrapServers, log_to_stderr
+from penstock.cli.output import BootstrapServers, ClientSettings, client_settings, log_to_stderr
 from penstock.cli.signals import until_signal
 
 _LOOK_INTERVAL_S = 0.2
@@ -21,15 +21,36 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
         float, typer.Option(help="Seconds after which an undecided transaction is checked.")
     ] = 6.0,
     check_interval: Annotated[float, typer.Option(help="Seconds between two checks of one transaction.")] = 30.0,
-    check_max: Annotated[int, typer.Option(help="Answered checks after which a transaction is discarded.")] = 15,
+    check_max: Annotated[
+        int, typer.Option(help="Answered checks after which the discard policy decides about a transaction.")
+    ] = 15,
+    check_backoff: Annotated[
+        float, typer.Option(help="Factor by which the interval grows from check to check, to an hour at most.")
+    ] = 1.0,
+    discard: Annotated[
+        Literal["topic", "commit", "rollback"],
+        typer.Option(help="What becomes of a transaction then: moved to PREFIX.discarded, published, rolled back."),
+    ] = "topic",
+    partitions: Annotated[
+        int, typer.Option(help="Partitions of half, op and done, if they have to be created: so many share the work.")
+    ] = 2,
+    target_latency: Annotated[
+        float, typer.Option(help="Seconds that a Kafka transaction may take: groups grow and shrink to it.")
+    ] = 0.02,
     instance: Annotated[
         str | None,
         typer.Option(help="Name that no other running coordinator has, the same after a restart: it goes on at once."),
     ] = None,
+    session_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds after which one that fell silent loses its partitions; the broker's least is 6."),
+    ] = 6.0,
+    config: ClientSettings = None,
 ) -> None:
     """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
 
-    Any number may run: they share the work. Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
+    Any number may run: they share the work. For a discard policy that is a function, run a `penstock.Coordinator` in a
+    program of yours. Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
     """
     from penstock.transactions import Coordinator
 
@@ -42,7 +63,13 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
             transaction_timeout=transaction_timeout,
             check_interval=check_interval,
             check_max=check_max,
+            check_backoff=check_backoff,
+            discard=discard,
+            partitions=partitions,
+            target_latency=target_latency,
             instance=instance,
+            session_timeout=session_timeout,
+            config=client_settings(config),
         ) as running,
     ):
         typer.echo(f"The coordinator of {prefix!r} runs at {bootstrap_servers}; Ctrl-C stops it.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import log_to_stderr
+from penstock.cli.output import ClientSettings, client_settings, log_to_stderr
 from penstock.cli.tx_places import File, Place, Prefix, Servers, Sql
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
@@ -47,6 +47,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     sql: Sql = None,
     file: File = None,
     prefix: Prefix = "penstock",
+    config: ClientSettings = None,
     group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
     discarded: Annotated[bool, typer.Option("--discarded", help="Those in the discarded topic instead.")] = False,
@@ -59,7 +60,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     from penstock.cli.tx_text import discarded_rows, pending_rows
     from penstock.transactions.administration import KafkaAdministration
 
-    place = Place(bootstrap_servers, prefix, sql, file)
+    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config))
     if discarded:
         place.require_kafka("--discarded")
     with place.open() as store:
@@ -85,6 +86,7 @@ def show(  # noqa: PLR0917 - as `ls`
     sql: Sql = None,
     file: File = None,
     prefix: Prefix = "penstock",
+    config: ClientSettings = None,
     payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
 ) -> None:
     """Print one transaction: its messages, its state, and what operators did to it.
@@ -95,7 +97,7 @@ def show(  # noqa: PLR0917 - as `ls`
     from penstock.transactions.administration import KafkaAdministration
 
     _check_ids([transaction_id])
-    place = Place(bootstrap_servers, prefix, sql, file)
+    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config))
     if payload:
         place.require_kafka("--payload")
     with place.open() as store:
@@ -124,6 +126,7 @@ def commit(  # noqa: PLR0917 - as `ls`
     sql: Sql = None,
     file: File = None,
     prefix: Prefix = "penstock",
+    config: ClientSettings = None,
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
@@ -131,7 +134,9 @@ def commit(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(Place(bootstrap_servers, prefix, sql, file), "COMMIT", transaction_ids, reason, timeout)
+    _decide(
+        Place(bootstrap_servers, prefix, sql, file, client_settings(config)), "COMMIT", transaction_ids, reason, timeout
+    )
 
 
 def rollback(  # noqa: PLR0917 - as `ls`
@@ -140,6 +145,7 @@ def rollback(  # noqa: PLR0917 - as `ls`
     sql: Sql = None,
     file: File = None,
     prefix: Prefix = "penstock",
+    config: ClientSettings = None,
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
@@ -147,7 +153,13 @@ def rollback(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(Place(bootstrap_servers, prefix, sql, file), "ROLLBACK", transaction_ids, reason, timeout)
+    _decide(
+        Place(bootstrap_servers, prefix, sql, file, client_settings(config)),
+        "ROLLBACK",
+        transaction_ids,
+        reason,
+        timeout,
+    )
 
 
 def discard(  # noqa: PLR0917 - as `ls`
@@ -156,6 +168,7 @@ def discard(  # noqa: PLR0917 - as `ls`
     sql: Sql = None,
     file: File = None,
     prefix: Prefix = "penstock",
+    config: ClientSettings = None,
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
@@ -163,7 +176,13 @@ def discard(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(Place(bootstrap_servers, prefix, sql, file), "DISCARD", transaction_ids, reason, timeout)
+    _decide(
+        Place(bootstrap_servers, prefix, sql, file, client_settings(config)),
+        "DISCARD",
+        transaction_ids,
+        reason,
+        timeout,
+    )
 
 
 def resume(  # noqa: PLR0917 - as `ls`
@@ -172,6 +191,7 @@ def resume(  # noqa: PLR0917 - as `ls`
     sql: Sql = None,
     file: File = None,
     prefix: Prefix = "penstock",
+    config: ClientSettings = None,
     reason: Reason = "",
     again: Annotated[
         bool, typer.Option("--again", help="Also what was brought back before; it may become visible twice.")
@@ -185,7 +205,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
     _check_ids([transaction_id])
     log_to_stderr()
-    place = Place(bootstrap_servers, prefix, sql, file)
+    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config))
     if again:
         place.require_kafka("--again")
     with place.open() as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -40,6 +41,8 @@ class Place(NamedTuple):
     prefix: str
     sql: str | None
     file: Path | None
+    #: Settings of the Kafka clients, for a store in Kafka.
+    config: Mapping[str, str]
 
     @property
     def name(self) -> str:
@@ -69,7 +72,7 @@ class Place(NamedTuple):
             )
         from penstock.transactions.administration import KafkaAdministration
 
-        return KafkaAdministration(self.bootstrap_servers, self.prefix)
+        return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config)
 
     def require_kafka(self, option: str) -> None:
         """Refuse an option that only a store in Kafka has."""

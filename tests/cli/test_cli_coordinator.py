@@ -1,0 +1,131 @@
+"""What `penstock coordinator`, `penstock tx` and `App(coordinator=...)` give to a coordinator and the Kafka clients."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Self
+
+import pytest
+
+from commands import Command
+from penstock import App, Coordinator, transactions
+from penstock.cli.coordinator import coordinator
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError
+from penstock.message import Message
+
+#: Arguments of `Coordinator` that a command line cannot give.
+NOT_GIVEN = {"self", "check_timeout", "telemetry"}
+
+
+class Recorder:
+    """A coordinator that notes what it was made with, and ends at once."""
+
+    made: list[dict[str, Any]]
+
+    def __init__(self, **arguments: object) -> None:
+        self.made.append(arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout: float) -> bool:
+        return timeout > 0
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of coordinators that a command makes."""
+    Recorder.made = []
+    monkeypatch.setattr(transactions, "Coordinator", Recorder)
+    return Recorder.made
+
+
+def test_the_command_has_every_argument_of_a_coordinator_with_its_default() -> None:
+    of_class = inspect.signature(Coordinator.__init__).parameters
+    of_command = inspect.signature(coordinator).parameters
+
+    assert set(of_command) == set(of_class) - NOT_GIVEN
+    assert {name: one.default for name, one in of_command.items()} == {
+        name: of_class[name].default for name in of_command
+    }
+
+
+def test_every_option_reaches_the_coordinator(penstock_command: Command, made: list[dict[str, Any]]) -> None:
+    options = "--discard rollback --check-backoff 2 --target-latency 0.5 --session-timeout 9 --partitions 7"
+    settings = "--config security.protocol=SASL_SSL --config sasl.password=a=b"
+
+    outcome = penstock_command("coordinator", "--bootstrap-servers", "b:1", *options.split(), *settings.split())
+
+    assert outcome.code == 0, outcome.err
+    (arguments,) = made
+    assert arguments["config"] == {"security.protocol": "SASL_SSL", "sasl.password": "a=b"}
+    names = ("discard", "check_backoff", "target_latency", "session_timeout", "partitions")
+    assert [arguments[name] for name in names] == ["rollback", 2.0, 0.5, 9.0, 7]
+
+
+def test_settings_may_come_from_the_environment(
+    penstock_command: Command, made: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG", "security.protocol=SASL_SSL sasl.password=secret")
+
+    assert penstock_command("coordinator", "--bootstrap-servers", "b:1").code == 0
+
+    assert made[0]["config"] == {"security.protocol": "SASL_SSL", "sasl.password": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("--discard=ask", "--discard"), ("--config=secret", "NAME=VALUE"), ("--config==secret", "NAME=VALUE")],
+)
+def test_an_option_without_sense_is_told_and_a_secret_is_not(penstock_command: Command, option: str, told: str) -> None:
+    outcome = penstock_command("coordinator", "--bootstrap-servers", "127.0.0.1:1", option)
+
+    assert outcome.code == 2
+    assert told in outcome.err
+    assert "secret" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("coordinator",), ("tx", "ls"), ("tx", "commit", "018f4e9c-5c1e-7abc-8def-0123456789ab")],
+    ids=" ".join,
+)
+def test_settings_reach_the_kafka_clients(
+    penstock_command: Command, arguments: tuple[str, ...], broker: DevBroker
+) -> None:
+    outcome = penstock_command(
+        *arguments, "--bootstrap-servers", broker.bootstrap_servers, "--config", "security.protocol=nonsense"
+    )
+
+    assert outcome.code == 2
+    assert "security.protocol" in outcome.err
+
+
+def test_an_app_runs_a_coordinator_that_was_made_for_it(broker: DevBroker, new_topic: Any) -> None:
+    topic = new_topic()
+    own = Coordinator(bootstrap_servers=broker.bootstrap_servers, prefix=f"store.{topic}", check_backoff=2.0)
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, coordinator=own)
+
+    @app.handler(topic)
+    def handle(message: Message) -> None:
+        pass
+
+    running = app.start()
+    assert not own.wait(0), "it runs"
+    running.stop()
+    assert own.wait(0), "it ended with the app"
+
+
+def test_an_app_is_told_what_is_no_coordinator() -> None:
+    app = App("a", bootstrap_servers="127.0.0.1:1", coordinator={"check_max": 3})  # type: ignore[arg-type] # on purpose
+
+    @app.handler("t")
+    def handle(message: Message) -> None:
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"coordinator must be .* but is a dict"):
+        app.start()
