@@ -6,7 +6,9 @@ import random
 import statistics
 
 import pytest
+from transaction_tools import Bench
 
+from penstock.transactions import coordinator
 from penstock.transactions.group_limit import GroupLimit
 
 
@@ -29,6 +31,25 @@ def test_groups_grow_and_shrink_with_their_time() -> None:
     assert quick > 2 * begun
     assert slow <= 1.2 * 0.016 / 20e-6
     assert quick_again > 2 * slow
+
+
+def test_the_target_latency_of_a_coordinator_sizes_its_groups(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[GroupLimit] = []
+
+    class Noted(GroupLimit):
+        def __init__(self, target_s: float) -> None:
+            super().__init__(target_s)
+            made.append(self)
+
+    monkeypatch.setattr(coordinator, "GroupLimit", Noted)
+    for target_latency in (0.01, 0.2):
+        bench.coordinator(target_latency=target_latency).stop()
+
+    short, long = (run(limit, 20e-6, 60) for limit in made)
+
+    # What ends within the target: 0.006 s, and 0.196 s, of 20 microseconds each; and no group is kept below 500.
+    assert short == 500
+    assert 0.6 * 9_800 < long < 1.2 * 9_800
 
 
 def test_a_broker_that_is_slow_whatever_a_group_holds_gets_large_groups() -> None:

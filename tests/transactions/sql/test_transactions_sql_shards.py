@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import counted, settled
+from sqlalchemy.pool import NullPool
 from transaction_tools import child, kill, line_of
 
 from databases import TestDatabase
@@ -83,6 +84,25 @@ def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> Non
     # Each has a refusal that one of them counted; of what is there, each tells all.
     assert sum(settler.statistics().refused for settler in settlers) == 8
     assert [settler.statistics().pending for settler in settlers] == [12, 12]
+
+
+@ONE_DATABASE
+def test_a_shard_whose_row_somebody_holds_keeps_nobody_from_the_others(sql_bench: SqlBench) -> None:
+    sql_bench.shards = 4
+    send(sql_bench, range(20))
+    of_others = sql_bench.database.rows("SELECT count(*) FROM penstock_tx WHERE shard <> 0")[0][0]
+    assert 0 < of_others < 20
+
+    holder = sa.create_engine(sql_bench.database.url, poolclass=NullPool).connect()
+    with holder, holder.begin():
+        holder.exec_driver_sql("SELECT * FROM penstock_shard WHERE number = 0 FOR UPDATE")
+        settler = sql_bench.settler(**OPTIONS)
+        statistics = counted(settler, committed=of_others, partitions=3)
+        assert (statistics.committed, statistics.partitions) == (of_others, 3)
+        assert statistics.pending == 20 - of_others
+
+    settled(settler, committed=20, partitions=4)
+    assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
 
 
 @pytest.mark.parametrize(
