@@ -6,6 +6,7 @@ what to do next. Payloads, keys and secrets never appear in one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 
@@ -109,6 +110,25 @@ class DevBrokerError(PenstockError, RuntimeError):
     """The embedded broker, or what it needs, could not be started."""
 
 
+def raised() -> BaseException:
+    """Return what a bare `except:` has caught, as an exception.
+
+    The client library's `KafkaError` can be raised: the library does, out of the callbacks of a poll, and so does a
+    user's `raise message.error()`. But it descends from `object` alone. `except BaseException` lets it pass, so that a
+    thread ends of it in silence, and neither logging nor a traceback can show it. Where a thread begins, and where
+    users' code is called, stands a bare `except:` therefore, and this.
+    """
+    error: object = sys.exc_info()[1]
+    if isinstance(error, BaseException):
+        return error
+    wrapped = PenstockError(
+        f"{error} was raised, which is no exception; where your own code raises it, write `raise KafkaException(error)`"
+    )
+    # What was caught would stand as its context, and no traceback could be printed.
+    wrapped.__suppress_context__ = True
+    return wrapped
+
+
 __all__ = [
     "BatchError",
     "BrokerConnectionError",
@@ -130,4 +150,5 @@ __all__ = [
     "TopicNotFoundError",
     "TransactionError",
     "TransactionRefusedError",
+    "raised",
 ]

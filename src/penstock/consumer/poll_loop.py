@@ -26,7 +26,7 @@ from penstock.consumer.routes import Route
 from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, raised
 from penstock.garbage import collection_put_off
 from penstock.kafka import reason
 from penstock.message import Record
@@ -122,8 +122,8 @@ class PollLoop:
             deadline = self.begin_drain()
             while not self.drain_step(deadline):
                 pass
-        except BaseException as error:  # noqa: BLE001 - whatever it is, waiters must hear of it
-            self.fail(error)
+        except:  # noqa: E722 - see `raised`; waiters must hear of it
+            self.fail(raised())
         finally:
             self.leave()
 
@@ -269,6 +269,8 @@ class PollLoop:
         except (KafkaException, RuntimeError) as error:
             why = reason(error) if isinstance(error, KafkaException) else str(error)
             _log.warning("leaving the group: %s; what was not committed is handled again", why)
+        except:  # noqa: E722 - as in `run`
+            self.fail(raised())
 
 
 __all__ = ["PollLoop", "Polled"]

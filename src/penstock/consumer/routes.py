@@ -10,7 +10,7 @@ from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.rates import Meter, Pace
 from penstock.consumer.retries import RetryPolicy
-from penstock.errors import MessageFormatError, PenstockError
+from penstock.errors import MessageFormatError, PenstockError, raised
 from penstock.message import DecodedMessage, Message, Record
 
 Invoke = Callable[..., object]
@@ -140,8 +140,8 @@ class Route:
             return True
         try:
             return bool(accept(Message(record)))
-        except BaseException as error:  # noqa: BLE001 - the user's code; it is this message's failure
-            return Failed(error)
+        except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
+            return Failed(raised())
 
     def admit(self, identity: Hashable, record: Record, now: float) -> Answer:
         """Return the message to hand over now, or why not.
@@ -169,7 +169,8 @@ class Route:
         value = record.value()
         try:
             return DecodedMessage(record, None if value is None else decode(value))
-        except BaseException as error:  # noqa: BLE001 - a decoder raises what it likes: a panic in Rust is no Exception
+        except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
+            error = raised()
             failure = MessageFormatError(
                 f"the value cannot be decoded: {type(error).__name__}; mend its producer or the decoder"
             )

@@ -118,7 +118,8 @@ class ConsumerSettings:
         user's config says otherwise.
         """
         protocol = {}
-        if self.config.get("group.protocol", "classic") == "classic":
+        # The client does not mind its case.
+        if str(self.config.get("group.protocol", "classic")).lower() == "classic":
             protocol["partition.assignment.strategy"] = _COOPERATIVE
         own = {}
         process = os.environ.get(check.PROCESS_VARIABLE)

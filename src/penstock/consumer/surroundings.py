@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.routes import Invoke
+from penstock.errors import raised
 from penstock.message import Message
 
 _log = logging.getLogger(__name__)
@@ -67,13 +68,13 @@ def _hooks(middlewares: Sequence[Middleware], work: Message | list[Message]) -> 
                 begun.append((middleware, message))
                 middleware.before(message)
         yield
-    except BaseException as raised:  # noqa: BLE001 - it is raised again below
-        error = raised
+    except:  # noqa: E722 - see `raised`; it is raised again below
+        error = raised()
     for middleware, message in reversed(begun):
         try:
             middleware.after(message, error)
-        except BaseException as raised:  # noqa: BLE001 - the same; those further out are told of it
-            error = raised
+        except:  # noqa: E722 - the same; those further out are told of it
+            error = raised()
     if error is not None:
         raise error
 

@@ -20,6 +20,7 @@ from penstock.consumer.handlers import Kind
 from penstock.consumer.routes import Failed, disregarded
 from penstock.consumer.stations import Outcome, Station
 from penstock.consumer.visits import Desk
+from penstock.errors import raised
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -130,8 +131,8 @@ class TaskPool:
         self._beat()
         try:
             self._loop.run_forever()
-        except BaseException as error:  # noqa: BLE001 - a defect must stop the consumer, not one thread in silence
-            self._desk.fail(error)
+        except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
+            self._desk.fail(raised())
         finally:
             try:
                 self._loop.run_until_complete(self._end())
@@ -201,8 +202,8 @@ class TaskPool:
                                 raise
                             # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
                             outcome = Failed(error)
-                        except BaseException as error:  # noqa: BLE001 - a handler may raise what it likes
-                            outcome = Failed(error)
+                        except:  # noqa: E722 - see `raised`; a handler may raise what it likes
+                            outcome = Failed(raised())
                         else:
                             if outcome is not None and not isinstance(outcome, DeferredCompletion):
                                 outcome = disregarded(outcome)

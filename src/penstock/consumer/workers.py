@@ -25,6 +25,7 @@ from penstock.consumer.handlers import Kind
 from penstock.consumer.routes import Failed, disregarded
 from penstock.consumer.stations import Outcome, Station
 from penstock.consumer.visits import Desk
+from penstock.errors import raised
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -45,8 +46,8 @@ def call(station: Station, work: object) -> Outcome:
     """Call a station's handler and return what came of it."""
     try:
         returned = station.invoke(work)
-    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
-        return Failed(error)
+    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+        return Failed(raised())
     return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
 
 
@@ -79,8 +80,8 @@ class Worker:
                             break
                         self.asleep = False
                     self._serve(lane)
-        except BaseException as error:  # noqa: BLE001 - a defect must stop the consumer, not one thread in silence
-            pool.desk.fail(error)
+        except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
+            pool.desk.fail(raised())
         finally:
             pool.closing()
 
@@ -97,8 +98,8 @@ class Worker:
                 # `call`, written out: it is most of what an empty handler costs.
                 try:
                     outcome = station.invoke(work)  # type: ignore[assignment] # anything but a deferral is ignored
-                except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
-                    outcome = Failed(error)
+                except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+                    outcome = Failed(raised())
                 else:
                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
                         outcome = disregarded(outcome)

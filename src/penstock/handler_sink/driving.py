@@ -16,7 +16,7 @@ from typing import cast
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.routes import Failed, disregarded
-from penstock.errors import SinkError
+from penstock.errors import SinkError, raised
 from penstock.handler_sink.lines import Job, Lines
 
 Now = Callable[[], float]
@@ -51,8 +51,8 @@ def _called(job: Job) -> Failed | None:
     """Call a plain handler."""
     try:
         returned = job.route.invoke(job.work)
-    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
-        return Failed(error)
+    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+        return Failed(raised())
     return None if returned is None else outcome_of(returned, job.route.handler)
 
 
@@ -176,8 +176,8 @@ class AsyncDriver:
                 raise
             # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
             return Failed(error)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
-            return Failed(error)
+        except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+            return Failed(raised())
         return None if returned is None else outcome_of(returned, route.handler)
 
 

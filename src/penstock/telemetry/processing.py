@@ -22,6 +22,7 @@ from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
+from penstock.errors import raised
 from penstock.message import Message
 from penstock.telemetry import names
 from penstock.telemetry.complaints import Complaints
@@ -114,8 +115,8 @@ class Processing:
             running = begin(start, given)
             try:
                 answer = invoke(given)
-            except BaseException as error:
-                finish(running, error)
+            except:
+                finish(running, raised())
                 raise
             finish(running, None)
             return answer
@@ -132,8 +133,8 @@ class Processing:
             running = begin(start, given)
             try:
                 answer = await invoke(given)
-            except BaseException as error:
-                finish(running, error)
+            except:
+                finish(running, raised())
                 raise
             finish(running, None)
             return answer

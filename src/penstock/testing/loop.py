@@ -11,7 +11,7 @@ from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
 from penstock.consumer.routes import Failed
 from penstock.consumer.stations import Outcome
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, raised
 from penstock.testing.stepping import SteppedConsumer, SteppedWorker
 
 ResultT = TypeVar("ResultT")
@@ -111,8 +111,8 @@ class TaskRunner:
                 if isinstance(error, KeyboardInterrupt) or _is_cancelled():
                     raise
                 outcome = Failed(error)
-            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
-                outcome = Failed(error)
+            except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+                outcome = Failed(raised())
             else:
                 outcome = returned if isinstance(returned, DeferredCompletion) else None
             worker.go_on(outcome)

@@ -10,7 +10,7 @@ from functools import partial
 
 from confluent_kafka import KafkaException
 
-from penstock.errors import DecisionNotStoredError
+from penstock.errors import DecisionNotStoredError, raised
 from penstock.kafka import reason
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.records import Author, CheckRequest, Verdict
@@ -107,9 +107,9 @@ class Checker:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
             self._stopping.wait(_WAIT_S)
             return
-        except Exception:  # noqa: BLE001 - whatever it is, the next try may succeed
+        except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
             # A thread that ended here would leave the group without answers, and nobody told.
-            _log.exception("checks of group %s cannot be taken; trying again", self._group)
+            _log.error("checks of group %s cannot be taken; trying again", self._group, exc_info=raised())
             self._stopping.wait(_WAIT_S)
             return
         for request in requests:
@@ -149,14 +149,11 @@ class Checker:
                     half.topic, half.key, half.value, half.headers, half.transaction_id, request.check_number - 1
                 )
             )
-        except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: a CancelledError, too
+        except:  # noqa: E722 - see `raised`; the user's function may raise anything
             # Like RocketMQ's, a check that fails is no decision.
-            _log.exception(
-                "check %d of transaction %s raised %s; the answer is UNKNOWN",
-                request.check_number,
-                half.transaction_id,
-                type(error).__name__,
-            )
+            error = raised()
+            text = "check %d of transaction %s raised %s; the answer is UNKNOWN"
+            _log.error(text, request.check_number, half.transaction_id, type(error).__name__, exc_info=error)
         else:
             if isinstance(state, TransactionState):
                 return state

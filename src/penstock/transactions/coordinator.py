@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from penstock.config import ClientConfig, positive, positive_int, reserved
-from penstock.errors import ConfigurationError, StoppedError
+from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
 from penstock.transactions.broker_clock import BrokerClock
@@ -144,7 +144,7 @@ class Coordinator:
         # Written by start() under its lock.
         self._thread: threading.Thread | None = None
         # Written by the coordinator's thread when it dies of an error, read by stop() after joining it.
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._counts = Counts()
         self._ration = RationedLog()
         # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
@@ -287,10 +287,10 @@ class Coordinator:
             membership.join()
             while not self._stopping.is_set():
                 settling.round()
-        except Exception as error:  # noqa: BLE001 - kept for stop(), which raises it
+        except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
             # Bad input never comes here: this is a mistake of penstock or a setting that Kafka refuses for good.
-            _log.exception("the coordinator of %s stops", self._prefix)
-            self._failure = error
+            self._failure = raised()
+            _log.error("the coordinator of %s stops", self._prefix, exc_info=self._failure)
         finally:
             self._stopping.set()
             if observed is not None:

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, get_args
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, raised
 from penstock.transactions.model import DiscardPolicy, HalfMessage, TransactionState
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.slots import Slots
@@ -167,9 +167,10 @@ def _answer(policy: _Policy, half: Half, check_count: int) -> Verdict:
     transaction_id = half.transaction_id
     try:
         state: object = policy(HalfMessage(half.topic, half.key, half.value, half.headers, transaction_id, check_count))
-    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: a SystemExit, too
+    except:  # noqa: E722 - see `raised`; the user's function may raise anything
+        error = raised()
         text = "the discard policy raised %s for transaction %s: it counts as UNKNOWN"
-        _log.exception(text, type(error).__name__, transaction_id)
+        _log.error(text, type(error).__name__, transaction_id, exc_info=error)
         return Verdict.DISCARD
     if isinstance(state, TransactionState):
         return _ANSWERS[state]

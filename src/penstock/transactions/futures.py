@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar, cast
 
+from penstock.errors import raised
+
 _log = logging.getLogger("penstock.transactions")
 
 T = TypeVar("T")
@@ -128,8 +130,9 @@ class Pledge(Generic[T]):
         except KeyboardInterrupt:
             # It is meant for the thread that this is: the main one.
             raise
-        except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: a CancelledError, too
-            _log.exception("a callback of a transaction raised %s", type(error).__name__)
+        except:  # noqa: E722 - see `raised`; the user's function may raise anything
+            error = raised()
+            _log.error("a callback of a transaction raised %s", type(error).__name__, exc_info=error)
 
     def _wait(self, timeout: float | None) -> None:
         if self._set:

@@ -15,6 +15,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+from penstock.errors import raised
+
 _log = logging.getLogger("penstock.transactions")
 
 #: For each slot so many threads may be given up; more are not replaced, for a process has no endless memory.
@@ -148,8 +150,9 @@ class Slots:
                 slot.label, slot.on_given_up, slot.since = label, on_given_up, time.monotonic()
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001 - a slot outlives whatever runs in it: a SystemExit, too
-                _log.exception("%s failed with %s", label, type(error).__name__)
+            except:  # noqa: E722 - see `raised`; a slot outlives whatever runs in it
+                error = raised()
+                _log.error("%s failed with %s", label, type(error).__name__, exc_info=error)
             if not self._goes_on(slot):
                 return
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import raised
 from penstock.transactions.publisher import BATCH_BYTES, NotPublishedError, Publisher
 from penstock.transactions.settlement import Share
 
@@ -58,7 +59,7 @@ class Turns:
         # Whether the thread has handed the work on to the client library, or failed to.
         self._produced = threading.Event()
         # The other way round; an exception that nobody foresaw comes back as it is.
-        self._landed: queue.SimpleQueue[Landing | Exception] = queue.SimpleQueue()
+        self._landed: queue.SimpleQueue[Landing | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"penstock-publisher-{name}", daemon=True)
 
     def open(self) -> None:
@@ -141,7 +142,7 @@ class Turns:
         except queue.Empty:
             return None
         self._flying = False
-        if isinstance(landed, Exception):
+        if isinstance(landed, BaseException):
             raise landed
         return landed
 
@@ -154,8 +155,8 @@ class Turns:
                 publisher.publish(shares, group_metadata, self._produced.set)
             except NotPublishedError as known:
                 error = known
-            except Exception as unforeseen:  # noqa: BLE001 - raised again by the coordinator's thread
-                self._landed.put(unforeseen)
+            except:  # noqa: E722 - see `raised`; raised again by the coordinator's thread
+                self._landed.put(raised())
                 continue
             finally:
                 self._produced.set()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import ConfigurationError, StoppedError
+from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions.done_log import DoneLog, create_done_log
 from penstock.transactions.file.asking import FileAsker
@@ -69,7 +69,7 @@ class FileSettler:
         self._outbound: Outbound | None = None
         self._asker: FileAsker | None = None
         # Written by the thread when it dies of an error, read by stop() after joining it.
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         # The thread's own: what was being published when an end was in doubt; published, and not durably settled yet.
         self._doubtful: list[Kept] = []
         # Ids of published transactions that could not be settled for lack of room. Guarded by the store's lock.
@@ -175,9 +175,9 @@ class FileSettler:
                 asker.round()
                 self._tend(opened, outbound)
                 self._wait(opened)
-        except Exception as error:  # noqa: BLE001 - kept for stop(), which raises it
-            _log.exception("the coordinator of %s stops", self._store.path)
-            self._failure = error
+        except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
+            self._failure = raised()
+            _log.error("the coordinator of %s stops", self._store.path, exc_info=self._failure)
         finally:
             self._stopping.set()
             if observed is not None:

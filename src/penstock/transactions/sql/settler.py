@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import sqlalchemy as sa
 from confluent_kafka import KafkaException
 
-from penstock.errors import BrokerConnectionError, StoppedError
+from penstock.errors import BrokerConnectionError, StoppedError, raised
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions.done_log import DoneLog, create_done_log
 from penstock.transactions.ids import new_id
@@ -157,9 +157,9 @@ class SqlSettler:
                     self._stopping.wait(_PAUSE_S)
                 else:
                     self._stopping.wait(_BUSY_S if busy else _IDLE_S)
-        except BaseException as error:  # noqa: BLE001 - whatever ended it, stop() tells
-            self._error = error
-            _log.exception("the coordinator of the SQL store ends")
+        except:  # noqa: E722 - see `raised`; whatever ended it, stop() tells
+            self._error = raised()
+            _log.error("the coordinator of the SQL store ends", exc_info=self._error)
         finally:
             if observed is not None:
                 observed.close()
