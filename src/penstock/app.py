@@ -63,7 +63,7 @@ class App:
         stop_timeout: seconds a stop may drain, and a sink's batch may take meanwhile.
         revoke_timeout: seconds a revocation waits for running handlers.
         stall_after: seconds in a handler after which the watchdog reports a message.
-        dead_letter_limit: when the app stops rather than write one more dead letter.
+        dead_letter_limit: when the app stops rather than give up one more message.
         middlewares: hooks around every handler, the first outermost.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
 

@@ -55,10 +55,10 @@ def set_topic(admin: AdminClient, topic: str, name: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
-        (DeadLetterLimit(consecutive=3), (3, "3 dead letters were written in a row")),
+        (DeadLetterLimit(consecutive=3), (3, "3 messages were given up in a row")),
         (
             DeadLetterLimit(ratio=0.5, at_least=5),
-            (4, "4 of 4 messages became dead letters, and the limit is 0.5"),
+            (4, "4 of 4 messages were given up, and the limit is 0.5"),
         ),
     ],
 )
@@ -87,6 +87,31 @@ def test_a_limit_stops_the_consumer_in_order_though_more_letters_wait_and_keeps_
     assert len(letters) == written
     assert consumer.statistics().dead_letters <= written
     assert at.offset <= written
+
+
+def test_a_limit_stops_a_consumer_that_drops_everything_and_keeps_the_offset(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k%d" % i, b"poison") for i in range(200)])
+
+    def function(message: Message) -> None:
+        raise PoisonError
+
+    consumer = LitePushConsumer(
+        f"g-{topic}",
+        {topic: handler(function, retry_policy=retry(attempts=1), dead_letter="drop")},
+        bootstrap_servers=broker.bootstrap_servers,
+        settings=ConsumerSettings(workers=4, dead_letter_limit=DeadLetterLimit(consecutive=3)),
+    ).start()
+    with pytest.raises(PenstockError, match=r"3 messages were given up in a row .* is not given up") as stopped:
+        wait_until(consumer.wait)
+    with pytest.raises(PenstockError):
+        consumer.stop()
+
+    assert isinstance(stopped.value.__cause__, PoisonError)
+    assert consumer.statistics().dropped == 3
+    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset <= 3
 
 
 def test_a_message_handled_in_between_begins_the_count_of_dead_letters_anew(

@@ -366,7 +366,7 @@ def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is
 
 
 def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProducer) -> None:
-    with pytest.raises(SinkError, match=r"3 dead letters were written in a row .* orders\[0\]@3 is not given up"):
+    with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
         run_task(
             [Row(b"k%d" % n, n) for n in range(9)],
             {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)},
@@ -374,3 +374,12 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProd
         )
 
     assert len(producer.sent) == 3
+
+
+def test_a_task_that_drops_everything_is_stopped_by_the_limit() -> None:
+    with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
+        run_task(
+            [Row(b"k%d" % n, n) for n in range(9)],
+            {"orders": handler(failing, retry_policy=ONCE, dead_letter="drop")},
+            limit=DeadLetterLimit(consecutive=3),
+        )

@@ -1,7 +1,8 @@
-"""Limits on dead letters: a consumer that gives up everything should stop, not empty its topics into another."""
+"""Limits on what is given up: a consumer that loses everything should stop, not empty its topics."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterLimit:
-    """When a consumer stops rather than write one more dead letter.
+    """When a consumer stops rather than give up one more message, be it written as a dead letter or dropped.
 
     Attributes:
-        consecutive: so many dead letters with no message handled in between; None for no limit.
+        consecutive: so many messages given up with none handled in between; None for no limit.
         ratio: so large a part of all messages that are done, from 0 to 1; None for no limit.
         at_least: messages that must be done before the ratio counts.
     """
@@ -37,7 +38,7 @@ class DeadLetterLimit:
 
 
 class DeadLetterLimits:
-    """Counts dead letters against a limit. On the poll thread only.
+    """Counts what is given up against a limit. Thread-safe: the poll thread asks for dead letters, visits for drops.
 
     Args:
         limit: the limit.
@@ -47,31 +48,33 @@ class DeadLetterLimits:
     def __init__(self, limit: DeadLetterLimit, handled: Callable[[], int]) -> None:
         self._limit = limit
         self._handled = handled
+        # Guards the fields below.
+        self._lock = threading.Lock()
         self._count = 0
         self._in_a_row = 0
         self._handled_then = 0
 
     def check(self, outgoing: Outgoing) -> None:
-        """Count a dead letter that is about to be written.
+        """Count a message that is about to be given up.
 
         Raises:
-            PenstockError: it would be one too many; it is not written, and its offset is kept.
+            PenstockError: it would be one too many; it is not given up, and its offset is kept.
         """
         limit = self._limit
         if limit.consecutive is None and limit.ratio is None:
             return
-        handled = self._handled()
-        self._in_a_row = self._in_a_row + 1 if handled == self._handled_then else 1
-        self._handled_then = handled
-        self._count += 1
-        done = self._count + handled
+        with self._lock:
+            handled = self._handled()
+            self._in_a_row = in_a_row = self._in_a_row + 1 if handled == self._handled_then else 1
+            self._handled_then = handled
+            self._count += 1
+            count = self._count
+        done = count + handled
         why = None
-        if limit.consecutive is not None and self._in_a_row > limit.consecutive:
-            why = f"{limit.consecutive} dead letters were written in a row with no message handled in between"
-        elif limit.ratio is not None and done >= limit.at_least and self._count > limit.ratio * done:
-            why = (
-                f"{self._count - 1} of {done - 1} messages became dead letters, and the limit is {limit.ratio:g} of all"
-            )
+        if limit.consecutive is not None and in_a_row > limit.consecutive:
+            why = f"{limit.consecutive} messages were given up in a row with none handled in between"
+        elif limit.ratio is not None and done >= limit.at_least and count > limit.ratio * done:
+            why = f"{count - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
         if why is not None:
             raise PenstockError(
                 f"{why}: {outgoing.fetch.assignment}@{outgoing.record.offset()} is not given up and the consumer "

@@ -71,7 +71,8 @@ class Outbox:
         self._group = group
         self._clock = clock
         self._timers = timers
-        self._limits = limits
+        #: What stops a consumer that gives up everything. Thread-safe: drops ask it too.
+        self.limits = limits
         # With whether it is sent for the first time.
         self._queue: deque[tuple[Outgoing, Durable, bool]] = deque()
         self._producer: ProducerClient | None = None
@@ -127,7 +128,7 @@ class Outbox:
             durable()
             return
         if one.retry is None and first:
-            self._limits.check(one)
+            self.limits.check(one)
         topic, headers = self._addressed(one)
         if self.trace is not None:
             headers = self.trace(topic, headers)

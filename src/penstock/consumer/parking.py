@@ -179,6 +179,11 @@ class Parking:
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
             self._send(Outgoing(fetch, index, record, error, parked.attempts, again), lane, key, parked)
         elif handler.on_failure is OnFailure.DROP:
+            try:
+                self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.attempts, None))
+            except PenstockError as too_many:
+                self._fail(too_many)
+                return
             _log.error(
                 "%s was dropped: %s failed it %d times, last with %s",
                 place,

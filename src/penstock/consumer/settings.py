@@ -57,7 +57,7 @@ class ConsumerSettings:
         stop_timeout: how long a stop waits for what was taken in.
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions.
         stall_after: how long a message may be in a handler before the watchdog reports it.
-        dead_letter_limit: when the consumer stops rather than write one more dead letter.
+        dead_letter_limit: when the consumer stops rather than give up one more message.
         fetch_size: messages taken from the client in one go, at most.
         run_seconds: a worker's time slice with one lane.
         telemetry: where spans and metrics go; None for none.

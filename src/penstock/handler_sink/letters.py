@@ -11,6 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.cluster import ProducerClient
+from penstock.consumer.handlers import OnFailure
 from penstock.consumer.limits import DeadLetterLimit
 from penstock.consumer.routes import Route
 from penstock.dead_letter_headers import DeadLetterOrigin, write
@@ -35,7 +36,7 @@ class LetterSettings:
     Attributes:
         group: the consumer group, for the headers.
         producer: the producer's settings, by librdkafka's names; they may hold secrets.
-        limit: when a task fails rather than write one more.
+        limit: when a task fails rather than give up one more message.
     """
 
     group: str
@@ -71,7 +72,9 @@ class TaskLetters:
         self._handled_then = 0
 
     def put(self, record: Record, route: Route, error: BaseException, attempts: int) -> None:
-        """Send a message to its dead-letter topic; `flush` tells whether it came there.
+        """Count a message that is given up; send it to its dead-letter topic where its handler wants that.
+
+        `flush` tells whether it came there.
 
         Raises:
             SinkError: it is one too many, or it cannot be sent.
@@ -79,6 +82,8 @@ class TaskLetters:
         handler = route.handler
         place = f"{record.topic()}[{record.partition()}]@{record.offset()}"
         self._check(place, error)
+        if handler.on_failure is not OnFailure.DEAD_LETTER:
+            return
         topic = handler.dead_letter_topic.replace("{topic}", record.topic())
         origin = DeadLetterOrigin.of(record, error, group=self._settings.group, attempts=attempts)
         headers = write(handler.dead_letter_format, record, origin)
@@ -112,17 +117,17 @@ class TaskLetters:
                 return
 
     def _check(self, place: str, error: BaseException) -> None:
-        """Count a dead letter against the limit."""
+        """Count a message that is given up against the limit."""
         limit, counts = self._settings.limit, self._counts()
         self._in_a_row = self._in_a_row + 1 if counts.handled == self._handled_then else 1
         self._handled_then = counts.handled
-        letters = counts.dead_letters + 1
-        done = letters + counts.handled
+        lost = counts.dead_letters + counts.dropped + 1
+        done = lost + counts.handled
         why = None
         if limit.consecutive is not None and self._in_a_row > limit.consecutive:
-            why = f"{limit.consecutive} dead letters were written in a row with no message handled in between"
-        elif limit.ratio is not None and done >= limit.at_least and letters > limit.ratio * done:
-            why = f"{letters - 1} of {done - 1} messages became dead letters, and the limit is {limit.ratio:g} of all"
+            why = f"{limit.consecutive} messages were given up in a row with none handled in between"
+        elif limit.ratio is not None and done >= limit.at_least and lost > limit.ratio * done:
+            why = f"{lost - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
         if why is not None:
             raise SinkError(
                 f"{why}: {place} is not given up, the query ends and the batch comes again; find what fails every "

@@ -73,7 +73,7 @@ class Lines:
     Args:
         records: the rows, in the order in which they are to be handled.
         routes: the handler of each topic.
-        give_up: called with a message whose retries are exhausted and whose handler wants dead letters.
+        give_up: called with a message whose retries are exhausted, to be written as a dead letter or dropped.
         max_parked: messages that may wait; no row is taken in while so many do. Those that failed in a call under way
             come on top.
         max_parked_bytes: bytes of values that may wait, likewise.
@@ -307,8 +307,8 @@ class Lines:
                 f"{handler.name} failed {place} {tries} times, last with {type(error).__name__}; the query ends and "
                 "the batch comes again: mend the handler, or choose dead_letter=True or 'drop'"
             ) from error
+        self._give_up(record, route, error, tries)
         if handler.on_failure is OnFailure.DEAD_LETTER:
-            self._give_up(record, route, error, tries)
             self.counts.dead_letters += 1
         else:
             _log.error(
