@@ -14,7 +14,7 @@ from kafka_tools import Recorder, committed, produce, read_all
 from penstock.consumer import ConsumerSettings, LitePushConsumer, RetryPolicy, handler, retry
 from penstock.consumer import outbox as outbox_module
 from penstock.devbroker import DevBroker
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RetryLater
 from penstock.kafka import TopicSpec, ensure_topics
 from penstock.message import Message
 from waiting import wait_until
@@ -216,3 +216,12 @@ def test_the_delays_are_what_tenacity_says() -> None:
 
     assert delays == [1, 3, 5]
     assert too_late is None
+
+
+def test_a_stop_that_counts_the_next_wait_in_is_asked_as_tenacity_asks_it() -> None:
+    policy = retry(stop=tenacity.stop_before_delay(10), wait=tenacity.wait_fixed(8))
+
+    assert policy.delay_after(1, 0.0, PoisonError()) == 8
+    assert policy.delay_after(2, 8.0, PoisonError()) is None
+    assert policy.delay_after(1, 0.0, RetryLater(12)) is None
+    assert policy.delay_after(1, 3.0, RetryLater(5)) == 5

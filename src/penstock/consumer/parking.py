@@ -19,7 +19,7 @@ from penstock.consumer.outbox import Outbox, Outgoing
 from penstock.consumer.retries import Timers
 from penstock.consumer.routes import Failed
 from penstock.consumer.stations import Station
-from penstock.errors import PenstockError, RetryLater
+from penstock.errors import PenstockError
 from penstock.message import Record
 from penstock.routing import DONE
 
@@ -167,8 +167,6 @@ class Parking:
                 self._fail(stop)
                 return
         if delay is not None:
-            if isinstance(error, RetryLater):
-                delay = error.seconds
             _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
             parked.due_at = now + delay
             self._timers.add(parked.due_at, partial(self._wake_key, lane, key))

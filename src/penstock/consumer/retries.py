@@ -14,7 +14,7 @@ from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
 from penstock import config as check
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, RetryLater
 
 StopFunction = Callable[[tenacity.RetryCallState], bool]
 WaitFunction = Callable[[tenacity.RetryCallState], float]
@@ -36,15 +36,20 @@ class RetryPolicy:
             attempts: how often the message was tried.
             elapsed: seconds since it was tried first.
             error: what the last try raised.
+
+        Tenacity's objects read the attempt, the outcome, the seconds since the first try and, as in tenacity itself,
+        where `stop` is asked the wait that would come next. `idle_for` stays 0: the sum of the waits is kept nowhere.
         """
         state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
         state.attempt_number = attempts
         state.set_exception((type(error), error, error.__traceback__))
         # Both were read from the system's clock, which is not the engine's in a test.
         state.start_time, state.outcome_timestamp = 0.0, elapsed
-        if not self.retry(state) or self.stop(state):
+        if not self.retry(state):
             return None
-        return max(0.0, float(self.wait(state)))
+        # Before `stop` is asked: `stop_before_delay` counts it in.
+        state.upcoming_sleep = error.seconds if isinstance(error, RetryLater) else max(0.0, float(self.wait(state)))
+        return None if self.stop(state) else state.upcoming_sleep
 
 
 def retry(

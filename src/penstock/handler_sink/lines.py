@@ -18,7 +18,7 @@ from typing import Final
 from penstock.consumer.batches import failures
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.routes import Failed, Route
-from penstock.errors import PenstockError, RetryLater, SinkError
+from penstock.errors import PenstockError, SinkError
 from penstock.handler_sink.report import Counts
 from penstock.message import Message, Record
 
@@ -297,8 +297,6 @@ class Lines:
                     f"{place}; the batch comes again: mend the policy"
                 ) from defect
             if delay is not None:
-                if isinstance(error, RetryLater):
-                    delay = error.seconds
                 heapq.heappush(self._due, (now + delay, next(self._numbers), key))
                 return
         tries, line.attempts = line.attempts, 0
