@@ -37,7 +37,7 @@ class StoppedError(PenstockError, RuntimeError):
 class RetryLater(PenstockError):  # noqa: N818 - it asks for something, it reports no error
     """Raised by a handler: try this message again after so many seconds, whatever the policy's waits are.
 
-    It counts as a try; the policy still decides when to give up.
+    It counts as a try, whichever failures the policy retries; when to give up is still for the policy's `stop`.
 
     Args:
         seconds: how long to wait, at least; a negative number counts as 0.

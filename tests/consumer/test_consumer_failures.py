@@ -218,6 +218,18 @@ def test_the_delays_are_what_tenacity_says() -> None:
     assert too_late is None
 
 
+def test_a_wish_to_try_again_is_no_failure_that_a_policy_sorts_out_but_ends_by_its_stop() -> None:
+    policy = retry(
+        stop=tenacity.stop_after_attempt(3),
+        wait=tenacity.wait_fixed(1),
+        retry=tenacity.retry_if_exception_type(OSError),
+    )
+
+    assert policy.delay_after(1, 0.0, PoisonError()) is None
+    assert [policy.delay_after(attempts, 0.0, RetryLater(5)) for attempts in (1, 2, 3)] == [5, 5, None]
+    assert policy.delay_after(1, 0.0, tenacity.TryAgain()) == 1
+
+
 def test_a_stop_that_counts_the_next_wait_in_is_asked_as_tenacity_asks_it() -> None:
     policy = retry(stop=tenacity.stop_before_delay(10), wait=tenacity.wait_fixed(8))
 

@@ -45,7 +45,8 @@ class RetryPolicy:
         state.set_exception((type(error), error, error.__traceback__))
         # Both were read from the system's clock, which is not the engine's in a test.
         state.start_time, state.outcome_timestamp = 0.0, elapsed
-        if not self.retry(state):
+        # `retry` sorts failures, and this is a wish. So it is with tenacity's own TryAgain.
+        if not isinstance(error, RetryLater | tenacity.TryAgain) and not self.retry(state):
             return None
         # Before `stop` is asked: `stop_before_delay` counts it in.
         state.upcoming_sleep = error.seconds if isinstance(error, RetryLater) else max(0.0, float(self.wait(state)))
@@ -67,7 +68,8 @@ def retry(
         wait: seconds before the next try, as tenacity's `wait_*`; by default exponential from 0.1 s to 10 s with
             jitter.
         stop: when to give up, as tenacity's `stop_*`.
-        retry: which failures are worth a retry, as tenacity's `retry_if_exception*`; by default all.
+        retry: which failures are worth a retry, as tenacity's `retry_if_exception*`; by default all. `RetryLater` is
+            not asked about: it is tried again unless `stop` says no.
 
     Raises:
         ConfigurationError: an argument is of the wrong kind.
