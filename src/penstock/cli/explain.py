@@ -47,7 +47,8 @@ def explain(
 
 def _print(process: int, said: dict[str, Any]) -> None:
     partitions = said["partitions"]
-    typer.echo(f"{said['group']}, process {process}: {len(partitions)} partition{'' if len(partitions) == 1 else 's'}")
+    count = sum(one["partition"] >= 0 for one in partitions)
+    typer.echo(f"{said['group']}, process {process}: {count} partition{'' if count == 1 else 's'}")
     for one in partitions:
         typer.echo(f"  {one['text']}" + (f", key {one['key']}" if one.get("key") else ""))
     for one in said["sinks"]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
+from penstock.consumer.handlers import Handler
 from penstock.consumer.stations import Station
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -17,7 +18,7 @@ class Explanation:
 
     Attributes:
         topic: name of the topic.
-        partition: number of the partition.
+        partition: number of the partition; -1 where the group does not take this member.
         handler: name of its handler.
         lag: offsets from the watermark to the end of the log, or None while the end is not known.
         watermark: lowest offset not done.
@@ -26,10 +27,10 @@ class Explanation:
         parked: how many of them wait for a retry, or behind one.
         bytes_in_flight: bytes of those in flight.
         gaps: ranges of offsets done above the watermark.
-        paused: why the partition is paused, or None.
+        paused: why the partition is paused, or why the group does not take this member; or None.
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
         state: where that message is: "idle", "in handler", "parked", "put off" (a dead letter or a deferred
-            completion is out), or "queued".
+            completion is out), "queued", or "shut out" where the group does not take this member.
         key: what the messages that wait for it have in common with it; bytes for a key.
         attempt: how often it was tried before.
         age: seconds in the handler, or since its first try when it is parked; None elsewhere.
@@ -58,6 +59,8 @@ class Explanation:
 
     def __str__(self) -> str:
         """Say it in a sentence."""
+        if self.partition < 0:
+            return f"{self.topic}: no partition; {self.paused}"
         place = f"{self.topic}[{self.partition}]"
         lag = "unknown" if self.lag is None else str(self.lag)
         text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight, {self.gaps} gaps"
@@ -97,6 +100,14 @@ def explain(
             if head is not None:
                 parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
     return [_explain(one, in_handler, parked_heads, now) for one in assignments]
+
+
+def shut_out(handlers: Mapping[str, Handler], why: str) -> list[Explanation]:
+    """Return an explanation of each topic for a consumer that the group does not take."""
+    return [
+        Explanation(topic, -1, one.name, None, -1, -1, 0, 0, 0, 0, paused=why, state="shut out")
+        for topic, one in handlers.items()
+    ]
 
 
 def _head(parked: ConsumerParked) -> tuple[Fetch, int, Record] | None:
@@ -154,4 +165,4 @@ def _explain(
     )
 
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "shut_out"]

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from penstock import config as check
 from penstock.cluster import Cluster, KafkaCluster
 from penstock.consumer.engine import Engine
-from penstock.consumer.explain import Explanation, explain
+from penstock.consumer.explain import Explanation, explain, shut_out
 from penstock.consumer.handlers import Handler
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.retries import RetryPolicy
@@ -351,9 +351,16 @@ class LitePushConsumer:
         return statistics_of(self._engine, self._stations(), len(self._pool.workers))
 
     def explain(self) -> list[Explanation]:
-        """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
+        """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
+
+        While the group does not take this member, one for each topic, with partition -1, says why.
+        """
         engine = self._engine
-        return explain(engine.assignments.all(), self._stations(), engine.scheduler, engine.clock.monotonic())
+        assigned = engine.assignments.all()
+        why = None if assigned or self._loop is None else self._loop.shut_out()
+        if why is not None:
+            return shut_out(engine.handlers, why)
+        return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic())
 
     def __enter__(self) -> Self:
         """Start."""

@@ -43,6 +43,8 @@ _POLL_S = 0.05
 _SATURATED_S = 0.002
 #: Errors of a fetch that the client mends by itself; they are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
+#: Seconds between two warnings that the group does not take this member.
+_SAY_AGAIN_S = 60.0
 
 #: Told of each fetch, where telemetry is on: topic, messages by partition, seconds.
 Polled = Callable[[str, dict[int, int], float], None]
@@ -101,6 +103,9 @@ class PollLoop:
         self.drained = False
         #: Set when nothing is left to do but to leave the group.
         self.leaving = threading.Event()
+        # When and why the group did not take this member, and when that was said. Written by the poll thread.
+        self._refusal: tuple[float, str] | None = None
+        self._refusal_said = -_SAY_AGAIN_S
         self._fail_lock = threading.Lock()
 
     def fail(self, error: BaseException) -> None:
@@ -204,7 +209,29 @@ class PollLoop:
                 f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
+        if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            self._refused(error)
+            return
         _log.log(logging.DEBUG if error.code() in _TRANSIENT else logging.WARNING, "fetching: %s", reason(error))
+
+    def _refused(self, error: KafkaError) -> None:
+        """Say what to do where the group has members of another kind; the client tries again every other second."""
+        why = (
+            f"the group does not take this member: {reason(error)}; the group has members that do not rebalance "
+            "cooperatively, such as with partition.assignment.strategy=range, and penstock does: stop them first, or "
+            "give them cooperative-sticky, Java's in two rolling restarts (docs/coming-from.md); it is tried again"
+        )
+        now = self._clock.monotonic()
+        self._refusal = (now, why)
+        if now - self._refusal_said >= _SAY_AGAIN_S:
+            self._refusal_said = now
+            _log.warning("%s", why)
+
+    def shut_out(self) -> str | None:
+        """Return why the group does not take this member, or None where it was not refused lately. Any thread."""
+        refusal = self._refusal
+        lately = refusal is not None and self._clock.monotonic() - refusal[0] < _SAY_AGAIN_S
+        return refusal[1] if refusal is not None and lately else None
 
     def _patience(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""

@@ -1,0 +1,69 @@
+"""A consumer among members of its group that are not as it expects: of another protocol, or with its own name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer
+from consuming import consumer_of
+
+from kafka_tools import Recorder, produce
+from penstock.consumer import handler
+from penstock.consumer import poll_loop as poll_loop_module
+from penstock.devbroker import DevBroker
+from waiting import wait_until
+
+NewTopic = Callable[..., str]
+
+
+@contextmanager
+def eager_member(broker: DevBroker, group: str, topic: str) -> Iterator[None]:
+    """Keep a member of another make in a group, with the client library's default strategies."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": group})
+    stopping, joined = threading.Event(), threading.Event()
+    consumer.subscribe([topic], on_assign=lambda *_: joined.set())
+
+    def poll() -> None:
+        while not stopping.is_set():
+            consumer.poll(0.1)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        wait_until(joined.is_set)
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+        consumer.close()
+
+
+def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets_the_consumer_in(
+    broker: DevBroker, new_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, seen = new_topic(), Recorder()
+    consumer = consumer_of(broker, {topic: handler(seen)})
+
+    with caplog.at_level(logging.WARNING, poll_loop_module.__name__):
+        with eager_member(broker, f"group-{topic}", topic):
+            consumer.start()
+            wait_until(consumer.explain)
+            (said,) = consumer.explain()
+            # A second refusal, so that it would be said a second time.
+            refused = consumer._loop._refusal  # type: ignore[union-attr] # it was started
+            wait_until(lambda: consumer._loop._refusal != refused)  # type: ignore[union-attr] # the same
+        produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
+        wait_until(lambda: seen.calls)
+        (now,) = consumer.explain()
+        consumer.stop()
+
+    warnings = [one.getMessage() for one in caplog.records if "INCONSISTENT_GROUP_PROTOCOL" in one.getMessage()]
+    assert (said.topic, said.partition, said.state) == (topic, -1, "shut out")
+    assert str(said) == f"{topic}: no partition; {said.paused}"
+    assert warnings == [said.paused]
+    assert "stop them first, or give them cooperative-sticky" in warnings[0]
+    assert now.partition == 0
