@@ -25,6 +25,7 @@ from penstock.consumer import (
 from penstock.consumer.decoding import DecoderSpec
 from penstock.consumer.handlers import Filter
 from penstock.consumer.ordering import KeyFunction
+from penstock.consumer.surroundings import middlewares_of
 from penstock.errors import ConfigurationError
 from penstock.running import Lifespan, RunningApp, coordinator_of, run_until_signal
 from penstock.spark_sink.app_sinks import AppSinks
@@ -116,13 +117,7 @@ class App:
         )
         self._coordinator = coordinator
         self._prefix = prefix
-        self._middlewares = tuple(middlewares)
-        for one in self._middlewares:
-            if not isinstance(one, Middleware):
-                raise ConfigurationError(
-                    "middlewares must be objects of a subclass of penstock.Middleware, but one is a "
-                    f"{type(one).__name__}"
-                )
+        self._middlewares = middlewares_of(middlewares)
         self._lifespans: list[Lifespan] = []
         self._resources: list[WorkerResource[Any]] = []
         self._handlers: dict[str, Handler] = {}

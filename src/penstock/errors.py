@@ -6,6 +6,7 @@ what to do next. Payloads, keys and secrets never appear in one.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 
@@ -41,9 +42,17 @@ class RetryLater(PenstockError):  # noqa: N818 - it asks for something, it repor
 
     Args:
         seconds: how long to wait, at least; a negative number counts as 0.
+
+    Raises:
+        ConfigurationError: that is no finite number.
     """
 
     def __init__(self, seconds: float) -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise ConfigurationError(
+                f"RetryLater takes a number of seconds, but was given {seconds!r}; to hold a handler's messages until "
+                "further notice use change_handler(topic, rate=0)"
+            )
         super().__init__(f"try again in {seconds:g} s")
         self.seconds = max(0.0, float(seconds))
 

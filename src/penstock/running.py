@@ -169,18 +169,19 @@ class RunningApp:
         """Change settings while the app runs; those left out stay. No message is lost and no order broken by it.
 
         Raises:
-            ConfigurationError: a value is wrong, or the number of workers cannot change because lanes are pinned.
+            ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
         """
-        if self._consumer is not None:
-            self._consumer.change(
-                workers=workers,
-                max_concurrency=max_concurrency,
-                max_in_flight=max_in_flight,
-                max_in_flight_bytes=max_in_flight_bytes,
-                max_parked=max_parked,
-                max_parked_bytes=max_parked_bytes,
-                commit_interval=commit_interval,
-            )
+        if self._consumer is None:
+            raise ConfigurationError("nothing of the app can change while it runs: it has sinks only")
+        self._consumer.change(
+            workers=workers,
+            max_concurrency=max_concurrency,
+            max_in_flight=max_in_flight,
+            max_in_flight_bytes=max_in_flight_bytes,
+            max_parked=max_parked,
+            max_parked_bytes=max_parked_bytes,
+            commit_interval=commit_interval,
+        )
 
     def change_handler(
         self,
@@ -254,7 +255,10 @@ class RunningApp:
 
         Raises:
             PenstockError: what stopped the consumer before, where it stopped by itself.
+            ConfigurationError: a handler called it.
         """
+        if self._consumer is not None:
+            self._consumer.refuse_own_threads()
         self._stop_asked.set()
         begun = time.monotonic()
         drained = finished = True

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from kafka_tools import produce
 from penstock.app import App
-from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
+from penstock.consumer import (
+    ConsumerSettings,
+    DeadLetterLimit,
+    Handler,
+    LitePushConsumer,
+    Middleware,
+    handler,
+    retry,
+)
 from penstock.devbroker import DevBroker
-from penstock.errors import BrokerConnectionError, ConfigurationError, StoppedError, TopicNotFoundError
+from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError, TopicNotFoundError
 from penstock.message import Message
+from waiting import wait_until
 
 
 def nothing(_message: Message) -> None:
     """Do nothing."""
+
+
+async def waits(_message: Message) -> None:
+    """Do nothing, on the loop."""
+
+
+def takes_nothing() -> None:
+    """Take no message."""
+
+
+def takes_two(_message: Message, _other: object) -> None:
+    """Take more than a message."""
+
+
+def consumer(handlers: dict[str, Handler]) -> LitePushConsumer:
+    return LitePushConsumer("g", handlers, bootstrap_servers="127.0.0.1:1")
+
+
+def letters(to: str, **options: Any) -> Handler:
+    return handler(nothing, dead_letter=True, dead_letter_topic=to, **options)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +63,35 @@ def nothing(_message: Message) -> None:
         (lambda: handler(nothing, keyless="lost"), "keyless must be one of"),
         (lambda: handler(nothing, dead_letter="away"), "dead_letter must be True, False"),
         (lambda: handler(nothing, retry_policy=3), "penstock.retry"),  # type: ignore[arg-type]
+        (lambda: handler(nothing, retry_delays=60), "retry_delays must be a list of seconds, such as"),  # type: ignore[arg-type]
+        (lambda: handler(nothing, retry_delays="60"), "retry_delays must be a number above zero"),  # type: ignore[arg-type]
+        (lambda: handler(nothing, dead_letter_topic="mine"), "dead_letter_topic has no use with dead_letter=False"),
+        (
+            lambda: handler(nothing, dead_letter="drop", dead_letter_format="spring"),
+            "dead_letter_format has no use with dead_letter='drop'",
+        ),
+        (lambda: handler(takes_nothing), r"handler takes_nothing.* cannot be called with a message; give it one"),
+        (lambda: handler(takes_two), "takes_two.* cannot be called with a message"),
+        (lambda: consumer({"o": letters("o")}), "dead letters of o go to o, whose handler gets them again"),
+        (lambda: consumer({"o": letters("p"), "p": letters("o")}), "dead letters of o go to p go to o"),
+        (lambda: consumer({"o": letters("retry.g.o", retry_delays=(1,))}), "dead letters of o go to retry.g.o"),
+        (
+            lambda: consumer({"o": handler(nothing, retry_delays=(1,)), "retry.g.o": handler(nothing)}),
+            "topic retry.g.o has a handler, but it is where messages of o wait for their retry",
+        ),
+        (lambda: RetryLater(float("inf")), "RetryLater takes a number of seconds, but was given inf"),
+        (lambda: RetryLater(float("nan")), "was given nan"),
+        (lambda: RetryLater("5"), "was given '5'"),  # type: ignore[arg-type]
+        (lambda: DeadLetterLimit(ratio="0.1"), "ratio must be a number above zero"),  # type: ignore[arg-type]
+        (lambda: DeadLetterLimit(ratio=1.5), "ratio must lie above 0 and at most at 1"),
+        (lambda: ConsumerSettings(dead_letter_limit=20), "dead_letter_limit must be a DeadLetterLimit, but is 20"),  # type: ignore[arg-type]
+        (lambda: ConsumerSettings(telemetry=True), "telemetry must be a Telemetry, but is True"),  # type: ignore[arg-type]
+        (
+            lambda: App("a", bootstrap_servers="127.0.0.1:1", middlewares=Middleware()),  # type: ignore[arg-type]
+            "middlewares must be a list of .* but it is a Middleware",
+        ),
+        (lambda: consumer({"o": handler(nothing)}).change(max_concurrency=5), "no handler of g is an `async def`"),
+        (lambda: consumer({"o": handler(waits)}).change(workers=5), "no handler of g is a plain function"),
         (lambda: retry(attempts=0), "attempts must be a whole number of at least 1"),
         (lambda: retry(wait=3), "tenacity's wait_"),  # type: ignore[arg-type]
         (lambda: ConsumerSettings(workers=0), "workers must be a whole number of at least 1, but is 0"),
@@ -51,8 +111,61 @@ def nothing(_message: Message) -> None:
     ],
 )
 def test_a_wrong_option_is_named_with_its_remedy(wrong: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence.replace("(", r"\(")):
+    with pytest.raises(ConfigurationError, match=sentence):
         wrong()
+
+
+@pytest.mark.parametrize("options", [{"key": "header:tenant"}, {"keyless": "spread"}])
+def test_a_key_where_nothing_goes_by_keys_is_warned_of(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    handler(nothing, order="partition", **options)
+    handler(nothing, **options)
+
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said == f"handler nothing: {next(iter(options))} means nothing with order='partition'"
+
+
+def test_handlers_of_every_form_that_takes_a_message_are_taken() -> None:
+    class Called:
+        def __call__(self, message: Message, *, retries: int = 3) -> None: ...
+
+        def method(self, message: Message) -> None: ...
+
+    for function in (Called(), Called().method, functools.partial(takes_two, _other=1), print):
+        handler(function)
+
+
+def test_dead_letters_may_go_to_a_topic_with_a_handler_that_ends_them() -> None:
+    consumer({"o": letters("p"), "p": letters("q"), "q": handler(nothing)})
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_stop_from_within_a_handler_is_refused_at_once_and_the_app_goes_on(
+    broker: DevBroker, new_topic: Callable[..., str], kind: str
+) -> None:
+    topic = new_topic()
+    app = App("stops-itself-" + kind, bootstrap_servers=broker.bootstrap_servers)
+    refused: list[BaseException] = []
+    handled: list[bytes | None] = []
+
+    def plain(message: Message) -> None:
+        if message.value == b"stop":
+            with pytest.raises(ConfigurationError) as caught:
+                running.stop()
+            refused.append(caught.value)
+        handled.append(message.value)
+
+    async def on_the_loop(message: Message) -> None:
+        plain(message)
+
+    app.handler(topic)(plain if kind == "plain" else on_the_loop)
+    with app.start() as running:
+        produce(broker.bootstrap_servers, topic, [(b"k", b"stop"), (b"k", b"next")])
+        wait_until(lambda: len(handled) == 2)
+
+    assert "stop() was called on penstock-" in str(refused[0])
+    assert "told by an event" in str(refused[0])
 
 
 def test_a_second_handler_for_a_topic_is_refused() -> None:

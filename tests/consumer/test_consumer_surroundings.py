@@ -283,7 +283,7 @@ def test_a_resource_that_fails_to_close_ends_its_worker_all_the_same(caplog: pyt
 
 
 def test_what_is_no_middleware_and_what_makes_no_resource_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="middlewares must be objects"):
+    with pytest.raises(ConfigurationError, match="but one is a type"):
         App("app", bootstrap_servers="unused:1", middlewares=[Middleware])  # type: ignore[list-item] # that is what is tested
     with pytest.raises(ConfigurationError, match="worker_resource takes a function with one `yield`"):
         App("app", bootstrap_servers="unused:1").worker_resource(lambda: iter(()))  # type: ignore[arg-type,return-value] # as above

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,9 +13,12 @@ from penstock import config as check
 from penstock.consumer.decoding import Decoder, DecoderSpec, decoder_of
 from penstock.consumer.ordering import KeyFunction, Keyless, Order, key_function
 from penstock.consumer.retries import RetryPolicy, retry
+from penstock.consumer.retry_topics import retry_topic
 from penstock.dead_letter_headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
 from penstock.message import Message
+
+_log = logging.getLogger(__name__)
 
 #: Called with a message, or with a list of messages where `batch` is more than one; may be an `async def`.
 HandlerFunction = Callable[..., object]
@@ -136,6 +140,7 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         ConfigurationError: one of them is wrong.
     """
     check.a_callable("handler", function)
+    _require_parameter(function)
     if inspect.isgeneratorfunction(_called(function)) or inspect.isasyncgenfunction(_called(function)):
         raise ConfigurationError(f"handler {_name(function)} has a `yield`: called, it would do nothing; take it out")
     for option, given in (("filter", filter), ("decoder", decoder), ("key", key)):
@@ -161,6 +166,9 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         check.positive("deferred_timeout", deferred_timeout)
         if batch > 1:
             raise ConfigurationError("deferred_timeout has no use with batch: a batch's completion cannot be put off")
+    if not isinstance(retry_delays, Iterable):
+        raise ConfigurationError(f"retry_delays must be a list of seconds, such as (60, 3600), but is {retry_delays!r}")
+    retry_delays = tuple(retry_delays)
     for delay in retry_delays:
         check.positive("retry_delays", delay)
         if delay > MAX_RETRY_DELAY_S:
@@ -176,18 +184,32 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         on_failure = OnFailure(dead_letter)
     else:
         raise ConfigurationError(f"dead_letter must be True, False, 'drop' or 'stop', but is {dead_letter!r}")
+    for option, told in (
+        ("dead_letter_topic", dead_letter_topic is not None),
+        ("dead_letter_format", letter_format is not DeadLetterFormat.KAFKA),
+    ):
+        if told and on_failure is not OnFailure.DEAD_LETTER:
+            raise ConfigurationError(
+                f"{option} has no use with dead_letter={dead_letter!r}, which writes no dead letters; give "
+                f"dead_letter=True, or leave {option} out"
+            )
+    order, keyless = check.choice("order", order, Order), check.choice("keyless", keyless, Keyless)
+    for option, told in (("key", key is not None), ("keyless", keyless is not Keyless.PARTITION)):
+        if told and order is not Order.KEY:
+            # Refusing would be too much: an app may give all of its handlers the same options.
+            _log.warning("handler %s: %s means nothing with order=%r", _name(function), option, order.value)
     return Handler(
         function=function,
         kind=Kind.TASK if _is_async(function) else Kind.THREAD,
-        order=check.choice("order", order, Order),
-        keyless=check.choice("keyless", keyless, Keyless),
+        order=order,
+        keyless=keyless,
         key=key_function(key),
         filter=filter,
         decoder=decoder_of(decoder),
         batch=batch,
         linger=linger,
         retry=retry_policy or retry(),
-        retry_delays=tuple(retry_delays),
+        retry_delays=retry_delays,
         on_failure=on_failure,
         dead_letter_topic=topic,
         dead_letter_format=letter_format,
@@ -195,6 +217,41 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         key_rate=key_rate,
         deferred_timeout=deferred_timeout,
     )
+
+
+def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
+    """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves."""
+    for topic, one in handlers.items():
+        if one.retry_delays and (retries := retry_topic(group, topic)) in handlers:
+            raise ConfigurationError(
+                f"topic {retries} has a handler, but it is where messages of {topic} wait for their retry and are "
+                f"given to {one.name}; leave it out"
+            )
+        way, at = [topic], topic
+        while at in handlers and handlers[at].on_failure is OnFailure.DEAD_LETTER:
+            at = handlers[at].dead_letter_topic.replace("{topic}", at)
+            if at in (topic, *((retry_topic(group, topic),) if one.retry_delays else ())):
+                raise ConfigurationError(
+                    f"dead letters of {' go to '.join([*way, at])}, whose handler gets them again: one message would "
+                    "go round for ever; give dead_letter_topic another name"
+                )
+            if at in way:
+                break  # a round that does not pass here is found from one of its own topics
+            way.append(at)
+
+
+def _require_parameter(function: HandlerFunction) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of a callable written in C, say: what it takes is seen when it is called
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ConfigurationError(
+            f"handler {_name(function)}{signature} cannot be called with a message; give it one parameter, and those "
+            "beside it defaults"
+        ) from None
 
 
 def _called(function: HandlerFunction) -> HandlerFunction:
@@ -214,4 +271,13 @@ def _name(function: HandlerFunction) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-__all__ = ["MAX_RETRY_DELAY_S", "Filter", "Handler", "HandlerFunction", "Kind", "OnFailure", "handler"]
+__all__ = [
+    "MAX_RETRY_DELAY_S",
+    "Filter",
+    "Handler",
+    "HandlerFunction",
+    "Kind",
+    "OnFailure",
+    "handler",
+    "require_own_topics",
+]

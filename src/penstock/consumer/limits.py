@@ -32,8 +32,10 @@ class DeadLetterLimit:
         """Check the values."""
         if self.consecutive is not None:
             check.positive_int("consecutive", self.consecutive)
-        if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise ConfigurationError(f"ratio must lie above 0 and at most at 1, but is {self.ratio!r}")
+        if self.ratio is not None:
+            check.positive("ratio", self.ratio)
+            if self.ratio > 1:
+                raise ConfigurationError(f"ratio must lie above 0 and at most at 1, but is {self.ratio!r}")
         check.positive_int("at_least", self.at_least)
 
 

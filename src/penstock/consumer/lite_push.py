@@ -14,7 +14,7 @@ from penstock import config as check
 from penstock.cluster import Cluster, KafkaCluster
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain, shut_out
-from penstock.consumer.handlers import Handler
+from penstock.consumer.handlers import Handler, require_own_topics
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.retries import RetryPolicy
 from penstock.consumer.settings import ConsumerSettings
@@ -82,6 +82,7 @@ class LitePushConsumer:
                     f"the handler of {topic} must be made by penstock.consumer.handler(...), but is a "
                     f"{type(one).__name__}"
                 )
+        require_own_topics(group, handlers)
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
@@ -192,7 +193,7 @@ class LitePushConsumer:
         Fewer workers take effect as each ends its visit. A limit below what is in flight pauses until enough is done.
 
         Raises:
-            ConfigurationError: a value is wrong, or the number of workers cannot change because lanes are pinned.
+            ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
         """
         given = {
             "workers": workers,
@@ -212,16 +213,23 @@ class LitePushConsumer:
                 "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
                 "stop, and start with another number"
             )
-        if workers is not None and self._engine.has_threads:
-            self._pool.resize(workers)
-        if max_concurrency is not None and self._tasks is not None:
-            self._tasks.resize(max_concurrency)
+        if workers is not None and not self._engine.has_threads:
+            raise ConfigurationError(f"workers cannot change: no handler of {self._group} is a plain function")
+        if max_concurrency is not None and self._tasks is None:
+            raise ConfigurationError(f"max_concurrency cannot change: no handler of {self._group} is an `async def`")
+        self._resize(workers, max_concurrency)
         intake = self._engine.intake
         for option in ("max_in_flight", "max_in_flight_bytes", "max_parked", "max_parked_bytes"):
             if (value := given[option]) is not None:
                 setattr(intake, option, value)
         if commit_interval is not None:
             self._engine.commits.interval_s = commit_interval
+
+    def _resize(self, workers: int | None, max_concurrency: int | None) -> None:
+        if workers is not None:
+            self._pool.resize(workers)
+        if max_concurrency is not None and self._tasks is not None:
+            self._tasks.resize(max_concurrency)
 
     def change_handler(
         self,
@@ -312,6 +320,16 @@ class LitePushConsumer:
             )
         return True
 
+    def refuse_own_threads(self) -> None:
+        """Raise `ConfigurationError` on one of its own threads, where a stop would wait for itself."""
+        here = threading.current_thread()
+        tasks = None if self._tasks is None else self._tasks.thread
+        if here in (self._thread, tasks, *(worker.thread for worker in self._pool.workers)):
+            raise ConfigurationError(
+                f"stop() was called on {here.name}, by a handler or what is around it, and would wait for it; have the "
+                "thread that started the app stop it, told by an event say"
+            )
+
     def stop(self, timeout: float | None = None) -> bool:
         """Drain, commit, leave the group and end the threads.
 
@@ -323,7 +341,9 @@ class LitePushConsumer:
 
         Raises:
             PenstockError: what stopped the consumer before, where it stopped by itself.
+            ConfigurationError: a handler called it.
         """
+        self.refuse_own_threads()
         if self._loop is None:
             return True
         self.request_stop(timeout)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar, cast
 
 from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.routes import Invoke
-from penstock.errors import raised
+from penstock.errors import ConfigurationError, raised
 from penstock.message import Message
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,18 @@ class Middleware:
 
         One is called for each `before` that was, also where that raised; what one raises, those further out are told.
         """
+
+
+def middlewares_of(given: Iterable[Middleware]) -> tuple[Middleware, ...]:
+    """Return what a user gave as middlewares, or raise `ConfigurationError`."""
+    several = tuple(given) if isinstance(given, Iterable) else None
+    if several is None or not all(isinstance(one, Middleware) for one in several):
+        wrong = next((one for one in several or () if not isinstance(one, Middleware)), given)
+        raise ConfigurationError(
+            "middlewares must be a list of objects of a subclass of penstock.Middleware, but "
+            f"{'it' if several is None else 'one'} is a {type(wrong).__name__}"
+        )
+    return several
 
 
 def surround(handler: Handler, middlewares: Sequence[Middleware]) -> Invoke:
@@ -118,4 +130,4 @@ class WorkerResource(Generic[ResourceT]):
         return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"
 
 
-__all__ = ["Middleware", "WorkerResource", "surround"]
+__all__ = ["Middleware", "WorkerResource", "middlewares_of", "surround"]

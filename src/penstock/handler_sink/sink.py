@@ -23,7 +23,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from penstock import config as check
 from penstock.config import ClientConfig
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, Middleware, OnFailure, WorkerResource
-from penstock.consumer.handlers import Kind
+from penstock.consumer.handlers import Kind, require_own_topics
 from penstock.consumer.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.handler_sink import ending
@@ -121,6 +121,7 @@ class HandlerSink:
             object.__setattr__(self, option, tuple(getattr(self, option)))
         for topic, one in self.handlers.items():
             _refuse_what_cannot_be_kept(topic, one)
+        require_own_topics(self.group, self.handlers)
         asynchronous = any(one.kind is Kind.TASK for one in self.handlers.values())
         if not asynchronous and any(inspect.isasyncgenfunction(one) for one in self.lifespans):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
