@@ -15,6 +15,7 @@ from kafka_tools import Recorder, produce
 from penstock.consumer import handler
 from penstock.consumer import poll_loop as poll_loop_module
 from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -67,3 +68,23 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
     assert warnings == [said.paused]
     assert "stop them first, or give them cooperative-sticky" in warnings[0]
     assert now.partition == 0
+
+
+def test_a_static_member_whose_name_another_takes_ends_with_the_reason_and_the_other_goes_on(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic, first_seen, second_seen = new_topic(), Recorder(), Recorder()
+    named = {"config": {"group.instance.id": "same"}}
+    produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
+    first = consumer_of(broker, {topic: handler(first_seen)}, **named).start()
+    wait_until(lambda: first_seen.calls)
+
+    with consumer_of(broker, {topic: handler(second_seen)}, **named):
+        with pytest.raises(PenstockError, match=r"cannot go on: .*fenced.*; give each member a group\.instance\.id of"):
+            wait_until(first.wait)
+        with pytest.raises(PenstockError, match="cannot go on"):
+            first.stop()
+        produce(broker.bootstrap_servers, topic, [(b"k", b"later")])
+        wait_until(lambda: b"later" in [call.value for call in list(second_seen.calls)])
+
+    assert [call.value for call in first_seen.calls] == [b"x"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import tenacity
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kafka_tools import Recorder, committed, ends, produce, transactional, wait_for_markers
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
@@ -48,6 +50,12 @@ def commit(broker: DevBroker, topic: str, offset: int, metadata: str = "") -> No
     bare = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": f"g-{topic}"})
     bare.commit(offsets=[TopicPartition(topic, 0, offset, metadata=metadata)], asynchronous=False)
     bare.close()
+
+
+def delete_below(admin: AdminClient, topic: str, offset: int) -> None:
+    """Have the log begin at an offset, as retention would."""
+    for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        future.result(30)
 
 
 def at(broker: DevBroker, topic: str) -> TopicPartition:
@@ -136,12 +144,56 @@ def test_an_offset_past_the_end_follows_the_reset_policy(broker: DevBroker, new_
     assert (b"old" in seen.by_key()) == (reset == "earliest")
 
 
-def test_an_offset_past_the_end_stops_the_consumer_where_no_policy_is_allowed(
-    broker: DevBroker, new_topic: NewTopic
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_an_offset_below_the_start_of_the_log_follows_the_reset_policy_loudly(
+    broker: DevBroker, new_topic: NewTopic, admin: AdminClient, caplog: pytest.LogCaptureFixture, reset: str
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"old", b"x")] * 20)
+    commit(broker, topic, 4, encode(4, [range(5, 8), range(12, 15)]))
+    delete_below(admin, topic, 10)
+    seen = Recorder()
+
+    def said() -> list[str]:
+        return [one.getMessage() for one in caplog.records if f"{topic} [0]: offset reset" in one.getMessage()]
+
+    with consumer_of(broker, topic, seen, {"config": {"auto.offset.reset": reset}}):
+        wait_until(said)
+        wait_until(lambda: produce(broker.bootstrap_servers, topic, [(b"new", b"x")]) or b"new" in seen.by_key())
+        wait_until(lambda: at(broker, topic).offset == ends(broker.bootstrap_servers, topic, 1)[0])
+
+    (line,) = said()
+    (level,) = {one.levelname for one in caplog.records if one.getMessage() == line}
+    assert level == "WARNING"
+    assert "at offset 4" in line
+    assert "not available on the broker" in line
+    # The group's map still tells what of the rest was done.
+    assert seen.by_key().get(b"old") == ([10, 11, *range(15, 20)] if reset == "earliest" else None)
+
+
+def test_a_group_without_offsets_is_said_to_begin_by_the_reset_policy(
+    broker: DevBroker, new_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, seen = new_topic(), Recorder()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 5)
+
+    with caplog.at_level(logging.INFO, "penstock"), consumer_of(broker, topic, seen):
+        wait_until(lambda: len(seen.calls) == 5)
+
+    assert f"the group has no offset of {topic}[0]: auto.offset.reset says where it begins" in caplog.messages
+
+
+@pytest.mark.parametrize("place", ["past the end", "below the start", "nowhere"])
+def test_an_offset_that_is_not_in_the_log_stops_the_consumer_where_no_policy_is_allowed(
+    broker: DevBroker, new_topic: NewTopic, admin: AdminClient, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 5)
-    commit(broker, topic, 4000)
+    offset = {"past the end": 4000, "below the start": 1, "nowhere": OFFSET_INVALID}[place]
+    if place != "nowhere":
+        commit(broker, topic, offset)
+    if place == "below the start":
+        delete_below(admin, topic, 3)
 
     consumer = consumer_of(broker, topic, Recorder(), {"config": {"auto.offset.reset": "error"}}).start()
     with pytest.raises(PenstockError, match=r"auto\.offset\.reset forbids another"):
@@ -149,7 +201,8 @@ def test_an_offset_past_the_end_stops_the_consumer_where_no_policy_is_allowed(
     with pytest.raises(PenstockError):
         consumer.stop()
 
-    assert at(broker, topic).offset == 4000
+    assert at(broker, topic).offset == offset
+    assert "the consumer stops: the group's offset is not in the log" in caplog.text
 
 
 def test_aborted_messages_at_the_tail_leave_no_lag(broker: DevBroker, new_topic: NewTopic) -> None:

@@ -203,7 +203,10 @@ class PollLoop:
     def _fetch_error(self, error: KafkaError) -> None:
         # A fenced static member hears of it in a message whose error is not marked fatal.
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - as above
-            raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; start the consumer again")
+            remedy = "start the consumer again"
+            if "group.instance.id" in error.str():
+                remedy = "give each member a group.instance.id of its own, or the two end each other in turn"
+            raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; {remedy}")
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - as above
             raise PenstockError(
                 f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "

@@ -74,6 +74,9 @@ class Rebalance:
             # Without the map only work is repeated; without the offset the client asks for it itself.
             _log.warning("the group's offsets are not known yet: %s; work above them may repeat", reason(error))
             committed = [TopicPartition(one.topic, one.partition) for one in partitions]
+        else:
+            if begun := [one for one in committed if one.offset < 0]:
+                _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(begun))
         made = [self._make(one) for one in committed]
         for assignment in made:
             self._assignments.put(assignment)
