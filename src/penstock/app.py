@@ -161,6 +161,7 @@ class App:
             retry: made by `penstock.retry`; five tries with growing waits when left out.
             retry_delays: seconds; when the tries are exhausted the message waits in the topic
                 `retry.<app>.<topic>`, once for each delay, and holds neither its key nor the watermark meanwhile.
+                All delays share it: behind `max_parked` messages of a partition with a long one, a short one waits too.
             dead_letter: what becomes of a message whose retries are exhausted: True writes it to the dead-letter
                 topic, "drop" logs and counts it, "stop" or False (default) stops the app and keeps the offset.
             dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or

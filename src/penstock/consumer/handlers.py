@@ -126,7 +126,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         batch: messages given at once, at most; more than 1 calls the function with a list.
         linger: seconds that a batch which is not full waits for more.
         retry_policy: made by `penstock.retry`; five tries with growing waits when left out.
-        retry_delays: seconds; when the tries are exhausted the message goes through a retry topic, once for each.
+        retry_delays: seconds; when the tries are exhausted the message goes through a retry topic, once for each. All
+            share it: behind `max_parked` messages of a partition that wait for a long one, a short one waits too.
         dead_letter: what becomes of a message whose retries are exhausted. True: it goes to the dead-letter topic.
             "drop": it is logged and counted. "stop", or False (default): the consumer stops and keeps the offset.
         dead_letter_topic: name of the dead-letter topic; by the format, `dlq.{topic}` or `{topic}-dlt`.
