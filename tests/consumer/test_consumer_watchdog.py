@@ -164,7 +164,7 @@ def test_every_state_of_the_message_that_holds_the_watermark_is_told(broker: Dev
         wait_until(lambda: consumer.statistics().in_flight == 0)
         consumer.change_handler(topic, rate=0)
         produce(broker.bootstrap_servers, topic, [(b"e", b"held")])
-        queued = wait_until(lambda: (one := explained(consumer)) and one.state == "queued" and one)
+        held = wait_until(lambda: (one := explained(consumer)) and one.state == "held by rate" and one)
         told = wait_until(lambda: (one := explained(consumer)) and one.lag == 1 and one)
         consumer.change_handler(topic, rate=None)
 
@@ -175,8 +175,28 @@ def test_every_state_of_the_message_that_holds_the_watermark_is_told(broker: Dev
     assert parked.due_in is not None
     assert parked.due_in <= 0.5
     assert (put_off.key, put_off.blocking_offset, put_off.due_in, put_off.gaps) == (b"c", 3, None, 1)
-    assert (queued.blocking_offset, queued.worker, told.watermark) == (5, None, 5)
-    assert "held by offset 5, queued" in str(queued)
+    assert (held.blocking_offset, held.worker, held.rate, told.watermark) == (5, None, 0, 5)
+    assert f"1 in flight ({held.bytes_in_flight} bytes), " in str(held)
+    assert f"held by offset 5, held by rate 0/s ({held.handler})" in str(held)
+    assert f"held by offset 1, parked ({parked.handler}) for" in str(parked)
+    assert (parked.rate, running.rate) == (None, None)
+
+
+def test_a_message_that_waits_for_a_worker_is_queued(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic, gate = new_topic(partitions=2), threading.Event()
+
+    def function(message: Message) -> None:
+        gate.wait(120)
+
+    with consumer_of(broker, topic, function, {"workers": 1}) as consumer:
+        produce(broker.bootstrap_servers, topic, [(b"a", b"x")], partition=0)
+        wait_until(lambda: consumer.statistics().busy_workers)
+        produce(broker.bootstrap_servers, topic, [(b"b", b"x")], partition=1)
+        said = wait_until(lambda: [one for one in consumer.explain() if one.state == "queued"])
+        gate.set()
+
+    assert [(one.partition, one.blocking_offset, one.rate, one.worker) for one in said] == [(1, 0, None, None)]
+    assert f"held by offset 0, queued ({said[0].handler})" in str(said[0])
 
 
 def unaccounted(now: ConsumerStatistics) -> int:

@@ -53,9 +53,12 @@ def test_operations_explain_change_count_and_trace(examples: Examples) -> None:
 
     lines = examples.python("operations.py").splitlines()
 
-    explained = [re.match(r"parcels\[(\d)\]: lag (\d+), watermark 0, .* in flight, 0 gaps", line) for line in lines[:2]]
+    explained = [
+        re.match(r"parcels\[(\d)\]: lag (\d+), watermark 0, .* in flight \(\d+ bytes\), 0 gaps", line)
+        for line in lines[:2]
+    ]
     assert sum(int(one[2]) for one in explained if one is not None) == 100, lines
-    assert any("held by offset 0, queued" in line for line in lines[:2])
+    assert any("held by offset 0, held by rate 0/s (" in line for line in lines[:2])
     assert re.fullmatch(r"100 handled by 4 workers, 0 failures, \d+ commits", lines[2])
     assert re.fullmatch(r"100 calls, the slowest took \d+\.\d{3} s; spans:", lines[3])
     assert {"poll parcels", "process parcels", "commit parcels"} <= set(lines[4:])

@@ -30,11 +30,12 @@ class Explanation:
         paused: why the partition is paused, or why the group does not take this member; or None.
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
         state: where that message is: "idle", "in handler", "parked", "put off" (a dead letter or a deferred
-            completion is out), "queued", or "shut out" where the group does not take this member.
+            completion is out), "queued", "held by rate", or "shut out" where the group does not take this member.
         key: what the messages that wait for it have in common with it; bytes for a key.
         attempt: how often it was tried before.
         age: seconds in the handler, or since its first try when it is parked; None elsewhere.
         due_in: seconds until its next try, when it is parked.
+        rate: messages/s that its handler may begin, when that is what it waits for.
         worker: name of the thread or task that has it.
     """
 
@@ -55,6 +56,7 @@ class Explanation:
     attempt: int = 0
     age: float | None = None
     due_in: float | None = None
+    rate: float | None = None
     worker: str | None = None
 
     def __str__(self) -> str:
@@ -63,7 +65,8 @@ class Explanation:
             return f"{self.topic}: no partition; {self.paused}"
         place = f"{self.topic}[{self.partition}]"
         lag = "unknown" if self.lag is None else str(self.lag)
-        text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight, {self.gaps} gaps"
+        text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight"
+        text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps"
         if self.paused is not None:
             text += f", paused ({self.paused})"
         if self.blocking_offset is None:
@@ -71,6 +74,8 @@ class Explanation:
         text += f"; held by offset {self.blocking_offset}, {self.state}"
         if self.worker is not None:
             text += f" {self.handler} on {self.worker}"
+        else:
+            text += f" ({self.handler})" if self.rate is None else f" {self.rate:g}/s ({self.handler})"
         if self.age is not None:
             text += f" for {self.age:.1f} s"
         if self.attempt:
@@ -129,11 +134,15 @@ def _explain(
     if in_flight:
         place = (assignment, watermark)
         blocking = {"blocking_offset": watermark, "state": "queued"}
+        meter = assignment.route.meter
+        if (rate := meter.rate) == 0 or (rate is not None and meter.next_release(now) is not None):
+            blocking |= {"state": "held by rate", "rate": rate}
         if place in parked_heads:
             key, parked = parked_heads[place]
             due_in = parked.due_at - now
             blocking |= {
                 "state": "put off" if due_in == float("inf") else "parked",
+                "rate": None,
                 "key": key,
                 "attempt": parked.attempts,
                 "age": max(0.0, now - parked.since) if parked.since else None,
@@ -144,6 +153,7 @@ def _explain(
             record = station.record
             blocking |= {
                 "state": "in handler",
+                "rate": None,
                 "key": None if record is None else record.key(),
                 "age": max(0.0, now - station.started),
                 "due_in": None,
