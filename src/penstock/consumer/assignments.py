@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from penstock.consumer.routes import Route
 from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
-from penstock.routing import Lane, ParkedKey, Run
+from penstock.routing import HeldRuns, Lane, ParkedKey, Run
 
 #: Bytes that a message takes beside its value: the objects of the client and of Python.
 OVERHEAD_BYTES = 300
@@ -90,6 +90,7 @@ class Fetch:
 ConsumerRun = Run[Fetch, Record]
 ConsumerLane = Lane[Fetch, Record]
 ConsumerParked = ParkedKey[Fetch, Record]
+ConsumerHeld = HeldRuns[Fetch, Record]
 #: A message in flight: what it belongs to, its place in the block, and the record.
 Item = tuple[Fetch, int, Record]
 
@@ -136,6 +137,7 @@ __all__ = [
     "OVERHEAD_BYTES",
     "Assignment",
     "Assignments",
+    "ConsumerHeld",
     "ConsumerLane",
     "ConsumerParked",
     "ConsumerRun",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from penstock.consumer.assignments import Assignment, ConsumerLane
+from collections.abc import Sequence
+
+from penstock.consumer.assignments import Assignment, ConsumerRun
 from penstock.consumer.routes import Failed
 from penstock.errors import BatchError, PenstockError
 
 
-def available(lane: ConsumerLane, assignment: Assignment, enough: int) -> int:
-    """Return how many messages of an assignment stand in a row at the front of a lane, `enough` at most.
+def available(runs: Sequence[ConsumerRun], assignment: Assignment, enough: int) -> int:
+    """Return how many messages of an assignment stand in a row at the front of a lane's runs, `enough` at most.
 
     It is `enough` too where another's messages stand behind them: those in front will not become more.
     """
     count = 0
     # By place: the router may append meanwhile, which an iterator would not bear.
-    for place in range(len(lane.runs)):
-        run = lane.runs[place]
+    for place in range(len(runs)):
+        run = runs[place]
         if run.owner.assignment is not assignment:
             return enough
         count += len(run.records) - run.next

@@ -149,8 +149,9 @@ class Engine:
     def _slot_of(self, lane: ConsumerLane) -> int:
         """Return which workers serve a lane, by its head. By who has just claimed it."""
         if self.has_tasks:
-            head = lane.parked.get(lane.due[0]) if lane.due else None
-            fetch = head.waiting[0][0] if head is not None else lane.runs[0].owner if lane.runs else None
+            fetch = lane.due_owner() if lane.due else None
+            if fetch is None and lane.runs:
+                fetch = lane.runs[0].owner
             if fetch is not None and fetch.assignment.route.kind is Kind.TASK:
                 return self.task_slot
         return lane.number if self.settings.pinned else 0
@@ -213,11 +214,14 @@ class Engine:
         return sum(station.handled for station in self.stations())
 
     def look_again(self) -> None:
-        """Have every parked key looked at: those of dropped assignments go on, and those that wait for a limit."""
+        """Have all that waits in lanes looked at: what is of dropped assignments goes, what waits for a limit asks."""
+        self.desk.holding.dropped += 1
         for lane in self.scheduler.lanes:
             # A copy, made in one step: the holder changes the dictionary meanwhile. Waking is a hint, so none is wrong.
             for key in list(lane.parked) if lane.parked else ():
                 self.desk.wake_key(lane, key)
+            for meter in list(lane.held) if lane.held else ():
+                self.desk.wake_key(lane, meter)
 
     def fail(self, error: BaseException) -> None:
         """Stop the consumer because of an error. Any thread."""

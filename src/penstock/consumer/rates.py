@@ -17,7 +17,7 @@ class Meter:
     """A token bucket: so many messages a second may be begun. Thread-safe.
 
     Who found it empty waits here, by arrival, and is woken as tokens come: one for each token, so that a thousand who
-    wait do not ask a thousand times.
+    wait do not ask a thousand times. Who comes later than one who waits gets nothing before him.
 
     Args:
         rate: messages/s; 0 holds all, None sets no limit.
@@ -42,8 +42,8 @@ class Meter:
             self._rate = rate
             self._tokens = min(self._tokens, 1.0)
 
-    def take(self, now: float) -> bool:
-        """Take a token if there is one."""
+    def take(self, now: float, arrival: int = 0) -> bool:
+        """Take a token if there is one, and nobody of a lower arrival waits for it."""
         if self._rate is None:
             return True
         with self._lock:
@@ -51,14 +51,13 @@ class Meter:
             # What was left from before the rate became 0 is held too.
             if self._tokens < 1.0 or not self._rate:
                 return self._rate is None
+            if self._waiting and self._waiting[0][0] < arrival:
+                return False
             self._tokens -= 1.0
             return True
 
     def wait(self, arrival: int, wake: Callable[[], object]) -> None:
-        """Wait for a token: `wake` is called when it is worth asking again, for lower arrivals first.
-
-        A lane waits only after it was given back: see `Scheduler.rest`.
-        """
+        """Wait for a token: `wake` is called when it is worth asking again, for lower arrivals first."""
         with self._lock:
             heapq.heappush(self._waiting, (arrival, next(self._order), wake))
 

@@ -47,7 +47,7 @@ def disregarded(returned: object) -> Failed | None:
 
 
 class Full:
-    """The handler's rate is used up: the lane waits for the meter."""
+    """The handler's rate is used up: the message waits for the meter, with all of its handler in its lane."""
 
 
 FULL = Full()
@@ -143,20 +143,21 @@ class Route:
         except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
             return Failed(raised())
 
-    def admit(self, identity: Hashable, record: Record, now: float) -> Answer:
+    def admit(self, identity: Hashable, record: Record, now: float, arrival: int) -> Answer:
         """Return the message to hand over now, or why not.
 
         Args:
             identity: the record's identity, by `ordering`.
             record: the record.
             now: the time on the engine's clock.
+            arrival: its claim to be let through: the lowest of those that wait is first.
         """
         if (at := self.pace.free_at(identity)) > now:
             return at
         message = self.message(record)
         if isinstance(message, Failed):
             return message
-        if not self.meter.take(now):
+        if not self.meter.take(now, arrival):
             return FULL
         self.pace.begin(identity, now)
         return message

@@ -4,22 +4,32 @@
 and returns how the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
 simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
 
-A visit alone holds its lane (the scheduler sees to that), so what it does to the lane's queue and parked keys needs
-no lock. Revocation: the poll thread sets `assignment.active = False` and then looks at every station's `fetch`; a
-visit sets `fetch` first and then looks at `active`. Whichever comes second sees the other, so a handler either is
-waited for or does not start. Offsets are completed before `fetch` is let go of, so who waited sees them.
+A visit alone holds its lane (the scheduler sees to that), so what it does to the lane's queue, parked keys and held
+runs needs no lock. Revocation: the poll thread sets `assignment.active = False` and then looks at every station's
+`fetch`; a visit sets `fetch` first and then looks at `active`. Whichever comes second sees the other, so a handler
+either is waited for or does not start. Offsets are completed before `fetch` is let go of, so who waited sees them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Container, Generator, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 
 from penstock.cluster import Clock
-from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Fetch, Item
+from penstock.consumer.assignments import (
+    Assignment,
+    ConsumerHeld,
+    ConsumerLane,
+    ConsumerParked,
+    ConsumerRun,
+    Fetch,
+    Item,
+)
 from penstock.consumer.batches import available, failures, not_for_batches
 from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.holding import Holding
 from penstock.consumer.outbox import Outbox
 from penstock.consumer.parking import HANDLED, NEVER, NotDue, Parking
 from penstock.consumer.retries import Timers
@@ -66,6 +76,8 @@ class Desk:
         self.fail = fail
         #: Whether batches that are not full are served at once: set when the consumer drains. Any thread.
         self.hurry = False
+        #: What waits for a rate.
+        self.holding = Holding(self.wake_key)
         self._parking = Parking(clock, timers=timers, outbox=outbox, wake_key=self.wake_key, fail=fail)
         #: Completions that are out, with what they belong to. Any thread may look.
         self.deferred = self._parking.deferred
@@ -80,23 +92,25 @@ class Desk:
         return slot
 
     def wake_key(self, lane: ConsumerLane, key: Hashable) -> None:
-        """Have a parked key looked at. Any thread."""
+        """Have a parked key, or the runs that a meter holds, looked at. Any thread."""
         self.wake(self._scheduler.wake(lane, key))
 
     def wake_lane(self, lane: ConsumerLane) -> None:
         """Have a lane at rest looked at. Any thread."""
         self.wake(self._scheduler.ready((lane,)))
 
-    def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
+    def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the main path in one piece, for speed
         """Serve a lane until it is empty, its work is of another kind, or the time slice is over."""
         deadline = self._now() + self._run_seconds * station.slices
         while lane.due:
-            key = lane.due[0]
-            parked = lane.parked.get(key)
-            if parked is not None and parked.waiting[0][0].assignment.route.kind is not station.kind:
+            owner = lane.due_owner()
+            if owner is not None and owner.assignment.route.kind is not station.kind:
                 return None
-            lane.due.pop(0)
+            key = lane.due.pop(0)
+            parked, held = lane.parked.get(key), lane.held.get(key)
             if parked is not None and not (yield from self._serve_parked(lane, key, parked, station, deadline)):
+                return None
+            if held is not None and not (yield from self._serve_held(lane, key, held, station, deadline)):
                 return None
         while lane.runs:
             run = lane.runs[0]
@@ -109,13 +123,18 @@ class Desk:
             if route.kind is not station.kind:
                 return None
             station.invoke = route.invoke
+            # Also where the limit was taken away since: what came first goes first.
+            if lane.held and (held := lane.held.get(route.meter)) is not None:
+                held.runs.append(lane.runs.popleft())
+                continue
             if route.gated or route.batch > 1:
-                if route.batch > 1:
-                    rest = yield from self._serve_batch(lane, run, route, station)
-                else:
-                    rest = yield from self._serve_gated(lane, run, route, station, deadline)
-                if rest is not None or self._now() >= deadline:
+                if route.batch > 1 and (rest := self._lingers(lane, run, route)) is not None:
                     return rest
+                serve = self._serve_batch if route.batch > 1 else self._serve_gated
+                if (yield from serve(lane, lane.runs, route, station, deadline)):
+                    self.holding.begin(lane, route.meter)
+                if self._now() >= deadline:
+                    return None
                 continue
             # The main path, in this generator itself: delegating costs at each message.
             now = self._now
@@ -156,10 +175,38 @@ class Desk:
             run.owner.assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
             station.handled += stop - first
 
+    def _serve_held(
+        self, lane: ConsumerLane, key: Hashable, held: ConsumerHeld, station: Station, deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Serve runs that waited for their handler's rate, as far as it goes. Returns False when the visit is over."""
+        self.holding.sweep(held)
+        while held.runs:
+            fetch = station.fetch = held.runs[0].owner
+            route = fetch.assignment.route
+            if not fetch.assignment.active:
+                held.runs.popleft()
+                continue
+            if self._now() >= deadline:
+                lane.due.insert(0, key)
+                return False
+            station.invoke = route.invoke
+            serve = self._serve_batch if route.batch > 1 else self._serve_gated
+            if (yield from serve(lane, held.runs, route, station, deadline)):
+                self.holding.line_up(lane, route.meter, held)
+                return True
+        # Those that stand in the line stay, though there are none: so a lane stands there once.
+        if not held.asked:
+            del lane.held[key]
+        return True
+
     def _serve_gated(
-        self, lane: ConsumerLane, run: ConsumerRun, route: Route, station: Station, deadline: float
-    ) -> Generator[Work, Outcome, Rest | None]:
-        """Serve a run whose handler has a filter, a decoder, a key function or a rate: message by message."""
+        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, station: Station, deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Serve a run whose handler has a filter, a decoder, a key function or a rate: message by message.
+
+        Returns whether the rate is used up: the first of the runs is at a message that must wait.
+        """
+        run = runs[0]
         fetch, assignment = run.owner, run.owner.assignment
         station.batch_count = 1
         while run.next < len(run.records):
@@ -167,11 +214,10 @@ class Desk:
             item = (fetch, run.indexes[run.next], record)
             now = self._now()
             if now >= deadline or not assignment.active:
-                return None
-            appended = lane.appended
-            key, message = self._ask(lane, route, item, now, station)
+                return False
+            key, message = self._ask(lane, route, item, now, station, arrival=run.arrival)
             if isinstance(message, Full):
-                return Rest(appended, partial(route.meter.wait, run.arrival, partial(self.wake_lane, lane)))
+                return True
             run.next += 1
             if message is None:
                 continue
@@ -181,9 +227,8 @@ class Desk:
                 self._done((item,), station)
             else:
                 self._parking.set_aside(lane, key, item, outcome, station)
-        if lane.runs and lane.runs[0] is run:
-            lane.runs.popleft()
-        return None
+        runs.popleft()
+        return False
 
     def _ask(  # noqa: PLR0911 - one for each way that a message can go
         self,
@@ -193,11 +238,13 @@ class Desk:
         now: float,
         station: Station,
         *,
+        arrival: int,
         gathered: Container[Hashable] = (),
     ) -> tuple[Hashable, Message | Failed | Full | None]:
         """Return a message's identity, and what to hand over; None when it was seen to: refused, or made to wait.
 
-        A key of those `gathered` is not parked: should its messages in the batch fail, they come before this one.
+        `arrival` is that of the run. A key of those `gathered` is not parked: should its messages in the batch fail,
+        they come before this one.
         """
         record = item[2]
         # Before its key is asked: of what the filter refuses nothing is expected.
@@ -217,7 +264,7 @@ class Desk:
         if key in lane.parked:
             self._parking.behind(lane, key, item)
             return key, None
-        answer = passes if isinstance(passes, Failed) else route.admit(key, record, now)
+        answer = passes if isinstance(passes, Failed) else route.admit(key, record, now, arrival + item[1])
         if isinstance(answer, (Failed, float)) and key in gathered:
             return key, _LATER
         if isinstance(answer, float):
@@ -226,27 +273,31 @@ class Desk:
             return key, None
         return key, answer
 
-    def _serve_batch(  # noqa: C901 - gathering is one loop over two queues
-        self, lane: ConsumerLane, run: ConsumerRun, route: Route, station: Station
-    ) -> Generator[Work, Outcome, Rest | None]:
-        """Gather a batch of one assignment's messages from the lane and serve it, or let it wait for more."""
-        assignment = run.owner.assignment
+    def _lingers(self, lane: ConsumerLane, run: ConsumerRun, route: Route) -> Rest | None:
+        """Tell whether a lane's next batch should wait for more."""
         appended = lane.appended
-        now = self._now()
         until = run.owner.arrived + route.linger
-        if now < until and not self.hurry and available(lane, assignment, route.batch) < route.batch:
-            return Rest(appended, partial(self._linger, lane, until))
+        if self._now() >= until or self.hurry or available(lane.runs, run.owner.assignment, route.batch) >= route.batch:
+            return None
+        return Rest(appended, partial(self._linger, lane, until))
+
+    def _serve_batch(
+        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, station: Station, _deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Gather a batch of one assignment's messages and serve it. Returns whether the rate is used up."""
+        assignment = runs[0].owner.assignment
+        now = self._now()
         station.started = now
         batch: list[tuple[Hashable, Item, Message]] = []
         gathered: set[Hashable] = set()
         full = over = False
-        while lane.runs and len(batch) < route.batch and not over:
-            run = lane.runs[0]
+        while runs and len(batch) < route.batch and not over:
+            run = runs[0]
             if run.owner.assignment is not assignment:
                 break
             while run.next < len(run.records) and len(batch) < route.batch:
                 item = (run.owner, run.indexes[run.next], run.records[run.next])
-                key, message = self._ask(lane, route, item, now, station, gathered=gathered)
+                key, message = self._ask(lane, route, item, now, station, arrival=run.arrival, gathered=gathered)
                 if isinstance(message, Full):
                     full, over = message is not _LATER, True
                     break
@@ -257,14 +308,12 @@ class Desk:
                     batch.append((key, item, message))
                     gathered.add(key)
             if run.next == len(run.records):
-                lane.runs.popleft()
+                runs.popleft()
         if batch:
             station.record, station.batch_count = batch[0][1][2], len(batch)
             outcome = yield [message for _, _, message in batch]
             self._settle_batch(lane, [(key, item) for key, item, _ in batch], outcome, station)
-        if full:
-            return Rest(appended, partial(route.meter.wait, run.arrival, partial(self.wake_lane, lane)))
-        return None
+        return full
 
     def _linger(self, lane: ConsumerLane, until: float) -> None:
         """Bring a lane back that was given back to wait for a full batch."""
@@ -338,9 +387,8 @@ class Desk:
                     self._parking.wake_at(answer, lane, key)
                 return True
             if isinstance(answer, Full):
-                # Before all lanes: it has waited longer, and it must not hold the rest of its own.
                 parked.due_at = now
-                route.meter.wait(0, partial(self.wake_key, lane, key))
+                self.holding.line_up_key(lane, route.meter, key, parked)
                 return True
             if answer is None:
                 self._filtered(item, station)
@@ -380,7 +428,7 @@ class Desk:
             return None
         if isinstance(passes, Failed):
             return passes
-        return route.admit(key, record, now)
+        return route.admit(key, record, now, 0)
 
     def _done(self, items: Sequence[Item], station: Station) -> None:
         for fetch, same in groupby(items, key=_fetch_of):

@@ -2,7 +2,7 @@
 
 A lane is filled by one thread (the router) and emptied by the one worker that holds it; who holds it is the
 scheduler's business. So the queue needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the
-router only appends, the holder only takes. Parked keys belong to the holder alone.
+router only appends, the holder only takes. Parked keys and held runs belong to the holder alone.
 """
 
 from __future__ import annotations
@@ -47,17 +47,20 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         waiting: the messages in order, each with its owner and its place in the owner's block; the head is first.
         attempts: how often the head was tried.
         since: when the head was first tried, on the caller's clock.
+        asked: whether the head stands in the line for its handler's rate. Set by the holder, cleared by who wakes the
+            key because of it, before he does.
         due_at: when the head may be tried (again); infinity while somebody else has it: a dead letter that is not
             acknowledged, a completion that was put off.
         settled: what became of a head that somebody else had: None while it is out, `DONE`, or the error it ended
             with. Written once by that somebody, before the key is woken; the holder takes note of it then.
     """
 
-    __slots__ = ("attempts", "due_at", "settled", "since", "waiting")
+    __slots__ = ("asked", "attempts", "due_at", "settled", "since", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
         self.attempts = 0
+        self.asked = False
         self.since = 0.0
         self.due_at = 0.0
         self.settled: object = None
@@ -74,10 +77,28 @@ class ParkedKey(Generic[OwnerT, RecordT]):
 DONE = "done"
 
 
+class HeldRuns(Generic[OwnerT, RecordT]):
+    """Runs that wait for the rate of their handler while their lane goes on with others. The lane holder's alone.
+
+    Attributes:
+        runs: the runs in arrival order; later ones of the same handler go behind.
+        asked: whether they stand in the line for the rate. Set by the holder, cleared by who wakes them because of it,
+            before he does: a holder who saw it set is woken after that.
+        dropped: the caller's count of dropped owners when the runs were last searched for theirs.
+    """
+
+    __slots__ = ("asked", "dropped", "runs")
+
+    def __init__(self) -> None:
+        self.runs: deque[Run[OwnerT, RecordT]] = deque()
+        self.asked = False
+        self.dropped = 0
+
+
 class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
-    __slots__ = ("appended", "claim", "due", "number", "parked", "runs")
+    __slots__ = ("appended", "claim", "due", "held", "number", "parked", "runs")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -87,7 +108,9 @@ class Lane(Generic[OwnerT, RecordT]):
         self.appended = 0
         #: Keys whose head waits. The holder's alone.
         self.parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = {}
-        #: Parked keys that were woken. Any thread appends, the holder takes.
+        #: Runs that wait for a rate, by what limits it: opaque here, and never equal to a key. The holder's alone.
+        self.held: dict[Hashable, HeldRuns[OwnerT, RecordT]] = {}
+        #: Parked keys and held runs that were woken. Any thread appends, the holder takes.
         self.due: list[Hashable] = []
         #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
         self.claim = threading.Lock()
@@ -102,5 +125,14 @@ class Lane(Generic[OwnerT, RecordT]):
         parked = self.parked[key] = ParkedKey()
         return parked
 
+    def due_owner(self) -> OwnerT | None:
+        """Return what the head of the first that was woken belongs to, or None where nothing waits. By the holder."""
+        key = self.due[0]
+        parked = self.parked.get(key)
+        if parked is not None:
+            return parked.waiting[0][0]
+        held = self.held.get(key) if self.held else None
+        return held.runs[0].owner if held is not None and held.runs else None
 
-__all__ = ["DONE", "Lane", "ParkedKey", "Run"]
+
+__all__ = ["DONE", "HeldRuns", "Lane", "ParkedKey", "Run"]

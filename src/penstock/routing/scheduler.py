@@ -78,7 +78,7 @@ class Scheduler(Generic[OwnerT, RecordT]):
         return slots
 
     def wake(self, lane: Lane[OwnerT, RecordT], key: Hashable) -> list[int]:
-        """Tell that a parked key of a lane should be looked at. Returns slots as `ready` does."""
+        """Tell that a parked key or held runs of a lane should be looked at. Returns slots as `ready` does."""
         lane.due.append(key)
         return self.ready((lane,))
 
@@ -133,7 +133,7 @@ class Scheduler(Generic[OwnerT, RecordT]):
 
     @property
     def idle(self) -> bool:
-        """Whether no lane is ready or held; parked keys that are not due and lanes at rest do not count."""
+        """Whether no lane is ready or held; keys and runs that wait in one and lanes at rest do not count."""
         return not any(lane.claim.locked() for lane in self.lanes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, ConsumerLane
 from penstock.testing.judge import InvariantBroken
 from penstock.testing.stepping import SteppedConsumer, SteppedWorker
@@ -76,7 +78,7 @@ def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
         if lane.parked:
             _count_parked(lane, counts)
         worker = held.get(lane)
-        for run in lane.runs:
+        for run in chain(lane.runs, *(held.runs for held in lane.held.values())):
             count = counts.setdefault(run.owner.assignment, Count())
             if worker is None:
                 count.least += len(run.records) - run.next

@@ -1,0 +1,152 @@
+"""A handler's rate holds that handler and no other, keeps the order of each key, and serves the oldest first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from consuming import consumer_of
+from visit_bench import Bench
+
+import penstock
+from kafka_tools import Recorder, produce
+from penstock.consumer import handler
+from penstock.devbroker import DevBroker
+from penstock.message import Message
+from penstock.testing import TestApp
+from waiting import wait_until
+
+NewTopic = Callable[..., str]
+
+
+@pytest.mark.parametrize("rate", [0, 10])
+def test_a_topic_with_a_rate_holds_no_other_topic(broker: DevBroker, new_topic: NewTopic, rate: float) -> None:
+    slow, free = new_topic(partitions=2), new_topic(partitions=2)
+    held, seen = Recorder(), Recorder()
+    produce(broker.bootstrap_servers, slow, ((b"k%d" % i, b"x") for i in range(2000)))
+    handlers = {slow: handler(held, rate=rate), free: handler(seen)}
+
+    with consumer_of(broker, handlers, workers=1) as consumer:
+        wait_until(lambda: consumer.statistics().in_flight >= 1900)
+        # The same keys, among others: they wait for no message that is not begun.
+        produce(broker.bootstrap_servers, free, ((b"k%d" % i, b"x") for i in range(1000, 4000)))
+        wait_until(lambda: len(seen.calls) == 3000)
+        begun = len(held.calls)
+        pauses = consumer.statistics().pauses
+        consumer.request_stop(now=True)
+
+    # Had the free ones waited for a place among the held, hundreds of these would have been begun.
+    assert begun < 500
+    assert (rate == 0) == (begun == 0)
+    assert sum(pauses.values()) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: int) -> None:
+    app = penstock.App("held", bootstrap_servers="memory:0", workers=4)
+    seen: list[tuple[bytes | None, int]] = []
+
+    @app.handler("slow", rate=10, batch=batch)
+    def slow(messages: Message | list[Message]) -> None:
+        given = messages if isinstance(messages, list) else [messages]
+        seen.extend((message.key, message.offset) for message in given)
+
+    with TestApp(app) as test:
+        for number in range(300):
+            test.send("slow", b"x", key=b"k%d" % (number % 30))
+        test.advance(10)
+        limited = len(seen)
+        for number in range(300):
+            test.send("slow", b"x", key=b"k%d" % (number % 30))
+        running = test._running()
+        for route in running.engine.routes.values():
+            route.change(retry=None, rate=None, key_rate=None)
+        running.engine.look_again()
+        for number in range(300):
+            test.send("slow", b"x", key=b"k%d" % (number % 30))
+        test.settle()
+
+    assert 100 <= limited <= 102
+    assert len(seen) == 900
+    for key in {key for key, _ in seen}:
+        assert all(former < later for former, later in pairwise([at for one, at in seen if one == key]))
+
+
+def test_an_async_handler_with_a_rate_holds_no_other() -> None:
+    app = penstock.App("held", bootstrap_servers="memory:0")
+    seen: list[str] = []
+
+    @app.handler("slow", rate=5)
+    async def slow(message: Message) -> None:
+        seen.append(message.topic)
+
+    @app.handler("free")
+    def free(message: Message) -> None:
+        seen.append(message.topic)
+
+    with TestApp(app) as test:
+        for number in range(500):
+            test.send("slow", b"x", key=b"k%d" % number)
+        test.settle()
+        for number in range(500):
+            test.send("free", b"x", key=b"k%d" % number)
+        test.settle()
+        at_once = seen.count("free"), seen.count("slow")
+        test.advance(10)
+        later = seen.count("slow")
+        test._end()
+
+    assert at_once == (500, 1)
+    assert 50 <= later <= 52
+
+
+def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
+    app = penstock.App("held", bootstrap_servers="memory:0", workers=2)
+    seen: list[int] = []
+
+    @app.handler("slow", rate=10)
+    def slow(message: Message) -> None:
+        seen.append(message.offset)
+
+    with TestApp(app) as test:
+        for number in range(100):
+            test.send("slow", b"x", key=b"k%d" % (number % 25), partition=0)
+        # One fetch after the other comes while the first waits.
+        for number in range(60):
+            test.send("slow", b"x", key=b"n%d" % number, partition=0)
+            test.advance(0.1)
+        test._end()
+
+    assert seen == sorted(seen)
+    assert len(seen) >= 59
+
+
+def test_a_held_lane_stands_in_the_line_once_and_lets_go_of_what_was_revoked() -> None:
+    bench = Bench({"slow": handler(nothing, rate=0), "free": handler(nothing)})
+    meter = bench.engine.routes["slow"].meter
+    bench.feed("slow", *((b"k%d" % number, b"x") for number in range(500)))
+    bench.serve()
+
+    for _ in range(5):
+        bench.revoke("slow")
+        bench.serve()
+        bench.assign("slow")
+        bench.feed("slow", (b"k", b"x"), (b"l", b"x"))
+        bench.serve()
+
+    held = bench.engine.scheduler.lanes[0].held[meter]
+    assert len(meter._waiting) == 1
+    assert sum(len(run.records) for run in held.runs) == 2
+    assert bench.of("slow").tracker.in_flight == 2
+    meter.rate = None
+    for wake in meter.release(time.monotonic()):
+        wake()
+    bench.serve()
+    assert bench.of("slow").tracker.in_flight == 0
+    assert bench.engine.scheduler.lanes[0].held == {}
+
+
+def nothing(_message: Message) -> None:
+    """Do nothing."""
