@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock
 from penstock.consumer.rates import Meter, Pace
+from penstock.message import Message
+from penstock.testing import TestApp
 
 #: Seconds' worth of messages that may begin at once after a lull, and a message at least: what `rates` promises.
 BURST_S = 0.1
@@ -97,6 +100,21 @@ def test_nobody_who_waits_is_forgotten_and_who_came_first_is_woken_first(
     assert woken == sorted(arrivals)
 
 
+@given(rate=RATES, start=st.floats(0.0, 1e6))
+def test_at_the_time_that_is_told_there_is_a_token(rate: float, start: float) -> None:
+    meter, now = Meter(rate), start
+    meter.take(now)
+
+    for _ in range(50):
+        meter.wait(0, lambda: None)
+        due = meter.next_release(now)
+        assert due is not None
+        # As a clock gets there that is moved by a difference.
+        now += due - now
+        assert len(meter.release(now)) == 1
+        assert meter.take(now)
+
+
 def test_a_held_meter_wakes_nobody_and_a_later_rate_wakes_all() -> None:
     meter, woken = Meter(0), []
     for lane in range(5):
@@ -148,3 +166,25 @@ def test_keys_whose_time_has_passed_are_forgotten_and_others_are_not() -> None:
 
     assert len(pace._begun) <= 50_000
     assert pace.free_at("late") > 1_000_000.0
+
+
+@pytest.mark.parametrize(("limit", "each"), [({"rate": 10}, 100), ({"key_rate": 2}, 60)])
+def test_a_test_app_lets_through_what_the_rate_says_however_long_it_runs(limit: dict[str, float], each: int) -> None:
+    app = penstock.App("rates", bootstrap_servers="memory:0")
+    begun: list[int] = []
+
+    @app.handler("topic", **limit)  # type: ignore[arg-type] # one of two options
+    def note(message: Message) -> None:
+        begun.append(message.offset)
+
+    with TestApp(app) as test:
+        for number in range(900):
+            test.send("topic", b"x", key=b"k%d" % (number % 3))
+        test.settle()
+        counts = []
+        for _ in range(6):
+            test.advance(10)
+            counts.append(len(begun))
+        test._end()
+
+    assert all(abs(count - each * number) <= 3 for number, count in enumerate(counts, 1))

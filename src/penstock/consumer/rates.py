@@ -9,6 +9,8 @@ from itertools import count
 
 #: Seconds' worth of messages that may be begun at once after a lull.
 _BURST_S = 0.1
+#: The part of a token that adding up floats may cost. What is lent so is paid back: tokens may fall below none.
+_SLACK = 1e-6
 #: Keys remembered before those whose time has passed are forgotten.
 _PRUNE_AT = 10_000
 
@@ -49,7 +51,7 @@ class Meter:
         with self._lock:
             self._fill(now)
             # What was left from before the rate became 0 is held too.
-            if self._tokens < 1.0 or not self._rate:
+            if self._tokens < 1.0 - _SLACK or not self._rate:
                 return self._rate is None
             if self._waiting and self._waiting[0][0] < arrival:
                 return False
@@ -67,7 +69,7 @@ class Meter:
             return []
         with self._lock:
             self._fill(now)
-            tokens = len(self._waiting) if self._rate is None else int(self._tokens)
+            tokens = len(self._waiting) if self._rate is None else int(self._tokens + _SLACK)
             return [heapq.heappop(self._waiting)[2] for _ in range(min(len(self._waiting), tokens))]
 
     def next_release(self, now: float) -> float | None:
@@ -78,7 +80,9 @@ class Meter:
             if not self._rate:
                 return now if self._rate is None else None
             self._fill(now)
-            return now + max(0.0, 1.0 - self._tokens) / self._rate
+            missing = 1.0 - self._tokens
+            # Else the time may be so near that it is now again, and whoever waits for it would wait for ever.
+            return now if missing <= _SLACK else now + missing / self._rate
 
     def _fill(self, now: float) -> None:
         if self._at is not None and self._rate is not None:
