@@ -43,6 +43,22 @@ def test_a_topic_with_a_rate_holds_no_other_topic(broker: DevBroker, new_topic: 
     assert sum(pauses.values()) == 0
 
 
+def test_a_held_topic_that_has_all_the_bytes_holds_no_other_topic(broker: DevBroker, new_topic: NewTopic) -> None:
+    held, free = new_topic(), new_topic()
+    seen = Recorder()
+    produce(broker.bootstrap_servers, held, ((b"same", b"x" * 10_000) for _ in range(300)))
+    handlers = {held: handler(nothing, rate=0), free: handler(seen)}
+
+    with consumer_of(broker, handlers, max_in_flight_bytes=1_000_000) as consumer:
+        wait_until(lambda: any(one.paused == "byte limit" for one in consumer.statistics().partitions))
+        produce(broker.bootstrap_servers, free, ((b"k%d" % i, b"x") for i in range(1000)))
+        wait_until(lambda: len(seen.calls) == 1000)
+        paused = {one.topic: one.paused for one in consumer.statistics().partitions}
+        consumer.request_stop(now=True)
+
+    assert paused == {held: "byte limit", free: None}
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: int) -> None:
     app = penstock.App("held", bootstrap_servers="memory:0", workers=4)

@@ -191,6 +191,54 @@ def test_large_messages_that_are_parked_lend_no_room_to_others() -> None:
     assert one.reason(1) == BYTES
 
 
+def test_a_partition_that_holds_little_fetches_though_others_have_all_the_bytes() -> None:
+    one = taker(in_flight_bytes=800 * KIB, partitions=4)
+    one.fetch(900)
+    one.fetch(60, partition=1)
+
+    may_fetch = one.admit()
+    first, room = [one.reason(number) for number in range(4)], one.intake.room
+    while one.reason(2) is None:
+        one.fetch(one.intake.room, partition=2)
+        one.admit()
+    taken = one.assignments[2].tracker.in_flight
+    one.admit()
+
+    # A quarter of the even part of four: 50 KiB.
+    assert (may_fetch, first) == (True, [BYTES, BYTES, None, None])
+    assert room == 50
+    assert taken == 50
+    assert one.reason(3) is None
+
+
+def test_what_is_kept_for_partitions_that_hold_little_comes_out_of_the_bytes_of_all() -> None:
+    one = taker(in_flight_bytes=800 * KIB, partitions=2)
+    one.fetch(700)
+
+    one.admit()
+    at_700 = one.reason(0)
+    one.fetch(90, partition=1)
+    one.admit()
+
+    # 100 KiB are kept for the other; once it has them in flight there is nothing to keep.
+    assert at_700 == BYTES
+    assert (one.reason(0), one.reason(1)) == (BYTES, None)
+
+
+def test_a_partition_that_has_little_left_goes_on_before_the_others() -> None:
+    one = taker(in_flight_bytes=800 * KIB, partitions=2)
+    one.fetch(600)
+    block = one.fetch(300, partition=1)
+    one.admit()
+    both = one.reason(0), one.reason(1)
+
+    one.assignments[1].tracker.complete(block, range(251))
+    one.admit()
+
+    assert both == (BYTES, BYTES)
+    assert (one.reason(0), one.reason(1)) == (BYTES, None)
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_the_smallest_limits_let_one_message_after_the_other_through(limit: int) -> None:
     one = taker(in_flight=limit, in_flight_bytes=limit, parked=limit, parked_bytes=limit)

@@ -2,6 +2,9 @@
 
 Pausing a partition makes the client throw away what it had fetched of it, so a brief saturation is met by not asking
 for a moment; only a partition that stays full is paused. On the poll thread only.
+
+The bytes of all are bounded together. Lest a topic that is held, or slow, take them all and stop the others, a small
+share is kept free for each partition: who holds less may fetch whatever the others hold.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ PARKED = "parked limit"
 MAP = "offset map limit"
 STOPPING = "stopping"
 
+#: The part of all bytes that is kept free for partitions that hold little, each its even share of it.
+_KEPT = 1 / 4
+
 #: Offsets from the watermark on of which any pattern fits into the metadata, by the bitmap form of the map.
 _MAP_ANY = 26_000
 #: Messages that may be taken in at once on the strength of that, holes or not.
@@ -51,7 +57,8 @@ class Intake:
 
     Args:
         max_in_flight: messages in flight of one partition, parked ones left out.
-        max_in_flight_bytes: bytes in flight of all partitions, parked ones left out.
+        max_in_flight_bytes: bytes in flight of all partitions, parked ones left out; a partition that holds less than a
+            quarter of its even part may always fetch.
         max_parked: parked messages of one partition.
         max_parked_bytes: bytes parked of all partitions.
         fetch_size: messages of one fetch.
@@ -72,27 +79,44 @@ class Intake:
         #: How often a partition was paused, by reason.
         self.pauses = {FULL: 0, BYTES: 0, PARKED: 0, MAP: 0, STOPPING: 0}
 
-    def admit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:
+    def admit(  # noqa: C901 - one look at all, then one verdict for each
+        self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float
+    ) -> bool:
         """Pause and resume what is due; return whether the caller may fetch now, or should ask again shortly."""
         may_fetch = True
         self.room = self._fetch_size
-        healthy_bytes = parked_bytes = 0
+        taken = parked_bytes = 0
         counts = []
         hungry = False
+        # One byte at least: a partition that holds nothing may take a message in.
+        share = max(1, int(self.max_in_flight_bytes * _KEPT) // max(1, len(assignments)))
+        little = share
+        messages = weight_of_all = 0
         for assignment in assignments:
             parked, weight = assignment.tracker.parked
             in_flight, in_bytes = assignment.tracker.in_flight, assignment.tracker.bytes_in_flight
             # In flight each message weighs as the mean of its fetch, parked it weighs what it weighs. Small ones parked
             # out of large ones must not count as healthy for ever, nor large ones make room for others.
-            healthy_bytes += max(0, in_bytes - max(weight, in_bytes * parked // max(1, in_flight)))
+            healthy_bytes = max(0, in_bytes - max(weight, in_bytes * parked // max(1, in_flight)))
+            # What it does not hold of its share is kept for it.
+            taken += max(share, healthy_bytes)
+            if healthy_bytes < share:
+                little = min(little, share - healthy_bytes)
+            messages += in_flight
+            weight_of_all += in_bytes
             parked_bytes += weight
-            counts.append((assignment, in_flight - parked, parked))
+            holds_share = healthy_bytes >= max(1, share // (2 if assignment.paused == BYTES else 1))
+            counts.append((assignment, in_flight - parked, parked, holds_share))
             hungry = hungry or in_flight - parked < self.max_in_flight // 2
         # Half the limit again before resuming, so that a partition does not flap.
-        self._bytes_full = healthy_bytes >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
+        self._bytes_full = taken >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
+        if self._bytes_full:
+            # Only those that hold little fetch now, and no more of them than their shares hold, by what is in flight.
+            self.room = max(1, min(self.room, little * messages // max(1, weight_of_all)))
         self._parked_full = parked_bytes >= max(1, self.max_parked_bytes // (2 if self._parked_full else 1))
-        for assignment, healthy, parked in counts:
-            wanted = self._reason(assignment, healthy, parked, now)
+        for assignment, healthy, parked, holds_share in counts:
+            bytes_full = self._bytes_full and holds_share
+            wanted = self._reason(assignment, healthy, parked, now, bytes_full=bytes_full)
             if wanted is None:
                 assignment.full_since = None
                 if assignment.paused is not None:
@@ -106,19 +130,21 @@ class Intake:
                     wanted != FULL
                     or not hungry
                     or healthy >= _OVER * self.max_in_flight
-                    or self._reason_beside_full(assignment, healthy, parked, now) is not None
+                    or self._reason_beside_full(assignment, healthy, parked, now, bytes_full=bytes_full) is not None
                 ):
                     may_fetch = False
             else:
                 assignment.paused = wanted
         return may_fetch
 
-    def _reason(self, assignment: Assignment, healthy: int, parked: int, now: float) -> str | None:
+    def _reason(self, assignment: Assignment, healthy: int, parked: int, now: float, *, bytes_full: bool) -> str | None:
         if healthy >= max(1, self.max_in_flight // (2 if assignment.paused == FULL else 1)):
             return FULL
-        return self._reason_beside_full(assignment, healthy, parked, now)
+        return self._reason_beside_full(assignment, healthy, parked, now, bytes_full=bytes_full)
 
-    def _reason_beside_full(self, assignment: Assignment, healthy: int, parked: int, now: float) -> str | None:
+    def _reason_beside_full(
+        self, assignment: Assignment, healthy: int, parked: int, now: float, *, bytes_full: bool
+    ) -> str | None:
         if parked and (
             self._parked_full or parked >= max(1, self.max_parked // (2 if assignment.paused == PARKED else 1))
         ):
@@ -127,7 +153,7 @@ class Intake:
         if room < (_MAP_FREE if assignment.paused == MAP else _MAP_FULL):
             return MAP
         self.room = min(self.room, room)
-        return BYTES if self._bytes_full else None
+        return BYTES if bytes_full else None
 
     def welcome(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Take new assignments in: paused where the bytes are full, or each would bring a fetch beyond them (I5)."""

@@ -49,8 +49,8 @@ class ConsumerSettings:
         max_in_flight: messages of one partition that may be taken in and not done, parked ones left out; the partition
             pauses when it stays there, and resumes at half; until then it may take up to twice as many where others
             have few. May change while running.
-        max_in_flight_bytes: bytes of all messages taken in and not done, parked ones left out; all partitions pause
-            there. May change while running.
+        max_in_flight_bytes: bytes of all messages taken in and not done, parked ones left out; partitions pause there,
+            save those that hold less than a quarter of their even part. May change while running.
         max_parked: messages of one partition that may wait for a retry, or behind one. May change while running.
         max_parked_bytes: bytes of all such messages. May change while running.
         commit_interval: how often the commit points are committed. May change while running.
