@@ -168,7 +168,7 @@ def test_every_state_of_the_message_that_holds_the_watermark_is_told(broker: Dev
         told = wait_until(lambda: (one := explained(consumer)) and one.lag == 1 and one)
         consumer.change_handler(topic, rate=None)
 
-    assert (idle.state, idle.blocking_offset, idle.in_flight) == ("idle", None, 0)
+    assert (idle.state, idle.blocking_offset, idle.in_flight) == ("position not known yet", None, 0)
     assert (running.key, running.blocking_offset) == (b"a", 0)
     assert running.age is not None
     assert (parked.key, parked.blocking_offset, parked.parked) == (b"b", 1, 2)

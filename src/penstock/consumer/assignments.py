@@ -21,6 +21,9 @@ OVERHEAD_BYTES = 300
 class Assignment:
     """One incarnation of a partition.
 
+    Where the group has no offset, or did not tell it, nobody knows where reading starts until the first message comes,
+    or the client has a position. Until then the tracker counts from 0, which is nothing to commit or to count lag from.
+
     The poll thread writes all fields; workers read `active` and `route` and complete on `tracker`, which is
     thread-safe. `active` falls once and never rises again.
     """
@@ -37,6 +40,7 @@ class Assignment:
         "partition",
         "paused",
         "route",
+        "start",
         "topic",
         "tracker",
     )
@@ -47,13 +51,15 @@ class Assignment:
         partition: int,
         route: Route,
         *,
-        start: int,
+        start: int | None,
         restored: OffsetMap | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.route = route
-        self.tracker = Tracker(start, restored)
+        #: The offset at which reading starts, or None where it is not known. Never written again.
+        self.start = start
+        self.tracker = Tracker(start or 0, restored)
         #: False once revoked or lost: nothing more of it is handed out, completed or committed.
         self.active = True
         #: What was sent to be committed last, and whether the group is known to have it.
@@ -66,10 +72,15 @@ class Assignment:
         #: How many messages its offset map had room for, the position when that was looked at, and when it is to be
         #: looked at again.
         self.map_room = 0
-        self.map_at = start
+        self.map_at = start or 0
         self.map_look = 0.0
         #: The end of the partition's log as the client last heard of it, or None.
         self.end: int | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known where the partition stands. Once it is, it stays so."""
+        return self.start is not None or self.tracker.position > 0
 
     def __repr__(self) -> str:
         """Name the partition."""

@@ -103,6 +103,9 @@ class Commits:
     def _commit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
         points: list[TopicPartition] = []
         for assignment in assignments:
+            if not assignment.known:
+                # The group may stand anywhere; 0 would take it back to the beginning of the log.
+                continue
             point = assignment.tracker.commit_point()
             if point != assignment.committed or not assignment.acknowledged:
                 assignment.committed = point
@@ -148,7 +151,7 @@ class Commits:
         if self._overtaken and not self._under_way:
             self._overtaken = False
             for assignment in self._assignments.all():
-                assignment.acknowledged = False
+                assignment.acknowledged = not assignment.known
 
     def _note(self, partitions: list[TopicPartition] | None) -> None:
         refused = [one for one in partitions or () if one.error is not None]

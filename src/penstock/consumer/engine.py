@@ -201,13 +201,14 @@ class Engine:
         return around(invoke)  # type: ignore[arg-type] # the handler's kind was asked above
 
     def _assignment(self, committed: TopicPartition) -> Assignment:
-        start, metadata = max(0, committed.offset), committed.metadata
+        # Below 0: the group has none, or was not heard of.
+        start = committed.offset if committed.offset >= 0 else None
         return Assignment(
             committed.topic,
             committed.partition,
             self.routes[committed.topic],
             start=start,
-            restored=decode(start, metadata),
+            restored=None if start is None else decode(start, committed.metadata),
         )
 
     def _handled(self) -> int:

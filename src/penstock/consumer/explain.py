@@ -11,6 +11,9 @@ from penstock.consumer.stations import Station
 from penstock.message import Record
 from penstock.routing import Scheduler
 
+#: The state of a partition of which it is not known where the group stands.
+UNKNOWN = "position not known yet"
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -20,9 +23,9 @@ class Explanation:
         topic: name of the topic.
         partition: number of the partition; -1 where the group does not take this member.
         handler: name of its handler.
-        lag: offsets from the watermark to the end of the log, or None while the end is not known.
-        watermark: lowest offset not done.
-        position: next offset to fetch.
+        lag: offsets from the watermark to the end of the log, or None while one of them is not known.
+        watermark: lowest offset not done; 0 while no position is known.
+        position: next offset to fetch; 0 while it is not known.
         in_flight: messages taken in and not done.
         parked: how many of them wait for a retry, or behind one.
         bytes_in_flight: bytes of those in flight.
@@ -30,7 +33,8 @@ class Explanation:
         paused: why the partition is paused, or why the group does not take this member; or None.
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
         state: where that message is: "idle", "in handler", "parked", "put off" (a dead letter or a deferred
-            completion is out), "queued", "held by rate", or "shut out" where the group does not take this member.
+            completion is out), "queued", "held by rate", or "shut out" where the group does not take this member;
+            "position not known yet" where the group has no offset, or did not tell it, and no message came.
         key: what the messages that wait for it have in common with it; bytes for a key.
         attempt: how often it was tried before.
         age: seconds in the handler, or since its first try when it is parked; None elsewhere.
@@ -64,6 +68,8 @@ class Explanation:
         if self.partition < 0:
             return f"{self.topic}: no partition; {self.paused}"
         place = f"{self.topic}[{self.partition}]"
+        if self.state == UNKNOWN:
+            return f"{place}: {UNKNOWN}" + (f", paused ({self.paused})" if self.paused is not None else "")
         lag = "unknown" if self.lag is None else str(self.lag)
         text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight"
         text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps"
@@ -130,7 +136,7 @@ def _explain(
 ) -> Explanation:
     tracker = assignment.tracker
     watermark, in_flight = tracker.watermark, tracker.in_flight
-    blocking: dict[str, object] = {}
+    blocking: dict[str, object] = {} if assignment.known else {"state": UNKNOWN}
     if in_flight:
         place = (assignment, watermark)
         blocking = {"blocking_offset": watermark, "state": "queued"}
@@ -141,8 +147,8 @@ def _explain(
             key, parked = parked_heads[place]
             due_in = parked.due_at - now
             blocking |= {
-                "state": "put off" if due_in == float("inf") else "parked",
-                "rate": None,
+                "state": "held by rate" if parked.asked else "put off" if due_in == float("inf") else "parked",
+                "rate": rate if parked.asked else None,
                 "key": key,
                 "attempt": parked.attempts,
                 "age": max(0.0, now - parked.since) if parked.since else None,
@@ -163,7 +169,7 @@ def _explain(
         topic=assignment.topic,
         partition=assignment.partition,
         handler=assignment.route.handler.name,
-        lag=None if assignment.end is None else max(0, assignment.end - watermark),
+        lag=None if assignment.end is None or not assignment.known else max(0, assignment.end - watermark),
         watermark=watermark,
         position=tracker.position,
         in_flight=in_flight,

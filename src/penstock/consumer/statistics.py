@@ -20,12 +20,12 @@ class PartitionStatistics:
     Attributes:
         topic: name of the topic.
         partition: number of the partition.
-        watermark: lowest offset not done: what is committed at the next tick.
-        position: next offset to fetch.
+        watermark: lowest offset not done: what is committed at the next tick; 0 while no position is known.
+        position: next offset to fetch; 0 while it is not known.
         in_flight: messages taken in and not done.
         parked: how many of them wait for a retry, or behind one.
         bytes_in_flight: bytes of those in flight.
-        lag: offsets from the watermark to the end of the log, or None while the end is not known.
+        lag: offsets from the watermark to the end of the log, or None while one of them is not known.
         paused: why the partition is paused, or None.
     """
 
@@ -144,7 +144,7 @@ def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> 
                 one.tracker.in_flight,
                 one.tracker.parked[0],
                 one.tracker.bytes_in_flight,
-                None if one.end is None else max(0, one.end - watermark),
+                None if one.end is None or not one.known else max(0, one.end - watermark),
                 one.paused,
             )
         )
