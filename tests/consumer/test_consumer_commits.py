@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
+from itertools import pairwise
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.consumer import handler
@@ -11,6 +14,7 @@ from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.commits import Commits
 from penstock.consumer.ordering import Keyless, Order, Ordering
 from penstock.consumer.routes import Route
+from penstock.offsets import decode
 
 
 class FakeConsumer:
@@ -19,6 +23,9 @@ class FakeConsumer:
     def __init__(self, position: int) -> None:
         self.at = position
         self.committed: list[tuple[int, bool]] = []
+        #: The metadata of each commit, and how many characters of it are taken.
+        self.metadata: list[str] = []
+        self.takes = 4095
         self.fails = False
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -30,6 +37,9 @@ class FakeConsumer:
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
         if self.fails:
             raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+        self.metadata.append(offsets[0].metadata)
+        if len(offsets[0].metadata) > self.takes and not asynchronous:
+            raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
         self.committed.append((offsets[0].offset, asynchronous))
         return None if asynchronous else offsets
 
@@ -137,3 +147,53 @@ def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_m
     commits.tick(consumer, 113.0)  # type: ignore[arg-type]
 
     assert consumer.committed == [(15, True), (20, True), (20, True)]
+
+
+def scattered(assignment: Assignment) -> None:
+    """Have about half of many offsets done, the first not among them, in a pattern that nothing shortens."""
+    draw = random.Random("scattered")  # noqa: S311 - the same pattern at each run
+    block = assignment.tracker.register(range(10, 5010))
+    assignment.tracker.complete(block, draw.sample(range(1, 5000), 2500))
+
+
+def test_a_map_that_the_broker_finds_too_long_is_halved_at_once_until_it_is_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assignments, consumer = Assignments(), FakeConsumer(position=15)
+    scattered(an_assignment(assignments))
+    commits = Commits(assignments, 1.0, time)
+    too_large = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
+
+    commits.tick(consumer, 100.0)  # type: ignore[arg-type]
+    whole = len(consumer.metadata[-1])
+    while len(consumer.metadata[-1]) > 100:
+        commits.on_commit(too_large, [TopicPartition("topic", 0, 10)])
+        # At the next turn of the loop, not after the interval.
+        commits.tick(consumer, 100.01)  # type: ignore[arg-type]
+    commits.on_commit(None, [TopicPartition("topic", 0, 10)])
+    commits.tick(consumer, 102.0)  # type: ignore[arg-type]
+
+    lengths = [len(text) for text in consumer.metadata]
+    assert whole > 100
+    assert all(later <= former // 2 for former, later in pairwise(lengths))
+    told = decode(10, consumer.metadata[-1])
+    assert told is not None
+    assert set(told.done) <= set(assignments.all()[0].tracker.gaps())
+    assert commits.failed == len(lengths) - 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "offset.metadata.max.bytes" in caplog.text
+
+
+@pytest.mark.parametrize("takes", [100, 0])
+def test_a_revocation_commits_with_as_much_of_the_map_as_the_broker_takes(takes: int) -> None:
+    assignments, consumer = Assignments(), FakeConsumer(position=15)
+    assignment = an_assignment(assignments)
+    scattered(assignment)
+    commits = Commits(assignments, 1.0, time)
+    consumer.takes = takes
+
+    commits.commit_revoked(consumer, [assignment])  # type: ignore[arg-type]
+
+    assert consumer.committed == [(10, False)]
+    assert len(consumer.metadata[-1]) <= takes
+    assert bool(consumer.metadata[-1]) == bool(takes)

@@ -188,7 +188,7 @@ def test_no_choice_of_steps_breaks_an_invariant() -> None:
 
 
 def test_a_defect_shrinks_to_the_steps_that_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tracker, "commit_point", lambda self: CommitPoint(self.position, ""))
+    monkeypatch.setattr(Tracker, "commit_point", lambda self, *_: CommitPoint(self.position, ""))
 
     with pytest.raises(InvariantBroken, match="I3") as found:
         run_state_machine_as_test(

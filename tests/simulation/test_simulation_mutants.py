@@ -33,7 +33,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def commits_what_was_fetched(patch: pytest.MonkeyPatch) -> None:
     """The commit point is the position, not the watermark."""
-    patch.setattr(Tracker, "commit_point", lambda self: CommitPoint(self.position, ""))
+    patch.setattr(Tracker, "commit_point", lambda self, *_: CommitPoint(self.position, ""))
 
 
 def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Tracker,
         "commit_point",
-        lambda self: CommitPoint(point(self).offset + (self.in_flight > 0), point(self).metadata),
+        lambda self, *limit: CommitPoint(point(self).offset + (self.in_flight > 0), point(self, *limit).metadata),
     )
 
 

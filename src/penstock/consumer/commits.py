@@ -11,6 +11,9 @@ The client's own position lies past markers and aborted ranges, which no message
 that the client has counted out but not handed over yet, as when a rebalance callback runs in the middle of `consume`.
 So it is looked at only between fetches, when all that came out was tracked: never in a callback, and never after a
 fetch that failed half-way.
+
+A broker may be set to take less metadata than Kafka does by default. Then commits would fail for ever, so they are made
+again at once with half of the map, down to none: what it cannot tell is done again some day, the rest is committed.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.kafka import reason
+from penstock.offsets import MAX_METADATA_CHARS
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +34,8 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 10.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
 _LATE_S = 0.5
+#: Characters below which a map is not worth writing: it begins with seven that tell nothing.
+_SHORTEST_MAP = 16
 
 
 class Commits:
@@ -55,6 +61,8 @@ class Commits:
         # Whether the last answer was a failure, and whether the end of a drain has begun to commit.
         self._failing = False
         self._settling = False
+        # Characters of an offset map that the broker is believed to take.
+        self._map_chars = MAX_METADATA_CHARS
         #: Commits the broker took, and commits that failed.
         self.succeeded = 0
         self.failed = 0
@@ -98,7 +106,13 @@ class Commits:
         """
         now = self._clock.monotonic()
         late = self._under_way > 0 and now - self._sent_at > _LATE_S
-        self._commit(consumer, assignments, now, wait=not (late or self._failing))
+        wait = not (late or self._failing)
+        while True:
+            limit = self._map_chars
+            self._commit(consumer, assignments, now, wait=wait)
+            # There is no next tick for them. It ends, for the limit falls each time, and without a map no map is long.
+            if self._map_chars == limit:
+                return
 
     def _commit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
         points: list[TopicPartition] = []
@@ -106,7 +120,7 @@ class Commits:
             if not assignment.known:
                 # The group may stand anywhere; 0 would take it back to the beginning of the log.
                 continue
-            point = assignment.tracker.commit_point()
+            point = assignment.tracker.commit_point(self._map_chars)
             if point != assignment.committed or not assignment.acknowledged:
                 assignment.committed = point
                 assignment.acknowledged = False
@@ -124,7 +138,7 @@ class Commits:
                 self._under_way += 1
                 self._sent_at = now
         except KafkaException as error:
-            self._note_failure(reason(error), points)
+            self._note_failure(_error_of(error), points)
 
     def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
@@ -145,7 +159,7 @@ class Commits:
         """Hear the answer to a commit that was not waited for. The client calls it from within poll."""
         self._under_way = max(0, self._under_way - 1)
         if error is not None:
-            self._note_failure(reason(error), partitions)
+            self._note_failure(error, partitions)
         else:
             self._note(partitions)
         if self._overtaken and not self._under_way:
@@ -156,8 +170,7 @@ class Commits:
     def _note(self, partitions: list[TopicPartition] | None) -> None:
         refused = [one for one in partitions or () if one.error is not None]
         if refused:
-            why = refused[0].error
-            self._note_failure(reason(why) if why is not None else "no reason given", refused)
+            self._note_failure(refused[0].error, refused)
         else:
             self.succeeded += 1
             self._failing = False
@@ -169,17 +182,43 @@ class Commits:
             if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
                 assignment.acknowledged = True
 
-    def _note_failure(self, why: str, partitions: Sequence[TopicPartition]) -> None:
+    def _note_failure(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+        why = "no reason given" if error is None else reason(error)
         self.failed += 1
-        self._failing = True
         if self.told is not None:
             self.told(partitions, why)
         for one in partitions:
             assignment = self._assignments.get(one.topic, one.partition)
             if assignment is not None:
                 assignment.acknowledged = False
+        if error is not None and error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._shorten(partitions)
+            return
+        self._failing = True
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
         _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self.interval_s)
+
+    def _shorten(self, partitions: Sequence[TopicPartition]) -> None:
+        """Commit again at once, with a shorter map: the broker took none of this length."""
+        found = [self._assignments.get(one.topic, one.partition) for one in partitions]
+        longest = max((len(one.committed.metadata) for one in found if one is not None), default=0)
+        first = self._map_chars == MAX_METADATA_CHARS
+        self._map_chars = min(self._map_chars, longest) // 2
+        if self._map_chars < _SHORTEST_MAP:
+            self._map_chars = 0
+        self._next = 0.0
+        if first:
+            _log.warning(
+                "the broker refuses commit metadata of %d characters, which tells what is done above the committed "
+                "offset; from now on it is cut to what the broker takes, and messages that were done are handled again "
+                "after a restart or a rebalance; set offset.metadata.max.bytes to 4096 on the brokers, and start again",
+                longest,
+            )
+
+
+def _error_of(error: KafkaException) -> KafkaError | None:
+    found = error.args[0] if error.args else None
+    return found if isinstance(found, KafkaError) else None
 
 
 __all__ = ["Commits"]

@@ -7,8 +7,9 @@ Format, version 1, all characters ASCII::
 
 Run lengths are LEB128 numbers that alternate *not done*, *done* from the committed offset on; the last run is done.
 The bitmap holds a bit for each offset from the committed one on, lowest bit first. The checksum ties a map to the
-offset it was committed with. The smallest form wins; run lengths are tried only where runs are few. Kafka 4.3 takes
-4,095 characters and refuses 4,096; a longer map is cut at its end, which costs a replay and never a loss.
+offset it was committed with. The smallest form wins; run lengths are tried only where runs are few. By its defaults
+Kafka 4.3 takes 4,095 characters and refuses 4,096; a longer map is cut at its end, which costs a replay and never a
+loss.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-#: Characters of commit metadata that every Kafka takes: `offset.metadata.max.bytes` is 4,096, 4.3 refuses exactly that.
+#: Characters of commit metadata that Kafka takes where nobody has set `offset.metadata.max.bytes` lower: it is 4,096,
+#: and 4.3 refuses exactly that.
 MAX_METADATA_CHARS = 4095
 
 _PREFIX = "p1"
@@ -68,28 +70,29 @@ class OffsetMap:
         return low < len(self.done) and offset >= self.done[low].start
 
 
-def encode(base: int, done: Sequence[range]) -> str:
+def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS) -> str:
     """Write a map down.
 
     Args:
         base: the committed offset.
         done: the ranges done above it, rising and none empty; those that touch are joined.
+        max_chars: characters that there may be.
 
     Returns:
-        At most `MAX_METADATA_CHARS` characters; empty when nothing is done above `base`. Ranges that do not fit
-        are left out from the top.
+        At most `max_chars` characters; empty when nothing is done above `base`. Ranges that do not fit are left out
+        from the top.
     """
     kept = _joined(done)[:_MAX_RUNS]
     while kept:
         text = _smallest(base, kept)
-        if len(text) <= MAX_METADATA_CHARS:
+        if len(text) <= max_chars:
             return text
         # Shorten in proportion, and by one range at least, so that this ends.
-        kept = kept[: min(len(kept) - 1, len(kept) * MAX_METADATA_CHARS // len(text))]
+        kept = kept[: min(len(kept) - 1, len(kept) * max_chars // len(text))]
     return ""
 
 
-def encode_flags(base: int, flags: bytes | bytearray) -> str:
+def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METADATA_CHARS) -> str:
     """Write a map down as `encode` does, given a byte for each offset from `base` on: 1 where it is done.
 
     Where runs are many this costs a few passes in C, whatever their number; a busy partition does it every second.
@@ -101,9 +104,10 @@ def encode_flags(base: int, flags: bytes | bytearray) -> str:
         digits = flags[::-1].translate(_DIGITS)
         bitmap = int(digits, 2).to_bytes((len(flags) + 7) // 8, "little")
         text = _written(base, [("b", bitmap)])
-        if len(text) <= MAX_METADATA_CHARS:
+        if len(text) <= max_chars:
             return text
-    return encode(base, [range(base + run.start(), base + run.end()) for run in _RUN_OF_DONE.finditer(flags)])
+    runs_of_done = [range(base + run.start(), base + run.end()) for run in _RUN_OF_DONE.finditer(flags)]
+    return encode(base, runs_of_done, max_chars)
 
 
 def _joined(done: Sequence[range]) -> list[range]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from penstock.offsets.metadata import OffsetMap, encode, encode_flags
+from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, encode, encode_flags
 
 _DONE = b"\x01"
 #: Completions that may stand on the queue before one who completes works it off.
@@ -252,21 +252,27 @@ class Tracker:
         parts.append(_DONE * (self._position - at))
         return b"".join(parts)
 
-    def commit_point(self) -> CommitPoint:
-        """Return what may be committed now, with the map of what is done above it (I3)."""
+    def commit_point(self, max_chars: int = MAX_METADATA_CHARS) -> CommitPoint:
+        """Return what may be committed now, with the map of what is done above it (I3).
+
+        Args:
+            max_chars: characters of the map, at most; 0 for none.
+        """
         with self._lock:
             self._work_off()
             watermark = self._watermark()
+            if not max_chars:
+                return CommitPoint(watermark, "")
             restored = self._restored
             flags = self._flags(watermark) if restored is None else None
             gaps = list(self._gaps()) if flags is None else []
             position = self._position
         if flags is not None:
-            return CommitPoint(watermark, encode_flags(watermark, flags))
+            return CommitPoint(watermark, encode_flags(watermark, flags, max_chars))
         if restored is not None:
             # Done by a former owner and not fetched again yet: it must outlive this owner too.
             gaps += [range(max(done.start, position), done.stop) for done in restored.done if done.stop > position]
-        return CommitPoint(watermark, encode(watermark, gaps))
+        return CommitPoint(watermark, encode(watermark, gaps, max_chars))
 
 
 __all__ = ["Block", "CommitPoint", "Tracker"]
