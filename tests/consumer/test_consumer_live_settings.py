@@ -275,3 +275,16 @@ def test_a_wrong_value_changes_nothing(broker: DevBroker, new_topic: NewTopic, w
         consumer.change(**{"workers": 9, **wrong})
 
     assert consumer.statistics().workers == 4
+
+
+@pytest.mark.parametrize("order", ["partition", "none"])
+def test_a_key_rate_is_refused_where_messages_of_a_key_do_not_wait_for_each_other(
+    broker: DevBroker, order: str
+) -> None:
+    consumer = consumer_of(broker, "unused", Recorder(), order=order, rate=3)
+
+    with pytest.raises(ConfigurationError, match="order='key'"):
+        consumer.change_handler("unused", rate=5, key_rate=1)
+    consumer.change_handler("unused", key_rate=None)
+
+    assert consumer._engine.routes["unused"].meter.rate == 3

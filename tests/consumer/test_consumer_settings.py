@@ -57,6 +57,8 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: handler(nothing, decoder="xml"), "decoder must be 'json'"),
         (lambda: handler(nothing, linger=1.0), "but batch is 1"),
         (lambda: handler(nothing, key_rate=0), "key_rate must be above 0"),
+        (lambda: handler(nothing, key_rate=1, order="none"), "key_rate lets the messages of a key wait"),
+        (lambda: handler(nothing, key_rate=1, order="partition"), "order='key'"),
         (lambda: handler(nothing, retry_delays=[1e9]), "the longest delay is"),
         (lambda: handler(nothing, dead_letter_format="xml"), "dead_letter_format must be one of 'kafka', 'spring'"),
         (lambda: handler(nothing, order="keys"), "order must be one of 'key', 'partition', 'none'"),

@@ -58,6 +58,9 @@ def app_of(chance: random.Random) -> penstock.App:
         for more in seldom:
             if chance.random() < 0.2:
                 options |= more
+        if options["order"] != "key":
+            # Nothing paces a key whose messages do not wait for each other.
+            options.pop("key_rate", None)
         if "batch" in options:
             # A batch cannot be put off.
             options.pop("deferred_timeout", None)

@@ -133,7 +133,7 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         dead_letter_topic: name of the dead-letter topic; by the format, `dlq.{topic}` or `{topic}-dlt`.
         dead_letter_format: "kafka" (default, KIP-1191) or "spring".
         rate: messages/s, over all keys; 0 holds all; None (default) for no limit.
-        key_rate: messages/s of each key; None (default) for no limit.
+        key_rate: messages/s of each key; None (default) for no limit. With `order="key"` only.
         deferred_timeout: seconds that a `DeferredCompletion` may stay out before it counts as failed; None (default)
             for ever.
 
@@ -163,6 +163,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
             check.not_negative(option, value)
     if key_rate == 0:
         raise ConfigurationError("key_rate must be above 0; rate=0 holds a handler, None sets no limit")
+    if key_rate is not None:
+        check_paced(check.choice("order", order, Order))
     if deferred_timeout is not None:
         check.positive("deferred_timeout", deferred_timeout)
         if batch > 1:
@@ -255,6 +257,19 @@ def _require_parameter(function: HandlerFunction) -> None:
         ) from None
 
 
+def check_paced(order: Order) -> None:
+    """Check that a handler of this order can have a `key_rate`.
+
+    Raises:
+        ConfigurationError: its messages do not wait for those of their key.
+    """
+    if order is not Order.KEY:
+        raise ConfigurationError(
+            f"key_rate lets the messages of a key wait for each other, which order={order.value!r} does not; take "
+            "order='key' (the default), or rate= for all messages of the handler"
+        )
+
+
 def _called(function: HandlerFunction) -> HandlerFunction:
     """Return the function or method that runs when this is called."""
     while isinstance(function, functools.partial):
@@ -279,6 +294,7 @@ __all__ = [
     "HandlerFunction",
     "Kind",
     "OnFailure",
+    "check_paced",
     "handler",
     "require_own_topics",
 ]

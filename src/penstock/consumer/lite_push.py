@@ -14,7 +14,7 @@ from penstock import config as check
 from penstock.cluster import Cluster, KafkaCluster
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain, shut_out
-from penstock.consumer.handlers import Handler, require_own_topics
+from penstock.consumer.handlers import Handler, check_paced, require_own_topics
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.retries import RetryPolicy
 from penstock.consumer.settings import ConsumerSettings
@@ -244,7 +244,7 @@ class LitePushConsumer:
         Args:
             topic: the topic; the handler's other topics and its retry topics follow.
             rate: messages/s over all keys; 0 holds all, None removes the limit.
-            key_rate: messages/s of each key; None removes the limit.
+            key_rate: messages/s of each key, with `order="key"` only; None removes the limit.
             retry: the policy for failures from now on.
 
         Raises:
@@ -259,6 +259,7 @@ class LitePushConsumer:
             check.not_negative("rate", rate)
         if not isinstance(key_rate, Unchanged) and key_rate is not None:
             check.positive("key_rate", key_rate)
+            check_paced(routes[0].handler.order)
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigurationError(f"retry must be made by penstock.retry(...), but is a {type(retry).__name__}")
         for route in routes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from penstock.app import App
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
+from penstock.consumer.ordering import Order
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import BatchError
 from penstock.message import Message
@@ -246,7 +247,8 @@ class Simulation:
         engine = instance.consumer.engine
         for name, route in engine.routes.items():
             if topic in (name, route.source):
-                route.change(retry=None, rate=rate, key_rate=key_rate)
+                paced = key_rate if route.handler.order is Order.KEY else None
+                route.change(retry=None, rate=rate, key_rate=paced)
         engine.look_again()
 
     # Steps of an instance
