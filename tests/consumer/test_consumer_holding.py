@@ -166,3 +166,54 @@ def test_a_held_lane_stands_in_the_line_once_and_lets_go_of_what_was_revoked() -
 
 def nothing(_message: Message) -> None:
     """Do nothing."""
+
+
+@pytest.mark.parametrize("limit", [100, 10_000])
+def test_a_hot_key_with_a_pace_holds_no_cold_ones_until_its_messages_fill_the_parked_limit(limit: int) -> None:
+    app = penstock.App("paced", bootstrap_servers="memory:0", max_parked=limit)
+    seen: list[bytes | None] = []
+
+    @app.handler("topic", key_rate=1)
+    def note(message: Message) -> None:
+        seen.append(message.key)
+
+    with TestApp(app) as test:
+        for _ in range(3000):
+            test.send("topic", b"x", key=b"hot", partition=0)
+        for number in range(3000):
+            test.send("topic", b"x", key=b"c%d" % number, partition=0)
+        test.settle()
+        test.advance(5)
+        told = next(one for one in test.statistics().partitions if one.partition == 0)
+        test._end()
+
+    cold = [key for key in seen if key != b"hot"]
+    assert 5 <= seen.count(b"hot") <= 7
+    if limit > 3000:
+        assert (len(cold), told.paused, told.parked) == (3000, None, 3000 - seen.count(b"hot"))
+    else:
+        # One log is read in order: what is behind the hot key's messages is not fetched.
+        assert (cold, told.paused) == ([], "parked limit")
+
+
+def test_a_completion_that_is_out_counts_in_the_parked_limit() -> None:
+    app = penstock.App("put-off", bootstrap_servers="memory:0", max_parked=100)
+    out: list[penstock.DeferredCompletion] = []
+
+    @app.handler("topic")
+    def put_off(_message: Message) -> penstock.DeferredCompletion:
+        out.append(penstock.DeferredCompletion())
+        return out[-1]
+
+    with TestApp(app) as test:
+        for number in range(100):
+            test.send("topic", b"x", key=b"k%d" % number, partition=0)
+        test.advance(1)
+        told = next(one for one in test.statistics().partitions if one.partition == 0)
+        for one in out:
+            one.complete()
+        test.advance(1)
+        later = next(one for one in test.statistics().partitions if one.partition == 0)
+
+    assert (told.parked, told.paused) == (100, "parked limit")
+    assert (later.parked, later.paused) == (0, None)

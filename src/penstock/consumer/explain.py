@@ -27,7 +27,7 @@ class Explanation:
         watermark: lowest offset not done; 0 while no position is known.
         position: next offset to fetch; 0 while it is not known.
         in_flight: messages taken in and not done.
-        parked: how many of them wait for a retry, or behind one.
+        parked: how many of them are set aside, as `max_parked` counts them.
         bytes_in_flight: bytes of those in flight.
         gaps: ranges of offsets done above the watermark.
         paused: why the partition is paused, or why the group does not take this member; or None.

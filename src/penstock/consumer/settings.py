@@ -51,7 +51,9 @@ class ConsumerSettings:
             have few. May change while running.
         max_in_flight_bytes: bytes of all messages taken in and not done, parked ones left out; partitions pause there,
             save those that hold less than a quarter of their even part. May change while running.
-        max_parked: messages of one partition that may wait for a retry, or behind one. May change while running.
+        max_parked: messages of one partition that may be set aside: for a retry, for `key_rate`, for a dead letter to
+            be written, for a completion or the time of a retry topic, or behind such a message. May change while
+            running.
         max_parked_bytes: bytes of all such messages. May change while running.
         commit_interval: how often the commit points are committed. May change while running.
         stop_timeout: how long a stop waits for what was taken in.

@@ -23,7 +23,7 @@ class PartitionStatistics:
         watermark: lowest offset not done: what is committed at the next tick; 0 while no position is known.
         position: next offset to fetch; 0 while it is not known.
         in_flight: messages taken in and not done.
-        parked: how many of them wait for a retry, or behind one.
+        parked: how many of them are set aside, as `max_parked` counts them.
         bytes_in_flight: bytes of those in flight.
         lag: offsets from the watermark to the end of the log, or None while one of them is not known.
         paused: why the partition is paused, or None.
