@@ -18,6 +18,7 @@ from penstock.consumer.ordering import Keyless, Order, Ordering
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import FixedRecord, Message
+from penstock.routing import LANES_PER_WORKER, lane_of
 from raw_produce import produce_raw
 from waiting import wait_until
 
@@ -264,3 +265,30 @@ def test_the_same_offset_of_other_partitions_waits_in_a_lane_of_its_own_where_no
 def test_what_names_no_key_is_refused(given: object) -> None:
     with pytest.raises(ConfigurationError, match="key"):
         handler(print, key=given)  # type: ignore[arg-type] # that is what is tested
+
+
+def test_a_hot_key_holds_no_cold_ones(broker: DevBroker, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    lane = lane_of(b"hot", 2 * LANES_PER_WORKER)
+    # Those of its own lane wait while it is in a handler; the others are a hundred times as many.
+    cold = [key for i in range(600) if lane_of(key := b"c%d" % i, 2 * LANES_PER_WORKER) != lane]
+    produce(broker.bootstrap_servers, topic, ((b"hot", b"x") for _ in range(2000)))
+    produce(broker.bootstrap_servers, topic, ((key, b"x") for key in cold))
+    gate = threading.Event()
+    done: list[tuple[bytes | None, int]] = []
+
+    def function(message: Message) -> None:
+        if message.key == b"hot":
+            gate.wait(120)
+        done.append((message.key, message.offset))
+
+    with consumer_of(broker, {topic: handler(function)}, workers=2) as consumer:
+        wait_until(lambda: len(done) == len(cold))
+        before = list(done)
+        held = next(one for one in consumer.explain() if one.topic == topic)
+        gate.set()
+        wait_until(lambda: len(done) == len(cold) + 2000)
+
+    assert sorted(key or b"" for key, _ in before) == sorted(cold)
+    assert (held.blocking_offset, held.state, held.key) == (0, "in handler", b"hot")
+    assert [offset for key, offset in done if key == b"hot"] == list(range(2000))

@@ -191,13 +191,14 @@ def test_retry_later_and_a_changed_policy_decide_from_then_on(broker: DevBroker,
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(
+def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(  # noqa: PLR0915 - one stream, watched at each step
     broker: DevBroker, new_topic: NewTopic, kind: str
 ) -> None:
     topic, keys, count = new_topic(partitions=2), 30, 1500
     produced: dict[tuple[int, int], str] = {}
     calls: list[histories.Call] = []
-    most = under_way = 0
+    steps: list[tuple[int, int, int, int]] = []
+    most = under_way = fullest = 0
     lock = threading.Lock()
     produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % keys), b"x") for i in range(count)))
 
@@ -226,29 +227,51 @@ def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(
         await asyncio.sleep(0.001)
         end(message, begun)
 
+    def narrowed(width: int) -> bool:
+        """Tell whether those too many have ended: a smaller width holds from then on."""
+        if kind == "tasks":
+            return consumer._tasks is not None and consumer._tasks._running <= width
+        names = [thread.name for thread in threading.enumerate()]
+        return sum(name.startswith(f"penstock-worker-g-{topic}-") for name in names) <= width
+
+    def fill() -> int:
+        return max((one.in_flight for one in consumer.statistics().partitions), default=0)
+
+    def step_over(done: int) -> bool:
+        nonlocal fullest
+        fullest = max(fullest, fill())
+        return len(calls) >= done
+
     size = "workers" if kind == "threads" else "max_concurrency"
     settings: dict[str, object] = {size: 1, "max_in_flight": 10, "fetch_size": 5}
     with consumer_of(broker, topic, function if kind == "threads" else task, settings) as consumer:
+        wait_until(lambda: len(calls) >= count // 8, timeout=60)
         for step, (width, limit, interval) in enumerate(
-            [(3, 20, 0.05), (1, 5, 1.0), (5, 15, 0.02), (2, 10_000, 0.1), (8, 7, 0.5)], 1
+            [(3, 20, 0.05), (1, 5, 1.0), (5, 15, 0.02), (2, 10_000, 0.1), (8, 7, 0.5)], 2
         ):
-            wait_until(lambda step=step: len(calls) >= step * count // 8, timeout=60)
-            most = 0
             consumer.change(
                 workers=width if kind == "threads" else None,
                 max_concurrency=width if kind == "tasks" else None,
                 max_in_flight=limit,
                 commit_interval=interval,
             )
+            # A partition that is full takes up to twice as many while the other is hungry, and what one fetch brings.
+            allowed = 2 * limit + 5
+            wait_until(lambda width=width, allowed=allowed: narrowed(width) and fill() <= allowed, timeout=60)
+            with lock:
+                most, fullest = under_way, 0
+            wait_until(lambda step=step: step_over(step * count // 8), timeout=60)
+            steps.append((most, width, fullest, allowed))
         wait_until(lambda: len(calls) == count, timeout=60)
-        widest = most
         wait_until(lambda: consumer.statistics().in_flight == 0)
 
     report = histories.examine(produced, calls)
     assert report.faults == []
     assert report.repeats == 0
     assert len(produced) == count
-    assert 1 < widest <= 8
+    assert [step for step in steps if step[0] > step[1] or step[2] > step[3]] == []
+    # It did change: the narrow ones are not what all were.
+    assert max(widest for widest, *_ in steps) > 1
     done = committed(broker.bootstrap_servers, f"g-{topic}", topic, 2)
     assert sum(one.offset for one in done.values()) == count
 
