@@ -110,6 +110,32 @@ def test_an_end_past_the_log_is_a_loss_or_the_end_of_the_log(broker: DevBroker, 
     assert planned(broker, **past, failOnDataLoss="false") == {0: (0, 10), 1: (0, 3)}
 
 
+def test_a_start_past_the_log_is_a_loss_or_reads_nothing(
+    broker: DevBroker, timed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    past = {"subscribe": timed, "startingOffsets": json.dumps({timed: {"0": 11, "1": 3}})}
+
+    with pytest.raises(SourceError, match=rf"{timed}\[0\]: startingOffsets is 11, but the log ends at 10; check the"):
+        planned(broker, **past)
+
+    assert planned(broker, **past, failOnDataLoss="false") == {1: (3, 5)}
+    assert f"{timed}[0]: startingOffsets is 11, but the log ends at 10; going on" in caplog.text
+    # At its end there is nothing to read yet, and nothing lost.
+    assert planned(broker, subscribe=timed, startingOffsets=json.dumps({timed: {"0": 10, "1": 3}})) == {1: (3, 5)}
+
+
+def test_a_start_past_the_end_is_refused_where_both_are_told(broker: DevBroker, timed: str) -> None:
+    three, eight = (json.dumps({timed: {"0": offset, "1": 2}}) for offset in (3, 8))
+
+    for regardless in ("true", "false"):
+        with pytest.raises(ConfigurationError, match=rf"{timed}\[0\] would be read from offset 8 to 3: its start lies"):
+            planned(broker, subscribe=timed, startingOffsets=eight, endingOffsets=three, failOnDataLoss=regardless)
+    with pytest.raises(ConfigurationError, match="an earlier startingTimestamp or a later endingTimestamp"):
+        planned(broker, subscribe=timed, startingTimestamp=at(4), endingTimestamp=at(1))
+    # Up to a time that came before the offset there is just nothing.
+    assert planned(broker, subscribe=timed, startingOffsets=eight, endingTimestamp=at(4)) == {1: (2, 4)}
+
+
 def test_a_batch_waits_for_the_least_number_of_offsets_or_for_the_longest_delay(broker: DevBroker, timed: str) -> None:
     clock = Clock()
     options = parsed(broker, subscribe=timed, minOffsetsPerTrigger="10", maxTriggerDelay="30s")

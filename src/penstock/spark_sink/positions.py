@@ -90,6 +90,28 @@ def resolve(
     return {part: words[offset][part] if offset in words else offset for part, offset in position.items()}
 
 
+def refuse_backwards(starting: Position, ending: Position, start: Offsets, end: Offsets) -> None:
+    """Raise `ConfigurationError` where a read that is told both its ends is told to begin past its end.
+
+    Where only one of them is an offset, or a time, the log may as well have passed the other: nothing is to be read.
+    """
+    by_time = isinstance(starting, Since) and isinstance(ending, Since)
+    for part, offset in sorted(start.items()):
+        if offset > end[part] and (by_time or (_is_told(starting, part) and _is_told(ending, part))):
+            raise ConfigurationError(
+                f"{part[0]}[{part[1]}] would be read from offset {offset} to {end[part]}: its start lies past its end; "
+                f"give an earlier {_option(starting, 'startingOffsets')} or a later {_option(ending, 'endingOffsets')}"
+            )
+
+
+def _option(position: Position, otherwise: str) -> str:
+    return position.option if isinstance(position, Since) else otherwise
+
+
+def _is_told(position: Position, part: TopicPartition) -> bool:
+    return isinstance(position, dict) and position[part] not in (EARLIEST, LATEST)
+
+
 def _resolve_times(since: Since, last: Offsets, at_times: Callable[[Mapping[TopicPartition, int]], Offsets]) -> Offsets:
     if isinstance(since.times_ms, int):
         times = dict.fromkeys(last, since.times_ms)
@@ -158,4 +180,4 @@ def _offsets(option: str, given: Mapping[str, str]) -> Position | None:
     return offsets
 
 
-__all__ = ["Position", "Since", "ending_position", "resolve", "starting_position"]
+__all__ = ["Position", "Since", "ending_position", "refuse_backwards", "resolve", "starting_position"]

@@ -39,7 +39,7 @@ from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.open_transactions import OpenTransactions
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange, Offsets
-from penstock.spark_sink.positions import resolve
+from penstock.spark_sink.positions import refuse_backwards, resolve
 from penstock.spark_sink.reading import read_range
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -89,8 +89,13 @@ class BatchReader(DataSourceReader):
         options, log = self._options, LogView(self._options)
         parts = log.partitions()
         first, last = log.earliest(parts), log.latest(parts)
-        start = resolve("startingOffsets", options.starting or "earliest", first, last, log.at_times)
-        end = resolve("endingOffsets", options.ending or "latest", first, last, log.at_times)
+        starting, ending = options.starting or "earliest", options.ending or "latest"
+        start = resolve("startingOffsets", starting, first, last, log.at_times)
+        end = resolve("endingOffsets", ending, first, last, log.at_times)
+        refuse_backwards(starting, ending, start, end)
+        for part, offset in start.items():
+            if offset > last[part]:
+                _report_loss(options, f"{_place(part)}: startingOffsets is {offset}, but the log ends at {last[part]}")
         if options.read_committed:
             OpenTransactions(log).tell({part: offset for part, offset in last.items() if end[part] >= offset})
         for part, offset in end.items():
