@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_tools import wait_for_markers
@@ -68,6 +70,30 @@ def write_transaction(broker: DevBroker) -> Callable[..., None]:
         wait_for_markers(broker.bootstrap_servers, *{topic for topic, _, _ in rows})
 
     return produce
+
+
+@pytest.fixture
+def open_transaction(broker: DevBroker) -> Iterator[Callable[[str, int], Producer]]:
+    """Return a function that begins a transaction with one record, and gives the producer that is to end it.
+
+    A busy machine has the time to; what is left open ends with the test.
+    """
+    begun: list[Producer] = []
+
+    def begin(topic: str, partition: int) -> Producer:
+        named = {"transactional.id": f"open-{uuid.uuid4().hex}", "transaction.timeout.ms": 600_000}
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, **named})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        begun.append(producer)
+        producer.produce(topic, b"open", partition=partition)
+        assert producer.flush(30) == 0
+        return producer
+
+    yield begin
+    for producer in begun:
+        with contextlib.suppress(KafkaException):  # the test has ended it itself
+            producer.abort_transaction(30)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,17 +42,6 @@ def plain(servers: str, topic: str) -> list[Place]:
     return sorted((m.partition() or 0, m.offset() or 0, m.key(), m.value()) for m in found)
 
 
-def open_transaction(servers: str, topic: str, partition: int) -> Producer:
-    """Begin a transaction with one record, and give the producer that is to end it; a busy machine has the time."""
-    named = {"transactional.id": f"open-{uuid.uuid4().hex}", "transaction.timeout.ms": 600_000}
-    producer = Producer({"bootstrap.servers": servers, **named})
-    producer.init_transactions(60)
-    producer.begin_transaction()
-    producer.produce(topic, b"open", partition=partition)
-    assert producer.flush(30) == 0
-    return producer
-
-
 def with_holes(servers: str, admin: AdminClient, topic: str) -> None:
     """Write to partition 0 until Kafka's cleaner has made holes in it, then keep the log as it is."""
     written = 0
@@ -84,6 +72,7 @@ def test_rows_are_those_of_a_plain_client_and_the_open_transaction_is_named(  # 
     new_topic: Callable[..., str],
     write: Callable[..., None],
     write_transaction: Callable[..., None],
+    open_transaction: Callable[[str, int], Producer],
     read: Callable[..., DataFrame],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -93,7 +82,7 @@ def test_rows_are_those_of_a_plain_client_and_the_open_transaction_is_named(  # 
     with_holes(servers, admin, topic)
     write_transaction([(topic, n % 2, b"committed") for n in range(20)], commit=True)
     write_transaction([(topic, n % 2, b"aborted") for n in range(20)], commit=False)
-    producer = open_transaction(servers, topic, 1)
+    producer = open_transaction(topic, 1)
     write(topic, 1, [(b"behind", b"waits")] * 3)
     expected = plain(servers, topic)
     options = SourceOptions.parse({"kafka.bootstrap.servers": servers, "subscribe": topic})
@@ -141,10 +130,13 @@ def test_rows_are_those_of_a_plain_client_and_the_open_transaction_is_named(  # 
 
 @pytest.mark.timeout(400)  # it starts a Spark of its own
 def test_secrets_stay_out_of_plans_logs_events_errors_and_checkpoints(
-    broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    open_transaction: Callable[[str, int], Producer],
+    tmp_path: Path,
 ) -> None:
     topic = new_topic()
-    producer = open_transaction(broker.bootstrap_servers, topic, 0)
+    producer = open_transaction(topic, 0)
 
     child = subprocess.run(
         [sys.executable, str(CHILD), broker.bootstrap_servers, topic, str(tmp_path), CANARY],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -55,18 +55,18 @@ class OpenTransactions:
         self._clock = clock
         self._standing: dict[TopicPartition, _Standing] = {}
 
-    def watch(self, stable: Offsets) -> None:
+    def watch(self, stable: Offsets, at_once: Collection[TopicPartition] = ()) -> None:
         """Take note of the last stable offsets; of those that stand still, what stands behind them is told.
 
-        A log that is merely idle costs a question a minute.
+        A log that is merely idle costs a question a minute. `at_once` are those known to wait: they need no patience.
         """
         now = self._clock()
         due: Offsets = {}
         for part, offset in stable.items():
             seen = self._standing.get(part)
             if seen is None or seen.offset != offset:
-                self._standing[part] = _Standing(offset, now + PATIENCE_S)
-            elif now >= seen.look_at:
+                self._standing[part] = seen = _Standing(offset, now + (0 if part in at_once else PATIENCE_S))
+            if now >= seen.look_at:
                 due[part] = offset
                 seen.look_at = now + AGAIN_S
         self.tell(due)

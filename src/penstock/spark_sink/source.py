@@ -93,15 +93,19 @@ class BatchReader(DataSourceReader):
         start = resolve("startingOffsets", starting, first, last, log.at_times)
         end = resolve("endingOffsets", ending, first, last, log.at_times)
         refuse_backwards(starting, ending, start, end)
-        for part, offset in start.items():
-            if offset > last[part]:
-                _report_loss(options, f"{_place(part)}: startingOffsets is {offset}, but the log ends at {last[part]}")
+        written = _written_past(log, {part: max(start[part], end[part]) for part in last}, last)
+        for part, until in written.items():
+            if start[part] > until:
+                _report_loss(options, f"{_place(part)}: startingOffsets is {start[part]}, but the log ends at {until}")
         if options.read_committed:
             OpenTransactions(log).tell({part: offset for part, offset in last.items() if end[part] >= offset})
-        for part, offset in end.items():
-            if offset > last[part]:
-                _report_loss(options, f"{_place(part)}: endingOffsets is {offset}, but the log ends at {last[part]}")
-                end[part] = last[part]
+        for part, until in written.items():
+            if end[part] > until:
+                _report_loss(options, f"{_place(part)}: endingOffsets is {end[part]}, but the log ends at {until}")
+            elif end[part] > last[part]:
+                waiting = _waiting(f"{_place(part)}: endingOffsets is {end[part]}", last[part])
+                _report_loss(options, waiting, "start the query again then")
+            end[part] = min(end[part], last[part])
         return _tasks(options, start, end, first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -154,16 +158,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = self._latest()
         for part in sorted(begun.keys() - latest.keys()):
             _report_loss(self._options, f"{_place(part)} was read up to offset {begun[part]} and {self._why(part)}")
-        for part, offset in begun.items():
-            if offset > latest.get(part, offset):
+        written = _written_past(self._view(), begun, latest)
+        for part, until in written.items():
+            if begun[part] > until:
                 _report_loss(
                     self._options,
-                    f"{_place(part)} was read up to offset {offset}, but its log ends at {latest[part]}: the topic "
-                    "was made anew or its log was cut",
+                    f"{_place(part)} was read up to offset {begun[part]}, but its log ends at {until}: the topic was "
+                    "made anew or its log was cut",
                 )
-        self._seen = latest
+        ahead = {part for part, until in written.items() if begun[part] <= until}
         if self._open is not None and self._target is None:
-            self._open.watch(latest)
+            self._open.watch(latest, at_once=ahead)
+        # What may be read ends before the query's position: it stays where it is until the end has come to it.
+        latest = self._seen = latest | {part: begun[part] for part in ahead}
         if not isinstance(limit, ReadMaxRows | ReadMinRows):
             return planning.to_json(latest)
         # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
@@ -212,28 +219,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
-        ends = planning.from_json(end)
+        begun, ends = planning.from_json(start), planning.from_json(end)
         self._refuse_another_query(ends)
         # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
         if any(offset > self._seen.get(part, -1) for part, offset in ends.items()):
-            ends = self._still_there(ends)
-        return _tasks(self._options, planning.from_json(start), ends, self._view().earliest(ends))
+            ends = self._still_there(begun, ends)
+        return _tasks(self._options, begun, ends, self._view().earliest(ends))
 
-    def _still_there(self, ends: Offsets) -> Offsets:
+    def _still_there(self, start: Offsets, ends: Offsets) -> Offsets:
         """Return the ends of those partitions that there are, none past its log, once what is gone is reported."""
         log = self._view()
         last = log.latest(set(log.existing()) & ends.keys())
+        written = _written_past(log, ends, last)
         for part, offset in sorted(ends.items()):
             if part not in last:
                 _report_loss(
                     self._options, f"{_place(part)} was to be read up to offset {offset} and {self._why(part)}"
                 )
-            elif offset > last[part]:
+            elif offset > written.get(part, offset):
                 _report_loss(
                     self._options,
-                    f"{_place(part)} was to be read up to offset {offset}, but its log ends at {last[part]}: the topic "
-                    "was made anew or its log was cut",
+                    f"{_place(part)} was to be read up to offset {offset}, but its log ends at {written[part]}: the "
+                    "topic was made anew or its log was cut",
                 )
+            elif part in written and offset > start.get(part, 0):
+                # Cut short, the batch would leave out for ever what is committed later.
+                waiting = _waiting(f"{_place(part)} was to be read up to offset {offset}", last[part])
+                raise SourceError(f"{waiting}; start the query again then")
         return {part: min(ends[part], offset) for part, offset in last.items()}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -305,12 +317,24 @@ def _tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets)
     ]
 
 
-def _report_loss(options: SourceOptions, what: str) -> None:
+def _report_loss(options: SourceOptions, what: str, remedy: str = "check the topic and its retention") -> None:
     if options.fail_on_data_loss:
-        raise SourceError(
-            f"{what}; check the topic and its retention, and set failOnDataLoss to false to go on regardless"
-        )
+        raise SourceError(f"{what}; {remedy}, or set failOnDataLoss to false to go on regardless")
     _log.warning("%s; going on, as failOnDataLoss=false says", what)
+
+
+def _waiting(what: str, readable: int) -> str:
+    return f"{what}, but a transaction is open at offset {readable}: what lies behind it can be read when it has ended"
+
+
+def _written_past(log: LogView, offsets: Offsets, readable: Offsets) -> Offsets:
+    """Return the real ends of those logs in which an offset lies past what may be read.
+
+    Up to there a transaction may be open, as where a query begins behind it or has read uncommitted before; past it,
+    messages are gone.
+    """
+    past = [part for part, offset in offsets.items() if offset > readable.get(part, offset)]
+    return log.written(past) if past else {}
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,139 @@
+"""Queries that begin, end or go on behind a transaction that is open, on real Kafka, planned without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
+
+from kafka_tools import wait_for_markers
+from penstock.devbroker import DevBroker
+from penstock.errors import SourceError
+from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.planning import OffsetRange
+from penstock.spark_sink.source import BatchReader, StreamReader
+
+Begin = Callable[[str, int], Producer]
+UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
+
+
+class Clock:
+    """Seconds moved by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Log:
+    """A topic whose partition 0 is readable up to offset 5, where a transaction is open, and written up to 11."""
+
+    def __init__(self, broker: DevBroker, topic: str, producer: Producer) -> None:
+        self.servers = broker.bootstrap_servers
+        self.topic = topic
+        self._producer = producer
+
+    def options(self, **options: str) -> SourceOptions:
+        return SourceOptions.parse({"kafka.bootstrap.servers": self.servers, "subscribe": self.topic, **options})
+
+    def at(self, offset: int) -> dict[str, dict[str, int]]:
+        return {self.topic: {"0": offset}}
+
+    def range(self, start: int, end: int) -> OffsetRange:
+        return OffsetRange(self.topic, 0, start, end)
+
+    def batch(self, **options: str) -> list[OffsetRange]:
+        return [task.value for task in BatchReader(self.options(**options)).partitions()]
+
+    def end_transaction(self) -> None:
+        self._producer.commit_transaction(30)
+        wait_for_markers(self.servers, self.topic)
+
+
+@pytest.fixture
+def log(broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], open_transaction: Begin) -> Log:
+    topic = new_topic()
+    write(topic, 0, [(None, b"before")] * 5)
+    producer = open_transaction(topic, 0)
+    write(topic, 0, [(None, b"behind")] * 5)
+    return Log(broker, topic, producer)
+
+
+@pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(3), ReadMinRows(1)])
+@pytest.mark.parametrize("regardless", ["true", "false"])
+def test_a_stream_ahead_of_an_open_transaction_waits_where_it_is(
+    log: Log, caplog: pytest.LogCaptureFixture, limit: ReadLimit, regardless: str
+) -> None:
+    starting = json.dumps(log.at(8))
+    reader = StreamReader(log.options(startingOffsets=starting, failOnDataLoss=regardless), Clock())
+    start = reader.initialOffset()
+
+    waits = reader.latestOffset(start, limit)
+
+    assert start == waits == reader.reportLatestOffset() == log.at(8)
+    assert reader.partitions(start, waits) == []
+    assert StreamReader(log.options(failOnDataLoss=regardless)).partitions(start, waits) == []  # after a restart
+    assert caplog.messages[0].startswith(f"{log.topic}[0] waits at offset 5: a transaction is open there")
+    assert "6 offsets wait behind it" in caplog.messages[0]
+    assert len(caplog.messages) == 1
+    log.end_transaction()
+    end = reader.latestOffset(waits, limit)
+    assert end == (log.at(11) if isinstance(limit, ReadMaxRows) else log.at(12))
+    assert [task.value for task in reader.partitions(waits, end)] == [log.range(8, end[log.topic]["0"])]
+
+
+def test_a_checkpoint_of_uncommitted_reads_goes_on_when_the_transaction_has_ended(log: Log) -> None:
+    uncommitted = StreamReader(log.options(**UNCOMMITTED, startingOffsets="earliest"))
+    start = uncommitted.initialOffset()
+    noted = uncommitted.latestOffset(start, ReadAllAvailable())
+    assert noted == log.at(11)
+
+    committed, fixed = StreamReader(log.options()), StreamReader(log.options())
+    fixed.prepareForTriggerAvailableNow()
+
+    assert committed.latestOffset(noted, ReadAllAvailable()) == noted
+    assert fixed.latestOffset(noted, ReadAllAvailable()) == noted
+    # A batch under way would be cut short for ever, whatever is said of losses.
+    for regardless in ("true", "false"):
+        with pytest.raises(SourceError, match=r"was to be read up to offset 11, but a transaction is open at offset 5"):
+            StreamReader(log.options(failOnDataLoss=regardless)).partitions(start, noted)
+
+
+def test_past_what_is_written_it_is_a_loss_still(log: Log) -> None:
+    reader = StreamReader(log.options())
+
+    with pytest.raises(SourceError, match="was read up to offset 12, but its log ends at 11: the topic was made anew"):
+        reader.latestOffset(log.at(12), ReadAllAvailable())
+    with pytest.raises(SourceError, match="startingOffsets is 12, but the log ends at 11"):
+        log.batch(startingOffsets=json.dumps(log.at(12)))
+    with pytest.raises(SourceError, match="endingOffsets is 12, but the log ends at 11"):
+        log.batch(endingOffsets=json.dumps(log.at(12)))
+
+
+def test_a_batch_behind_an_open_transaction_reads_nothing_and_names_it(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind = json.dumps(log.at(8))
+
+    assert log.batch(startingOffsets=behind) == []
+    assert f"{log.topic}[0] waits at offset 5: a transaction is open there" in caplog.text
+    assert log.batch(startingOffsets=behind, **UNCOMMITTED) == [log.range(8, 11)]
+
+
+def test_a_batch_that_is_to_end_behind_an_open_transaction_says_what_it_cannot_read_yet(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind = json.dumps(log.at(8))
+    reason = r"endingOffsets is 8, but a transaction is open at offset 5: what lies behind it can be read when it has"
+
+    with pytest.raises(SourceError, match=rf"{reason} ended; start the query again then, or set failOnDataLoss"):
+        log.batch(endingOffsets=behind)
+
+    assert log.batch(endingOffsets=behind, failOnDataLoss="false") == [log.range(0, 5)]
+    assert "endingOffsets is 8, but a transaction is open at offset 5" in caplog.text
+    log.end_transaction()
+    assert log.batch(endingOffsets=behind) == [log.range(0, 8)]
