@@ -5,8 +5,10 @@ import sys
 import traceback
 
 import pytest
+from confluent_kafka import Consumer, KafkaException
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.spark_sink.client_names import NAMES
 from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.positions import Since
@@ -30,10 +32,18 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
         ({"kafka.auto.offset.reset": "latest"}, "kafka.auto.offset.reset"),
         ({"kafka.enable.auto.commit": "true"}, "kafka.enable.auto.commit"),
         ({"kafka.key.deserializer": "String"}, "kafka.key.deserializer"),
+        ({"kafka.error_cb": "print"}, r"kafka\.error_cb cannot be set: the client takes a function of Python"),
+        ({"kafka.oauthbearer_token_refresh_cb": "x"}, r"kafka\.oauthbearer_token_refresh_cb cannot be set"),
+        ({"kafka.logger": "x"}, r"kafka\.logger cannot be set"),
+        ({"kafka.on_commit": "x"}, r"kafka\.on_commit cannot be set"),
+        ({"kafka.default.topic.config": "x"}, r"kafka\.default\.topic\.config cannot be set: give its settings"),
         ({"kafka.isolation.level": "committed"}, "kafka.isolation.level"),
         ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a number of milliseconds"),
         ({"endingTimestamp": "-1"}, "endingTimestamp must be a number of milliseconds"),
+        ({"startingTimestamp": str(2**63)}, f"startingTimestamp must be a number .* at most {2**63 - 1}"),
+        ({"endingTimestamp": "9" * 5_000}, "endingTimestamp must be a number of milliseconds"),
+        ({"endingOffsetsByTimestamp": f'{{"orders": {{"0": {2**63}}}}}'}, "endingOffsetsByTimestamp must name a time"),
         ({"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp must name a time"),
         ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "startingOffsetsByTimestamp must name a time"),
         ({"endingOffsetsByTimestamp": "noon"}, "endingOffsetsByTimestamp must be JSON"),
@@ -151,7 +161,10 @@ def test_the_group_that_the_library_wants_takes_the_prefix_or_the_name_given() -
         ),
         ("fetch.message.max.bytes", "canary-4711", r"refused the option kafka\.fetch\.message\.max\.bytes"),
         ("ssl.key.pem", "canary-4711", r"refused the option kafka\.ssl\.key\.pem"),
-        ("fetch.canary", "canary-4711", r"refused the option kafka\.fetch\.canary: it has no such setting"),
+        ("fetch.canary", "canary-4711", r"refused the option kafka\.fetch\.canary: it has no such setting \(names are"),
+        ("securty.protocol", "canary-4711", r"no such setting; did you mean kafka\.security\.protocol\?"),
+        ("sasl.pasword", "canary-4711", r"kafka\.sasl\.pasword: .*; did you mean kafka\.sasl\.password\?"),
+        ("debugg", "canary-4711", r"kafka\.debugg: .*; did you mean kafka\.debug\?"),
     ],
 )
 def test_what_the_client_refuses_is_named_without_its_value(setting: str, value: str, told: str) -> None:
@@ -161,6 +174,19 @@ def test_what_the_client_refuses_is_named_without_its_value(setting: str, value:
         LogView(SourceOptions.parse(given))
 
     assert "canary-4711" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_the_names_suggested_are_the_librarys() -> None:
+    unknown = []
+    for name in NAMES:
+        try:
+            # What is no value of any setting; a few take any text.
+            Consumer({"group.id": "g", name: "\x01", "log_level": 0}).close()
+        except KafkaException as error:
+            if "No such configuration property" in str(error):
+                unknown.append(name)
+
+    assert unknown == []
 
 
 @pytest.mark.parametrize(

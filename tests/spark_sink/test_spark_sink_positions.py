@@ -64,7 +64,7 @@ def test_a_batch_begins_and_ends_at_times(broker: DevBroker, timed: str) -> None
 
     of_all = planned(broker, subscribe=timed, startingTimestamp=at(1.5), endingTimestamp=at(4))
     of_each = planned(broker, subscribe=timed, startingOffsetsByTimestamp=each, endingOffsetsByTimestamp=later)
-    at_the_end = planned(broker, subscribe=timed, startingTimestamp=at(3), endingTimestamp=at(100))
+    at_the_end = planned(broker, subscribe=timed, startingTimestamp=at(3), endingTimestamp=str(2**63 - 1))
 
     assert of_all == {0: (2, 4), 1: (2, 4)}
     assert of_each == {0: (2, 8), 1: (1, 5)}

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from penstock import kafka
 from penstock.errors import ConfigurationError, SourceError
 from penstock.spark_sink import planning
+from penstock.spark_sink.client_names import nearest
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import Offsets
 
@@ -156,13 +157,16 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
         # The library repeats some values, and any of them may be a secret: only names are taken from its text, and the
         # error is not chained for the same reason.
         complaint = kafka.reason(error)
-        named = [name for name in dict.fromkeys(_NAMED.findall(complaint)) if name in options.client]
-        unknown = "No such configuration property" in complaint
-        what = f"the option kafka.{named[0]}" if named else "an option kafka.*"
+        found = [name for name in options.client if f'"{name}"' in complaint] + _NAMED.findall(complaint)
+        named = next((name for name in found if name in options.client), None)
+        reason = "its value is not accepted, or a file it names cannot be read"
+        if "No such configuration property" in complaint:
+            near = named and nearest(named)
+            reason = "it has no such setting" + (f"; did you mean kafka.{near}?" if near else "")
+        what = f"the option kafka.{named}" if named else "an option kafka.*"
         raise ConfigurationError(
-            f"the Kafka client refused {what}: "
-            + ("it has no such setting" if unknown else "its value is not accepted, or a file it names cannot be read")
-            + "; names are librdkafka's, which differ from the Java client's in security settings"
+            f"the Kafka client refused {what}: {reason} (names are librdkafka's, which differ from the Java client's "
+            "in security settings)"
         ) from None
 
 

@@ -48,6 +48,7 @@ _KAFKA = "kafka."
 #: `kafka.` keys the source holds itself, with what to do in place of them.
 _OWNED = {
     "auto.offset.reset": "say where to begin with startingOffsets, and what a gap means with failOnDataLoss",
+    "default.topic.config": "give its settings as options kafka.* of their own",
     "enable.auto.commit": "Spark keeps the offsets in its checkpoint and the sink in its ledger",
     "enable.auto.offset.store": "Spark keeps the offsets in its checkpoint",
     "enable.partition.eof": "the source finds the end of a range by it",
@@ -58,6 +59,9 @@ _OWNED = {
     "value.serializer": "this is a source; it writes nothing",
     "interceptor.classes": "the client library has no interceptors",
 }
+
+#: What the client library takes a function or an object for, beside names that end with `_cb`.
+_NO_TEXT = ("logger", "on_commit", "on_delivery")
 
 #: Spark's units of time; a number without one counts milliseconds.
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -173,6 +177,11 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
     for name in client:
         if name in _OWNED:
             raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
+        if name in _NO_TEXT or name.endswith("_cb"):
+            raise ConfigurationError(
+                f"the option kafka.{name} cannot be set: the client takes a function of Python for it, and an option "
+                "is text; leave it out"
+            )
     told = translated(client)
     if told.left_out:
         _log.debug("left out, as they mean nothing to this client: kafka.%s", ", kafka.".join(told.left_out))

@@ -31,6 +31,9 @@ class Since:
     or_latest: bool
 
 
+#: The latest time there is in Kafka's protocol.
+_LAST_MS = 2**63 - 1
+
 #: Where a read begins or ends: `earliest`, `latest`, an offset for each partition, or a time.
 Position = str | Offsets | Since
 
@@ -145,9 +148,10 @@ def _require_the_same(option: str, named: Offsets, read: Offsets, what: str) -> 
 def _since(for_all: str, for_each: str, given: Mapping[str, str], *, or_latest: bool) -> Since | None:
     if for_all.lower() in given:
         text = given[for_all.lower()].strip()
-        if not (text.isascii() and text.isdecimal()):
+        if not (text.isascii() and text.isdecimal()) or len(text) > len(str(_LAST_MS)) or int(text) > _LAST_MS:
             raise ConfigurationError(
-                f"the option {for_all} must be a number of milliseconds since the epoch, but is {text!r}"
+                f"the option {for_all} must be a number of milliseconds since the epoch, at most {_LAST_MS}, but is "
+                f"{text!r}"
             )
         return Since(for_all, int(text), or_latest)
     if for_each.lower() not in given:
@@ -158,9 +162,10 @@ def _since(for_all: str, for_each: str, given: Mapping[str, str], *, or_latest: 
         raise ConfigurationError(
             f'the option {for_each} must be JSON such as {{"orders": {{"0": 1700000000000}}}}: {error}'
         ) from error
-    if not times or min(times.values()) < 0:
+    if not times or min(times.values()) < 0 or max(times.values()) > _LAST_MS:
         raise ConfigurationError(
-            f"the option {for_each} must name a time for every partition, in milliseconds since the epoch, 0 or more"
+            f"the option {for_each} must name a time for every partition, in milliseconds since the epoch, from 0 to "
+            f"{_LAST_MS}"
         )
     return Since(for_each, times, or_latest)
 
