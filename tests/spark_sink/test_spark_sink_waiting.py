@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from kafka_tools import wait_for_markers
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
+from penstock.spark_sink.open_transactions import AGAIN_S, PATIENCE_S
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
 from penstock.spark_sink.source import BatchReader, StreamReader
@@ -84,6 +85,27 @@ def test_a_stream_ahead_of_an_open_transaction_waits_where_it_is(
     end = reader.latestOffset(waits, limit)
     assert end == (log.at(11) if isinstance(limit, ReadMaxRows) else log.at(12))
     assert [task.value for task in reader.partitions(waits, end)] == [log.range(8, end[log.topic]["0"])]
+
+
+def test_a_running_stream_that_stands_still_names_the_open_transaction(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    reader = StreamReader(log.options(), clock)
+    told = []
+
+    for seconds in (0, PATIENCE_S - 1, 1, AGAIN_S - 1, 1):
+        clock.now += seconds
+        assert reader.latestOffset(log.at(0), ReadAllAvailable()) == log.at(5)
+        told.append(caplog.text.count(f"{log.topic}[0] waits at offset 5: a transaction is open there"))
+    log.end_transaction()
+    clock.now += 2 * AGAIN_S
+    assert reader.latestOffset(log.at(5), ReadAllAvailable()) == log.at(12)
+    clock.now += 2 * AGAIN_S
+    assert reader.latestOffset(log.at(12), ReadAllAvailable()) == log.at(12)
+
+    assert told == [0, 0, 1, 1, 2]
+    assert len(caplog.messages) == 2
 
 
 def test_a_checkpoint_of_uncommitted_reads_goes_on_when_the_transaction_has_ended(log: Log) -> None:
