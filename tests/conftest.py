@@ -35,6 +35,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("penstock")
 
 
+#: Seconds for a test with a Spark, its fixtures included: on a busy machine Spark's start alone takes a minute.
+SPARK_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test that uses the Spark of this run its time, unless it says another."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_S))
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[DevBroker]:
     """The Kafka broker of this run. Tests that kill or suspend a broker start their own."""

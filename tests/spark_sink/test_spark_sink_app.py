@@ -367,6 +367,7 @@ def store(batch, batch_id):
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(400)
 def test_penstock_run_ends_its_sinks_behind_a_finished_batch(
     broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:

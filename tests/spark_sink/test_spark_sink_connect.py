@@ -72,6 +72,7 @@ def connect(
             env=environment,
             capture_output=True,
             text=True,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-8000:]
@@ -90,6 +91,7 @@ def stored(folder: Path) -> tuple[list[int], list[int], int]:
 
 
 @pytest.mark.chaos  # it has a JVM of its own: a minute
+@pytest.mark.timeout(400)
 def test_the_source_and_the_sinks_take_a_connect_session(
     connect: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def read_apart(servers: str, topic: str, rows: int, **settings: str) -> dict[str
         [sys.executable, str(CHILD), topic, str(rows), json.dumps(settings)],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=300,
         check=True,
     )
     report: dict[str, int] = json.loads(done.stdout)
@@ -55,6 +55,7 @@ def read_apart(servers: str, topic: str, rows: int, **settings: str) -> dict[str
     return report
 
 
+@pytest.mark.timeout(400)  # a child reads it
 @pytest.mark.parametrize(
     ("large", "settings"),
     [
@@ -79,6 +80,7 @@ def test_a_task_holds_no_more_of_large_messages_than_is_stated(
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(400)  # as above
 def test_a_gigabyte_of_large_messages_takes_no_more(broker: DevBroker, new_topic: Callable[..., str]) -> None:
     """A partition with 1 GB behind; a quarter of a minute, and as much disk."""
     topic = new_topic()

@@ -112,7 +112,7 @@ class Answers:
     def go_on(self) -> None:
         writer = self._frame.writeStream.foreachBatch(self._take).outputMode(self._mode)
         query = writer.option("checkpointLocation", str(self._checkpoint)).trigger(availableNow=True).start()
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(150)
 
     def _take(self, frame: DataFrame, _batch_id: int) -> None:
         rows = answers(frame)
@@ -123,7 +123,6 @@ def answers(frame: DataFrame) -> list[tuple[object, ...]]:
     return sorted(map(tuple, frame.collect()), key=repr)
 
 
-@pytest.mark.timeout(400)  # eight runs of a query, and its fixtures count
 @pytest.mark.parametrize(
     ("query", "mode", "in_batch", "in_stream"),
     [
