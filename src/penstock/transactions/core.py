@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionRefusedError
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError, StoppedError, TransactionRefusedError
 from penstock.transactions.in_flight import InFlight
 from penstock.transactions.model import ProducerStatistics, TransactionState, Wait
 from penstock.transactions.records import Half, Verdict
@@ -29,6 +30,8 @@ _TO_COMMIT, _TO_ROLL_BACK = Verdict.COMMIT, Verdict.ROLLBACK
 
 Told = Callable[["Flight"], None]
 
+_STOP_POLL_S = 0.005
+
 
 class Core:
     """What all transactions of one producer share. Thread-safe.
@@ -43,6 +46,11 @@ class Core:
         self.store = store
         self._spans = spans
         self.in_flight = in_flight
+        #: Flights that the store owes an answer; not those whose block runs. Steps on a dict are single ones, and it
+        #: keeps their order.
+        self.owed: dict[Flight, None] = {}
+        # Set by drain(), before it looks at what is owed; read by flights, after they are among those.
+        self.stopping = False
         # Guards the counts below: transactions of many threads add to them.
         self._lock = threading.Lock()
         self._committed = self._rolled_back = self._unknown = 0
@@ -55,6 +63,29 @@ class Core:
             sending = self._spans.sending
             halves = [half._replace(headers=tuple(sending(half.topic, half.headers))) for half in halves]
         return Flight(self, halves, ordering_key, wait)
+
+    def require_running(self, half: Half) -> None:
+        """Raise `StoppedError` once the producer is being stopped."""
+        if self.stopping:
+            raise StoppedError(
+                f"transaction {half.transaction_id} for {half.topic}: the producer was stopped, and nothing of it was "
+                "sent; make a new producer"
+            )
+
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new flights, and wait until the store has answered for all others, at most `timeout_s` seconds.
+
+        Those whose block runs are not waited for.
+        """
+        self.stopping = True
+        deadline = time.monotonic() + timeout_s
+        while self.owed and time.monotonic() < deadline:
+            time.sleep(_STOP_POLL_S)
+
+    def stop(self) -> None:
+        """Tell all that wait still: the store is stopped, and nobody else may tell them."""
+        for flight in list(self.owed):
+            flight.give_up("the producer was stopped before the store had answered")
 
     def count_end(self, state: TransactionState) -> None:
         """Count a transaction that ended as it should."""
@@ -91,6 +122,9 @@ class Core:
 class Flight:
     """One transaction on its way. Driven by its owner, told by the store's threads; the two never at once.
 
+    What the store answers may have been given up before: the answer and who gives it up take one token, and whoever has
+    it tells the owner.
+
     Attributes:
         halves: its messages.
         error: why its halves, or its decision, are not known to be stored, or why it was refused.
@@ -100,6 +134,8 @@ class Flight:
 
     __slots__ = (
         "_abandoned",
+        "_awaited",
+        "_commits",
         "_core",
         "_ordering_key",
         "_prepared",
@@ -123,17 +159,25 @@ class Flight:
         self._size = _size(halves[0]) if len(halves) == 1 else sum(map(_size, halves))
         self._prepared: Prepared | None = None
         self._told: Told = _nobody
+        # The token of an answer to come. Lists, here and below, for taking the last item of one is a single step.
+        self._awaited: list[None] = []
+        self._commits = False
         self._abandoned: list[None] = []
-        # With wait="published": two tellers, one for each; whoever is the second tells on. Lists, for taking the last
-        # item of one is a single step.
+        # With wait="published": two tellers, one for each; whoever is the second tells on.
         self._stored: list[None] = []
         self._settled: Verdict | None = None
 
-    def start(self, told: Told, *, may_wait: bool = True) -> None:
+    def start(self, told: Told, *, may_wait: bool = True, commits: bool = False) -> None:
         """Store the halves; `told` is called once they are stored, or with an error.
+
+        Args:
+            told: called once, by any thread.
+            may_wait: whether it may wait for room.
+            commits: whether `told` ends it at once.
 
         Raises:
             BufferFullError: too many are in flight.
+            StoppedError: the producer is being stopped.
             PenstockError: a target does not exist, or the store cannot be asked.
         """
         core = self._core
@@ -141,13 +185,17 @@ class Flight:
             core.store.require_target(half.topic, half.partition)
         core.in_flight.enter(self._size, may_wait=may_wait)
         self._told = told
+        self._awaited, self._commits = [None], commits
+        core.owed[self] = None
         try:
+            core.require_running(self.halves[0])
             if self.wait == "published":
                 # Before the halves are stored: what is told of later cannot have been missed.
                 self._stored = [None]
                 core.store.watch(self.halves[0].transaction_id, self._is_settled)
             core.store.prepare(self.halves, self._is_prepared, self._ordering_key)
         except BaseException:
+            core.owed.pop(self, None)
             core.in_flight.leave(self._size)
             if self.wait == "published":
                 self.give_up_watch()
@@ -166,6 +214,8 @@ class Flight:
             told(self)
             return
         assert self._prepared is not None  # noqa: S101 - it was told of
+        self._awaited = [None]
+        core.owed[self] = None
         verdict = _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK
         if self.wait == "sent":
             self._told = _nobody
@@ -195,20 +245,69 @@ class Flight:
         if self.error is None:
             self.end(TransactionState.ROLLBACK, _nobody)
 
+    def give_up(self, cause: str) -> None:
+        """Wait no longer for the store's answer, and tell so; it keeps its room until that has come."""
+        try:
+            self._awaited.pop()
+        except IndexError:
+            # It was answered meanwhile.
+            return
+        half = self.halves[0]
+        if self._prepared is None:
+            self._core.count_failure()
+            self.error = HalfNotStoredError(
+                f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored: {cause}; the "
+                "local transaction did not run, send it again"
+            )
+            if self.wait == "published":
+                self.give_up_watch()
+        else:
+            self._lose(
+                DecisionNotStoredError(
+                    f"transaction {half.transaction_id}: its {self.state.name} is not known to be stored: {cause}; a "
+                    f"check of group {half.group} will settle it"
+                )
+            )
+        self._tell()
+        self._core.owed.pop(self, None)
+
     def give_up_watch(self) -> None:
         """Wait no longer for the message to become visible."""
         self._core.store.forget(self.halves[0].transaction_id)
 
     def _is_prepared(self, answer: Prepared | HalfNotStoredError) -> None:
+        core = self._core
+        try:
+            self._awaited.pop()
+        except IndexError:
+            self._is_late(answer)
+            return
         if isinstance(answer, HalfNotStoredError):
             self.error = answer
-            self._core.in_flight.leave(self._size)
-            self._core.count_failure()
+            core.in_flight.leave(self._size)
+            core.count_failure()
             if self.wait == "published":
                 self.give_up_watch()
-        else:
-            self._prepared = answer
+            self._tell()
+            core.owed.pop(self, None)
+            return
+        self._prepared = answer
+        if not self._commits:
+            # Before it is told: its owner may end it from then on.
+            core.owed.pop(self, None)
         self._tell()
+
+    def _is_late(self, answer: Prepared | HalfNotStoredError) -> None:
+        """Take in what became of halves that were given up: their local transaction never ran."""
+        if isinstance(answer, HalfNotStoredError):
+            self._core.in_flight.leave(self._size)
+        else:
+            self._core.store.decide(answer, _TO_ROLL_BACK, self._is_rolled_back)
+
+    def _is_rolled_back(self, error: DecisionNotStoredError | None) -> None:
+        self._core.in_flight.leave(self._size)
+        if error is not None:
+            _log.warning("%s", error)
 
     def _tell(self) -> None:
         """Tell on, once. The teller mostly holds this object: let go of, neither needs the garbage collector."""
@@ -218,19 +317,30 @@ class Flight:
     def _is_decided(self, error: DecisionNotStoredError | None) -> None:
         core = self._core
         core.in_flight.leave(self._size)
-        if error is None:
+        try:
+            self._awaited.pop()
+        except IndexError:
+            return
+        if error is not None:
+            self._lose(error)
+            self._tell()
+        else:
             core.count_end(self.state)
             if self.wait == "published" and self.state is _COMMIT:
                 self._one_of_two()
-                return
-        else:
-            self.error = error
-            core.count_failure(lost=self.wait == "sent")
-            if self.wait == "sent":
-                _log.warning("%s", error)
-            elif self.wait == "published":
-                self.give_up_watch()
-        self._tell()
+            else:
+                self._tell()
+        # After it is told: whoever waits until nothing is owed waits until all are told.
+        core.owed.pop(self, None)
+
+    def _lose(self, error: DecisionNotStoredError) -> None:
+        """Take in that the decision is not known to be stored."""
+        self.error = error
+        self._core.count_failure(lost=self.wait == "sent")
+        if self.wait == "sent":
+            _log.warning("%s", error)
+        elif self.wait == "published":
+            self.give_up_watch()
 
     def _is_settled(self, verdict: Verdict) -> None:
         self._settled = verdict

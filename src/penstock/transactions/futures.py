@@ -118,11 +118,12 @@ class Pledge(Generic[T]):
                 callback = callbacks.pop(0)
             except IndexError:
                 return
-            _here.telling = True
+            # A callback may end another pledge, and be within its own afterwards.
+            outer, _here.telling = is_telling(), True
             try:
                 self._call(callback)
             finally:
-                _here.telling = False
+                _here.telling = outer
 
     def _call(self, callback: Callable[[Pledge[T]], object]) -> None:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -23,6 +24,7 @@ from penstock.config import ClientConfig, a_callable, not_empty, positive, posit
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions.checker import CHECK_TIMEOUT_S, Check, Checker
 from penstock.transactions.core import Core
+from penstock.transactions.futures import is_telling
 from penstock.transactions.ids import new_id
 from penstock.transactions.in_flight import InFlight
 from penstock.transactions.kafka_store import KafkaStore
@@ -152,6 +154,9 @@ class TransactionalProducer:
         self._start_lock = threading.Lock()
         # Written under the start lock; read without it, for it only ever goes on.
         self._state = "new"
+        # Cleared under the start lock, set by who stops it.
+        self._is_down = threading.Event()
+        self._is_down.set()
 
     def start(self) -> Self:
         """Connect, create the store's topics where they are absent, and begin to answer checks. May be repeated.
@@ -174,19 +179,40 @@ class TransactionalProducer:
                     self._store.stop(0)
                     raise
                 self._state = "started"
+                self._is_down.clear()
         return self
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Stop answering checks and wait for what is being sent, at most `timeout` seconds for each. May be repeated.
+        """Stop answering checks and wait for what was sent or submitted, at most `timeout` seconds for each.
 
-        Transactions still open in other threads are left to a check.
+        What is sent from now on is refused; who waits for an answer that has not come in time is told an error.
+        Transactions whose block is open in another thread are not waited for, but left to a check. May be repeated,
+        also from other threads: they wait for the first. From a callback of a future, which holds up what is waited
+        for, it returns at once, and the rest is done by a thread of its own.
         """
         with self._start_lock:
-            if self._state == "started":
-                if self._checker is not None:
-                    self._checker.stop(timeout)
-                self._store.stop(timeout)
-            self._state = "stopped"
+            before, self._state = self._state, "stopped"
+        if before == "started" and is_telling():
+            threading.Thread(target=self._stop, args=(timeout,), name=f"penstock-stop-{self._group}").start()
+        elif before == "started":
+            self._stop(timeout)
+        elif not is_telling():
+            self._is_down.wait(timeout)
+
+    def _stop(self, timeout_s: float) -> None:
+        deadline = 0.0
+        try:
+            if self._checker is not None:
+                self._checker.stop(timeout_s)
+            deadline = time.monotonic() + timeout_s
+            # Before the store refuses decisions: halves that are stored by now lead to some.
+            self._core.drain(timeout_s)
+        finally:
+            try:
+                self._store.stop(max(0.0, deadline - time.monotonic()))
+            finally:
+                self._core.stop()
+                self._is_down.set()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -30,7 +30,7 @@ class Sending(Pledge[TransactionResult]):
 
     def start(self, *, may_wait: bool = True) -> None:
         """Send it off; raises as `Flight.start` does."""
-        self._flight.start(self.prepared, may_wait=may_wait)
+        self._flight.start(self.prepared, may_wait=may_wait, commits=True)
 
     def prepared(self, flight: Flight) -> None:
         """Take in that the half is stored, or is not."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import counted, decide, settled
 
+from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.errors import BrokerConnectionError, ConfigurationError, HalfNotStoredError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
@@ -202,3 +205,32 @@ def test_wrong_addresses_are_told_without_the_password() -> None:
     with pytest.raises(BrokerConnectionError, match="address") as caught:
         store.start()
     assert "hidden" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def locked(database: TestDatabase) -> Iterator[None]:
+    """Be another one who writes into an SQLite file, and does not end."""
+    other = sqlite3.connect(database.url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.rollback()
+        other.close()
+
+
+@SQLITE
+def test_what_a_locked_database_has_not_taken_at_the_stop_is_told_as_not_stored(sql_bench: SqlBench) -> None:
+    producer = TransactionalProducer("orders", store=sql_bench.make_store()).start()
+    producer.send(sql_bench.topic, value=b"before")
+
+    with locked(sql_bench.database):
+        sent = [producer.submit(sql_bench.topic, value=b"%d" % number) for number in range(1000)]
+        producer.stop(0.5)
+        for one in sent:
+            with pytest.raises(HalfNotStoredError, match="stopped"):
+                one.result(0)
+
+    # Also those that were being written are not stored when the database goes on.
+    settled(sql_bench.settler(transaction_timeout_s=600.0), committed=1)
+    assert sql_bench.seen() == [b"before"]

@@ -174,7 +174,7 @@ class FileStore:
         """
         opened = self._opened
         if opened is None:
-            raise StoppedError(f"the file store in {self.path} is not started")
+            raise StoppedError(f"the file store in {self.path} is not started, or was stopped")
         if self._pid != os.getpid():
             raise StoppedError(f"the file store in {self.path} belongs to process {self._pid}, which made this one")
         return opened

@@ -21,6 +21,7 @@ from penstock.errors import (
     ConfigurationError,
     DecisionNotStoredError,
     HalfNotStoredError,
+    StoppedError,
     TopicNotFoundError,
 )
 from penstock.kafka import admin_client, partition_counts
@@ -32,7 +33,7 @@ from penstock.transactions.sql.outbox import Outbox
 from penstock.transactions.sql.questions import SqlCheckSource
 from penstock.transactions.sql.settler import SqlSettler
 from penstock.transactions.sql.watching import SettledWatch
-from penstock.transactions.sql.writer import Decision, NewTransaction, Writer, cause_of
+from penstock.transactions.sql.writer import Decision, NewTransaction, Request, Writer, cause_of
 from penstock.transactions.store import CoordinatorOptions, Prepared, ToldDecided, ToldPrepared, ToldSettled
 from penstock.transactions.topics import StoreTopics
 
@@ -55,7 +56,7 @@ class _Preparing(NewTransaction):
     """A transaction on its way into the database, and whom to tell."""
 
     told: ToldPrepared
-    writer: Writer
+    store: SqlStore
 
     def tell(self, error: Exception | None) -> None:
         half = self.halves[0]
@@ -63,7 +64,7 @@ class _Preparing(NewTransaction):
             self.told(StoredRow(self.halves, self.shard))
             return
         # Should its transaction have been committed all the same.
-        self.writer.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER, told=_nobody))
+        self.store.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER, told=_nobody))
         self.told(
             HalfNotStoredError(
                 f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in the "
@@ -201,14 +202,12 @@ class SqlStore:
 
     def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
         """Store the halves of one transaction, and tell once they are durable."""
-        shard = self.shard_of(halves[0], ordering_key)
-        writer = self._running()
-        writer.submit(_Preparing(halves, shard, told, writer))
+        self.submit(_Preparing(halves, self.shard_of(halves[0], ordering_key), told, self))
 
     def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
         """Store the producer's decision, and tell once it is durable."""
         half = prepared.halves[0]
-        self._running().submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, told=told))
+        self.submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, told=told))
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -221,7 +220,7 @@ class SqlStore:
             self._count_check(half, request.check_number)
         else:
             heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
-            self._running().submit(_Deciding(half.transaction_id, half.group, verdict, author, told=heard.put))
+            self.submit(_Deciding(half.transaction_id, half.group, verdict, author, told=heard.put))
             error = heard.get()
             if error is not None:
                 raise error
@@ -280,11 +279,13 @@ class SqlStore:
                 f"database: {cause_of(error)}; it is asked again"
             ) from error
 
-    def _running(self) -> Writer:
+    def submit(self, request: Request) -> None:
+        """Have a request written. A store that is not running tells it so: who asks may be a callback."""
         writer = self._writer
         if writer is None:
-            raise ConfigurationError("the SQL store is not started; call start(), or start its producer")
-        return writer
+            request.tell(StoppedError("the SQL store is not started, or was stopped"))
+        else:
+            writer.submit(request)
 
 
 __all__ = ["DEFAULT_SHARDS", "SqlStore", "StoredRow"]

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import sqlalchemy as sa
 
+from penstock.errors import StoppedError
 from penstock.transactions.records import Author, Half, Verdict
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.database import Database
@@ -163,6 +164,11 @@ class Writer:
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        # Guards `_stopped`, and that nothing comes behind the None that ends the queue.
+        self._lock = threading.Lock()
+        self._stopped = False
+        # Set by stop(), read by the thread.
+        self._too_late = False
         self._thread = threading.Thread(target=self._run, name=f"penstock-sql-writer-{name}", daemon=True)
 
     def start(self) -> None:
@@ -170,13 +176,21 @@ class Writer:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Write what was submitted, at most `timeout_s` seconds, and end."""
-        self._requests.put(None)
+        """Write what was submitted, at most `timeout_s` seconds, and end; what is not begun by then is refused."""
+        with self._lock:
+            self._stopped = True
+            self._requests.put(None)
         self._thread.join(timeout_s)
+        self._too_late = True
 
     def submit(self, request: Request) -> None:
-        """Have a request written after those that were submitted before."""
-        self._requests.put(request)
+        """Have a request written after those that were submitted before; one that comes after the stop is refused."""
+        with self._lock:
+            taken = not self._stopped
+            if taken:
+                self._requests.put(request)
+        if not taken:
+            _tell(request, _refusal())
 
     def _run(self) -> None:
         while True:
@@ -192,21 +206,26 @@ class Writer:
                     last = True
                 else:
                     batch.append(request)
-            self._write(batch)
+            if batch:
+                self._write(batch)
             if last:
                 return
 
     def _write(self, batch: list[Request]) -> None:
-        error = self._attempt(batch)
+        error = _refusal() if self._too_late else self._attempt(batch)
         if error is None:
             for request in batch:
                 _tell(request, None)
+            return
+        if self._too_late:
+            for request in batch:
+                _tell(request, error)
             return
         if len(batch) > 1:
             _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(error))
         for request in batch:
             # Repeated alone: what one of them did wrong is no fault of the others', and a lost connection comes back.
-            _tell(request, self._attempt([request]))
+            _tell(request, _refusal() if self._too_late else self._attempt([request]))
 
     def _attempt(self, batch: list[Request]) -> Exception | None:
         try:
@@ -218,9 +237,16 @@ class Writer:
                         continue
                     for request in run:
                         request.write(self._database, connection)
+                if self._too_late:
+                    # It waited for the database, and those who asked were told that it is not stored.
+                    raise _refusal()  # noqa: TRY301 - so that it is rolled back
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             return error
         return None
+
+
+def _refusal() -> StoppedError:
+    return StoppedError("the SQL store was stopped")
 
 
 def _tell(request: Request, error: Exception | None) -> None:

@@ -1,0 +1,92 @@
+"""How long who sends is kept waiting: by a store that does not answer, and by a producer that is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+import pytest
+
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError
+from penstock.transactions import TransactionalProducer
+from penstock.transactions.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+
+
+class Kept(NamedTuple):
+    halves: Sequence[Half]
+
+
+class MuteStore:
+    """A store that answers when the test says so, also after it was stopped."""
+
+    def __init__(self) -> None:
+        self.prepares: list[Callable[[], None]] = []
+        self.decides: list[tuple[Verdict, ToldDecided]] = []
+        self.watched: set[str] = set()
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+    def require_target(self, topic: str, partition: int | None) -> None: ...
+
+    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - a mute store has no use for it
+        self.prepares.append(lambda: told(Kept(halves)))
+
+    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:  # noqa: ARG002 - the same
+        self.decides.append((verdict, told))
+
+    def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> NoReturn:
+        raise NotImplementedError
+
+    def checks(self, group: str) -> NoReturn:
+        raise NotImplementedError
+
+    def watch(self, transaction_id: str, told: ToldSettled) -> None:  # noqa: ARG002 - the same
+        self.watched.add(transaction_id)
+
+    def forget(self, transaction_id: str) -> None:
+        self.watched.discard(transaction_id)
+
+
+@pytest.fixture
+def store() -> MuteStore:
+    return MuteStore()
+
+
+def test_a_half_that_is_not_answered_at_the_stop_is_told_as_not_stored_and_rolled_back_if_it_was(
+    store: MuteStore,
+) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+    sent = producer.submit("t", value=b"v")
+
+    producer.stop(0.1)
+    with pytest.raises(HalfNotStoredError, match="stopped before the store had answered"):
+        sent.result(0)
+    assert producer.statistics().in_flight == 1
+    store.prepares[0]()
+    ((verdict, told),) = store.decides
+    told(None)
+
+    assert verdict is Verdict.ROLLBACK
+    statistics = producer.statistics()
+    assert (statistics.in_flight, statistics.failed, statistics.committed) == (0, 1, 0)
+
+
+def test_a_decision_that_is_not_answered_at_the_stop_is_told_as_not_stored_once(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+    sent = producer.submit("t", value=b"v", wait="published")
+    store.prepares[0]()
+    told: list[object] = []
+    sent.add_done_callback(told.append)
+
+    producer.stop(0.1)
+    with pytest.raises(DecisionNotStoredError, match="its COMMIT is not known to be stored"):
+        sent.result(0)
+    ((_, answer),) = store.decides
+    answer(None)
+
+    assert (told, store.watched) == ([sent], set())
+    statistics = producer.statistics()
+    assert (statistics.in_flight, statistics.failed, statistics.committed) == (0, 1, 0)
