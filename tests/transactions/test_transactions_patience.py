@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple, NoReturn
 
 import pytest
 
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+from waiting import wait_until
 
 
 class Kept(NamedTuple):
@@ -21,7 +26,7 @@ class MuteStore:
     """A store that answers when the test says so, also after it was stopped."""
 
     def __init__(self) -> None:
-        self.prepares: list[Callable[[], None]] = []
+        self.prepares: list[tuple[Prepared, ToldPrepared]] = []
         self.decides: list[tuple[Verdict, ToldDecided]] = []
         self.watched: set[str] = set()
 
@@ -32,7 +37,11 @@ class MuteStore:
     def require_target(self, topic: str, partition: int | None) -> None: ...
 
     def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - a mute store has no use for it
-        self.prepares.append(lambda: told(Kept(halves)))
+        self.prepares.append((Kept(halves), told))
+
+    def say_prepared(self, number: int) -> None:
+        prepared, told = self.prepares[number]
+        told(prepared)
 
     def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:  # noqa: ARG002 - the same
         self.decides.append((verdict, told))
@@ -65,7 +74,7 @@ def test_a_half_that_is_not_answered_at_the_stop_is_told_as_not_stored_and_rolle
     with pytest.raises(HalfNotStoredError, match="stopped before the store had answered"):
         sent.result(0)
     assert producer.statistics().in_flight == 1
-    store.prepares[0]()
+    store.say_prepared(0)
     ((verdict, told),) = store.decides
     told(None)
 
@@ -77,7 +86,7 @@ def test_a_half_that_is_not_answered_at_the_stop_is_told_as_not_stored_and_rolle
 def test_a_decision_that_is_not_answered_at_the_stop_is_told_as_not_stored_once(store: MuteStore) -> None:
     producer = TransactionalProducer("orders", store=store).start()
     sent = producer.submit("t", value=b"v", wait="published")
-    store.prepares[0]()
+    store.say_prepared(0)
     told: list[object] = []
     sent.add_done_callback(told.append)
 
@@ -90,3 +99,47 @@ def test_a_decision_that_is_not_answered_at_the_stop_is_told_as_not_stored_once(
     assert (told, store.watched) == ([sent], set())
     statistics = producer.statistics()
     assert (statistics.in_flight, statistics.failed, statistics.committed) == (0, 1, 0)
+
+
+def test_the_time_for_a_publication_begins_with_the_stored_decision(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store, wait="published", publish_timeout=0.05).start()
+    told: list[Exception] = []
+
+    def send() -> None:
+        try:
+            producer.send("t", value=b"half not stored")
+        except HalfNotStoredError as error:
+            told.append(error)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    wait_until(lambda: len(store.prepares) == 1)
+    # One that was begun later, and is decided.
+    decided = producer.submit("t", value=b"decided")
+    store.say_prepared(1)
+    ((_, answer),) = store.decides
+    answer(None)
+    with pytest.raises(PublicationNotSeenError, match="is committed, but was not seen to be visible within"):
+        decided.result(30)
+    waits_on = sending.is_alive()
+    store.prepares[0][1](HalfNotStoredError("the broker is away"))
+    sending.join(30)
+
+    assert waits_on
+    assert [str(one) for one in told] == ["the broker is away"]
+    assert store.watched == set()
+    producer.stop()
+
+
+def test_who_waits_for_a_message_of_later_is_told_when_it_is_due(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store, wait="published", publish_timeout=0.05).start()
+
+    due = int(time.time()) + 3600
+    sent = producer.submit("t", value=b"v", deliver_at=due)
+    store.say_prepared(0)
+    store.decides[0][1](None)
+
+    at = datetime.fromtimestamp(due, UTC).isoformat(timespec="milliseconds")
+    with pytest.raises(PublicationNotSeenError, match=re.escape(f"it will be published when it is due, at {at}")):
+        sent.result(30)
+    producer.stop()

@@ -11,11 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError, StoppedError, TransactionRefusedError
+from penstock.errors import (
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    PublicationNotSeenError,
+    StoppedError,
+    TransactionRefusedError,
+)
 from penstock.transactions.in_flight import InFlight
 from penstock.transactions.model import ProducerStatistics, TransactionState, Wait
+from penstock.transactions.patience import Patience
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.store import Prepared, Store
 
@@ -30,8 +38,6 @@ _TO_COMMIT, _TO_ROLL_BACK = Verdict.COMMIT, Verdict.ROLLBACK
 
 Told = Callable[["Flight"], None]
 
-_STOP_POLL_S = 0.005
-
 
 class Core:
     """What all transactions of one producer share. Thread-safe.
@@ -39,18 +45,15 @@ class Core:
     Args:
         store: where halves and decisions go.
         in_flight: the bounds.
+        patience: how long answers and publications are waited for.
         spans: tells of each message that is sent, where telemetry is on.
     """
 
-    def __init__(self, store: Store, in_flight: InFlight, spans: SendSpans | None = None) -> None:
+    def __init__(self, store: Store, in_flight: InFlight, patience: Patience, spans: SendSpans | None = None) -> None:
         self.store = store
         self._spans = spans
         self.in_flight = in_flight
-        #: Flights that the store owes an answer; not those whose block runs. Steps on a dict are single ones, and it
-        #: keeps their order.
-        self.owed: dict[Flight, None] = {}
-        # Set by drain(), before it looks at what is owed; read by flights, after they are among those.
-        self.stopping = False
+        self.patience = patience
         # Guards the counts below: transactions of many threads add to them.
         self._lock = threading.Lock()
         self._committed = self._rolled_back = self._unknown = 0
@@ -66,26 +69,11 @@ class Core:
 
     def require_running(self, half: Half) -> None:
         """Raise `StoppedError` once the producer is being stopped."""
-        if self.stopping:
+        if self.patience.stopping:
             raise StoppedError(
                 f"transaction {half.transaction_id} for {half.topic}: the producer was stopped, and nothing of it was "
                 "sent; make a new producer"
             )
-
-    def drain(self, timeout_s: float) -> None:
-        """Refuse new flights, and wait until the store has answered for all others, at most `timeout_s` seconds.
-
-        Those whose block runs are not waited for.
-        """
-        self.stopping = True
-        deadline = time.monotonic() + timeout_s
-        while self.owed and time.monotonic() < deadline:
-            time.sleep(_STOP_POLL_S)
-
-    def stop(self) -> None:
-        """Tell all that wait still: the store is stopped, and nobody else may tell them."""
-        for flight in list(self.owed):
-            flight.give_up("the producer was stopped before the store had answered")
 
     def count_end(self, state: TransactionState) -> None:
         """Count a transaction that ended as it should."""
@@ -186,7 +174,7 @@ class Flight:
         core.in_flight.enter(self._size, may_wait=may_wait)
         self._told = told
         self._awaited, self._commits = [None], commits
-        core.owed[self] = None
+        core.patience.await_answer(self)
         try:
             core.require_running(self.halves[0])
             if self.wait == "published":
@@ -195,7 +183,7 @@ class Flight:
                 core.store.watch(self.halves[0].transaction_id, self._is_settled)
             core.store.prepare(self.halves, self._is_prepared, self._ordering_key)
         except BaseException:
-            core.owed.pop(self, None)
+            core.patience.owed.pop(self, None)
             core.in_flight.leave(self._size)
             if self.wait == "published":
                 self.give_up_watch()
@@ -215,7 +203,7 @@ class Flight:
             return
         assert self._prepared is not None  # noqa: S101 - it was told of
         self._awaited = [None]
-        core.owed[self] = None
+        core.patience.await_answer(self)
         verdict = _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK
         if self.wait == "sent":
             self._told = _nobody
@@ -269,7 +257,24 @@ class Flight:
                 )
             )
         self._tell()
-        self._core.owed.pop(self, None)
+        self._core.patience.owed.pop(self, None)
+
+    def give_up_publication(self, cause: str) -> None:
+        """Wait no longer until the message is visible, and tell so."""
+        if self._core.patience.unseen.pop(self, None) is None:
+            # It was seen meanwhile.
+            return
+        self.give_up_watch()
+        half = self.halves[0]
+        due_s = (half.deliver_at_ms or 0) / 1000
+        hint = "it will be published: see whether a coordinator runs"
+        if due_s > time.time():
+            due = datetime.fromtimestamp(due_s, UTC).isoformat(timespec="milliseconds")
+            hint = f"it will be published when it is due, at {due}"
+        self.error = PublicationNotSeenError(
+            f"transaction {half.transaction_id} for {half.topic} is committed, but {cause}; {hint}"
+        )
+        self._tell()
 
     def give_up_watch(self) -> None:
         """Wait no longer for the message to become visible."""
@@ -289,12 +294,12 @@ class Flight:
             if self.wait == "published":
                 self.give_up_watch()
             self._tell()
-            core.owed.pop(self, None)
+            core.patience.owed.pop(self, None)
             return
         self._prepared = answer
         if not self._commits:
             # Before it is told: its owner may end it from then on.
-            core.owed.pop(self, None)
+            core.patience.owed.pop(self, None)
         self._tell()
 
     def _is_late(self, answer: Prepared | HalfNotStoredError) -> None:
@@ -327,11 +332,12 @@ class Flight:
         else:
             core.count_end(self.state)
             if self.wait == "published" and self.state is _COMMIT:
+                core.patience.await_publication(self)
                 self._one_of_two()
             else:
                 self._tell()
         # After it is told: whoever waits until nothing is owed waits until all are told.
-        core.owed.pop(self, None)
+        core.patience.owed.pop(self, None)
 
     def _lose(self, error: DecisionNotStoredError) -> None:
         """Take in that the decision is not known to be stored."""
@@ -351,6 +357,9 @@ class Flight:
         try:
             self._stored.pop()
         except IndexError:
+            if self._core.patience.unseen.pop(self, None) is None:
+                # It was given up meanwhile.
+                return
             if self._settled is not Verdict.COMMIT and self._settled is not None:
                 self.error = TransactionRefusedError(
                     f"transaction {self.halves[0].transaction_id}: its COMMIT came too late, it was settled before as "

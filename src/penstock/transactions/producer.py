@@ -36,6 +36,7 @@ from penstock.transactions.listeners import (
 )
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, a_half, encoded, terms
 from penstock.transactions.model import Order, ProducerStatistics, TransactionResult, TransactionState, Wait
+from penstock.transactions.patience import Patience
 from penstock.transactions.records import Half
 from penstock.transactions.sending import Sending
 from penstock.transactions.store import Store
@@ -84,7 +85,7 @@ class TransactionalProducer:
         max_in_flight: transactions that may be in flight at once.
         max_in_flight_bytes: bytes of their keys and values.
         when_full: "block": a send waits for room, at most `send_timeout`; "raise": it raises `BufferFullError`.
-        publish_timeout: seconds that `wait="published"` waits at most.
+        publish_timeout: seconds that `wait="published"` waits at most, from the stored decision on.
         telemetry: spans `send {topic}`, by OpenTelemetry: who consumes a message is linked to the code that sent it.
             None (default) for none, at no cost.
         store: another store than Kafka's topics; `bootstrap_servers`, `prefix`, `partitions` and `config` are its own
@@ -146,10 +147,14 @@ class TransactionalProducer:
             name=group,
         )
         room_timeout_s = send_timeout if when_full == "block" else 0.0
+        self._patience = Patience(group, publish_timeout)
         self._core = Core(
-            self._store, InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s), _spans_of(telemetry, group)
+            self._store,
+            InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s),
+            self._patience,
+            _spans_of(telemetry, group),
         )
-        self._desk = Desk(self._core, group, self._open, room_timeout_s, publish_timeout)
+        self._desk = Desk(self._core, group, self._open, room_timeout_s)
         self._checker = Checker(self._store, group, check, check_workers, check_timeout) if check is not None else None
         self._start_lock = threading.Lock()
         # Written under the start lock; read without it, for it only ever goes on.
@@ -173,6 +178,7 @@ class TransactionalProducer:
                 try:
                     if self._checker is not None:
                         self._checker.start()
+                    self._patience.start()
                 except BaseException:
                     # What was started cannot be started again.
                     self._state = "stopped"
@@ -206,12 +212,12 @@ class TransactionalProducer:
                 self._checker.stop(timeout_s)
             deadline = time.monotonic() + timeout_s
             # Before the store refuses decisions: halves that are stored by now lead to some.
-            self._core.drain(timeout_s)
+            self._patience.drain(timeout_s)
         finally:
             try:
                 self._store.stop(max(0.0, deadline - time.monotonic()))
             finally:
-                self._core.stop()
+                self._patience.stop()
                 self._is_down.set()
 
     def __enter__(self) -> Self:
@@ -346,10 +352,7 @@ class TransactionalProducer:
             sending = self._sending(half, chosen)
             self._open()
             sending.start()
-            try:
-                return sending.result(self._desk.publish_timeout_s if chosen == "published" else None)
-            except TimeoutError:
-                raise self._desk.not_seen(sending.flight) from None
+            return sending.result()
         transaction = Transaction(self._desk, half.transaction_id, (half,), None, chosen)
         with transaction as tx:
             _apply(tx, execute(tx))
@@ -374,8 +377,7 @@ class TransactionalProducer:
 
         Returns:
             A future: `result(timeout)`, `exception(timeout)`, `done()`, `add_done_callback(function)`; it can be
-            awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`. With
-            `wait="published"` its `result` waits as long as it is told to.
+            awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
         sending = self._sending(half, self._chosen(wait))

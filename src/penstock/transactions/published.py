@@ -83,7 +83,7 @@ class DoneWatch:
         self._waiting.pop(transaction_id, None)
 
     def stop(self) -> None:
-        """End. Who still waits is told nothing."""
+        """End. Who still waits is told nothing here; the producer gives those up."""
         self._stopping.set()
         self._thread.join()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import BufferFullError, PublicationNotSeenError, TransactionError
+from penstock.errors import BufferFullError, TransactionError
 from penstock.transactions.core import Core, Flight
 from penstock.transactions.futures import Pledge
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
@@ -33,14 +33,12 @@ class Desk:
         group: the producer group.
         open: connects at the first use.
         room_timeout_s: seconds to wait for room where too many are in flight; 0: raise at once.
-        publish_timeout_s: seconds to wait at most until a message is visible.
     """
 
     core: Core
     group: str
     open: Callable[[], object]
     room_timeout_s: float
-    publish_timeout_s: float
     #: Targets that event loops asked for before. A set's steps are single ones.
     known: set[tuple[str, int | None]] = field(default_factory=set)
 
@@ -72,15 +70,6 @@ class Desk:
                 await asyncio.sleep(_ROOM_POLL_S)
             else:
                 return
-
-    def not_seen(self, flight: Flight) -> PublicationNotSeenError:
-        """Give the wait for a message up, and return what to raise."""
-        flight.give_up_watch()
-        half = flight.halves[0]
-        return PublicationNotSeenError(
-            f"transaction {half.transaction_id} for {half.topic} is committed, but was not seen to be visible within "
-            f"{self.publish_timeout_s:g} s; it will be published: see whether a coordinator runs"
-        )
 
 
 class Transaction:
@@ -154,8 +143,7 @@ class Transaction:
         flight = self._left(error)
         gate = _Gate()
         flight.end(self._state, gate.open)
-        if not gate.wait(self._patience()):
-            raise self._desk.not_seen(flight)
+        gate.wait()
         _raise(flight, error)
 
     async def __aenter__(self) -> Self:
@@ -168,11 +156,7 @@ class Transaction:
         flight = self._left(error)
         told: Pledge[Flight] = Pledge()
         flight.end(self._state, told.succeed)
-        try:
-            async with asyncio.timeout(self._patience()):
-                await told
-        except TimeoutError:
-            raise self._desk.not_seen(flight) from None
+        await told
         _raise(flight, error)
 
     def _take_off(self) -> Flight:
@@ -189,7 +173,7 @@ class Transaction:
         gate = _Gate()
         flight.start(gate.open)
         try:
-            gate.wait(None)
+            gate.wait()
         except BaseException:
             flight.abandon()
             raise
@@ -222,12 +206,6 @@ class Transaction:
             # about it.
             self._state = TransactionState.UNKNOWN
         return self._flight
-
-    def _patience(self) -> float | None:
-        if self._wait == "published" and self._state is TransactionState.COMMIT:
-            return self._desk.publish_timeout_s
-        # The store tells in its own time.
-        return None
 
 
 class TransactionOfSeveral(Transaction):
@@ -337,8 +315,9 @@ class _Gate:
     def open(self, _: Flight) -> None:
         self._lock.release()
 
-    def wait(self, timeout_s: float | None) -> bool:
-        return self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
+    def wait(self) -> None:
+        # There is no time limit: whatever takes too long is told to whom it concerns.
+        self._lock.acquire()
 
 
 def _raise(flight: Flight, error: BaseException | None) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from conformance.store_cases import StoreBench, settled
 
-from penstock.errors import DecisionNotStoredError, StoppedError
+from penstock.errors import DecisionNotStoredError, PublicationNotSeenError, StoppedError
 from penstock.transactions import TransactionalProducer, TransactionState
 from penstock.transactions.sending import Sending
 from waiting import wait_until
@@ -101,3 +101,27 @@ def test_a_callback_that_submits_goes_on_until_the_stop_and_every_one_ends(store
 
     assert len(refused) == 1
     assert {one.result(0).state for one in sent} == {TransactionState.COMMIT}
+
+
+def test_who_waits_for_a_publication_is_told_at_the_stop(store_bench: StoreBench) -> None:
+    producer = TransactionalProducer("orders", store=store_bench.make_store(), wait="published").start()
+    told: list[Exception] = []
+
+    def send() -> None:
+        try:
+            with producer.transaction(store_bench.topic, value=b"in a block"):
+                pass
+        except PublicationNotSeenError as error:
+            told.append(error)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sent = producer.submit(store_bench.topic, value=b"submitted")
+    wait_until(lambda: producer.statistics().committed == 2)
+    producer.stop()
+    sending.join(30)
+
+    with pytest.raises(PublicationNotSeenError, match="is committed, but the producer was stopped before it was seen"):
+        sent.result(0)
+    assert len(told) == 1
+    settled(store_bench.settler(**NO_CHECKS), committed=2)

@@ -320,8 +320,10 @@ class FileStore:
         self.opened.watch(transaction_id, told)
 
     def forget(self, transaction_id: str) -> None:
-        """Give a watch up."""
-        self.opened.forget(transaction_id)
+        """Give a watch up; one of a store that was stopped is gone."""
+        opened = self._opened
+        if opened is not None:
+            opened.forget(transaction_id)
 
     def settler(self, options: CoordinatorOptions) -> Settler:
         """Return a coordinator for this store, not started. A store has one at a time."""

@@ -49,7 +49,7 @@ class SettledWatch:
             self._told.pop(transaction_id, None)
 
     def stop(self, timeout_s: float) -> None:
-        """End; who still waits is not told."""
+        """End. Who still waits is told nothing here; the producer gives those up."""
         self._stopping.set()
         self._some.set()
         self._thread.join(timeout_s)

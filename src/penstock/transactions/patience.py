@@ -1,0 +1,86 @@
+"""How long the flights of one producer are waited for: for a store's answer, and for a publication to be seen.
+
+One thread looks at the time and gives up what took too long; what is still waited for at a stop is given up, too. What
+that means for a transaction, and who is told of it, is the flight's own.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Protocol
+
+_LOOK_S = 0.1
+_STOP_POLL_S = 0.005
+_JOIN_S = 5.0
+
+
+class Awaited(Protocol):
+    """A flight, as far as it is waited for. What it is told may have been settled a moment ago; it minds that."""
+
+    def give_up(self, cause: str) -> None:
+        """Wait no longer for the store's answer."""
+
+    def give_up_publication(self, cause: str) -> None:
+        """Wait no longer until the message is visible."""
+
+
+class Patience:
+    """Who waits, and until when. Thread-safe.
+
+    Args:
+        name: what the thread's name ends with.
+        publish_timeout_s: seconds to wait for a publication, from its stored decision on.
+    """
+
+    def __init__(self, name: str, publish_timeout_s: float) -> None:
+        self._publish_timeout_s = publish_timeout_s
+        # Both are changed by flights, in any thread: steps on a dict are single ones, and it keeps their order.
+        #: Flights that the store owes an answer; not those whose block runs.
+        self.owed: dict[Awaited, float] = {}
+        #: Flights whose decision is stored and whose publication is waited for. Who takes one out tells its owner.
+        self.unseen: dict[Awaited, float] = {}
+        # Set by drain(), before it looks at what is owed; read by flights, after they are among those.
+        self.stopping = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-patience-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look at the time."""
+        self._thread.start()
+
+    def await_answer(self, flight: Awaited) -> None:
+        """Wait for the store's answer from now on. The store keeps the time."""
+        self.owed[flight] = math.inf
+
+    def await_publication(self, flight: Awaited) -> None:
+        """Wait for the publication from now on."""
+        self.unseen[flight] = time.monotonic() + self._publish_timeout_s
+
+    def drain(self, timeout_s: float) -> None:
+        """Have new flights refused, and wait until the store owes no answer, at most `timeout_s` seconds."""
+        self.stopping = True
+        deadline = time.monotonic() + timeout_s
+        while self.owed and time.monotonic() < deadline:
+            time.sleep(_STOP_POLL_S)
+
+    def stop(self) -> None:
+        """Give up whatever is still waited for. The store is stopped: nobody else may tell of it."""
+        self._ending.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        for flight in list(self.owed):
+            flight.give_up("the producer was stopped before the store had answered")
+        for flight in list(self.unseen):
+            flight.give_up_publication("the producer was stopped before it was seen to be visible")
+
+    def _run(self) -> None:
+        while not self._ending.wait(_LOOK_S):
+            now = time.monotonic()
+            for flight, until in list(self.unseen.items()):
+                if until <= now:
+                    flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")
+
+
+__all__ = ["Awaited", "Patience"]
