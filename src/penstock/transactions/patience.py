@@ -6,7 +6,6 @@ that means for a transaction, and who is told of it, is the flight's own.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import Protocol
@@ -31,15 +30,18 @@ class Patience:
 
     Args:
         name: what the thread's name ends with.
+        answer_timeout_s: seconds to wait for an answer; infinite where the store keeps the time itself.
         publish_timeout_s: seconds to wait for a publication, from its stored decision on.
     """
 
-    def __init__(self, name: str, publish_timeout_s: float) -> None:
+    def __init__(self, name: str, answer_timeout_s: float, publish_timeout_s: float) -> None:
+        self._answer_timeout_s = answer_timeout_s
         self._publish_timeout_s = publish_timeout_s
         # Both are changed by flights, in any thread: steps on a dict are single ones, and it keeps their order.
-        #: Flights that the store owes an answer; not those whose block runs.
+        #: Flights that the store owes an answer, and until when; not those whose block runs.
         self.owed: dict[Awaited, float] = {}
-        #: Flights whose decision is stored and whose publication is waited for. Who takes one out tells its owner.
+        #: Flights whose decision is stored and whose publication is waited for, and until when. Who takes one out tells
+        #: its owner.
         self.unseen: dict[Awaited, float] = {}
         # Set by drain(), before it looks at what is owed; read by flights, after they are among those.
         self.stopping = False
@@ -51,8 +53,8 @@ class Patience:
         self._thread.start()
 
     def await_answer(self, flight: Awaited) -> None:
-        """Wait for the store's answer from now on. The store keeps the time."""
-        self.owed[flight] = math.inf
+        """Wait for the store's answer from now on."""
+        self.owed[flight] = time.monotonic() + self._answer_timeout_s
 
     def await_publication(self, flight: Awaited) -> None:
         """Wait for the publication from now on."""
@@ -78,6 +80,9 @@ class Patience:
     def _run(self) -> None:
         while not self._ending.wait(_LOOK_S):
             now = time.monotonic()
+            for flight, until in list(self.owed.items()):
+                if until <= now:
+                    flight.give_up(f"the store did not answer within {self._answer_timeout_s:g} s")
             for flight, until in list(self.unseen.items()):
                 if until <= now:
                     flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")

@@ -12,6 +12,7 @@ All ways to send are thin layers on one core that waits for nothing (`core`).
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -147,7 +148,7 @@ class TransactionalProducer:
             name=group,
         )
         room_timeout_s = send_timeout if when_full == "block" else 0.0
-        self._patience = Patience(group, publish_timeout)
+        self._patience = Patience(group, math.inf if store is None else send_timeout, publish_timeout)
         self._core = Core(
             self._store,
             InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s),

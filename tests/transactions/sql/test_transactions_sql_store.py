@@ -16,7 +16,7 @@ from conformance.store_cases import counted, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
-from penstock.errors import BrokerConnectionError, ConfigurationError, HalfNotStoredError
+from penstock.errors import BrokerConnectionError, ConfigurationError, DecisionNotStoredError, HalfNotStoredError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import TransactionalProducer, TransactionState, new_id
 from penstock.transactions.records import Verdict
@@ -234,3 +234,22 @@ def test_what_a_locked_database_has_not_taken_at_the_stop_is_told_as_not_stored(
     # Also those that were being written are not stored when the database goes on.
     settled(sql_bench.settler(transaction_timeout_s=600.0), committed=1)
     assert sql_bench.seen() == [b"before"]
+
+
+@SQLITE
+def test_what_a_locked_database_does_not_take_in_time_is_told_and_its_half_is_rolled_back(sql_bench: SqlBench) -> None:
+    producer = TransactionalProducer("orders", store=sql_bench.make_store(), send_timeout=3).start()
+
+    transaction = producer.transaction(sql_bench.topic, value=b"its decision came late")
+    transaction.__enter__()
+    with locked(sql_bench.database), pytest.raises(DecisionNotStoredError, match=r"did not answer within 3 s"):
+        transaction.__exit__(None, None, None)
+    wait_until(lambda: producer.statistics().in_flight == 0)
+    with locked(sql_bench.database), pytest.raises(HalfNotStoredError, match=r"did not answer within 3 s"):
+        producer.send(sql_bench.topic, value=b"its half came late")
+    wait_until(lambda: producer.statistics().in_flight == 0)
+
+    # What is not known to be decided may be decided; what is not known to be stored is never seen.
+    settled(sql_bench.settler(**NO_CHECKS), committed=1, rolled_back=1)
+    assert sql_bench.seen() == [b"its decision came late"]
+    producer.stop()
