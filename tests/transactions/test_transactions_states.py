@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from transaction_tools import Bench, unknown
 
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionError
 from penstock.transactions import HalfMessage, TransactionState
 from waiting import wait_until
 
@@ -106,3 +108,54 @@ def test_two_coordinators_share_the_partitions_and_one_takes_over_what_the_other
     assert first.statistics().committed + second.statistics().committed == 52
     seen = Counter(value for _, value in bench.visible())
     assert seen == Counter({b"late": 2, **{b"%d" % number: 1 for number in range(50)}})
+
+
+def test_a_result_is_what_was_stored_and_there_is_none_before(bench: Bench) -> None:
+    producer = bench.producer()
+    transaction = producer.transaction(bench.topic, value=b"v")
+
+    with pytest.raises(TransactionError, match="cannot be left: its half is not stored"):
+        transaction.__exit__(None, None, None)
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = transaction.result
+    with transaction, pytest.raises(TransactionError, match="not left yet"):
+        _ = transaction.result
+    for late in (transaction.rollback, transaction.unknown):
+        with pytest.raises(TransactionError, match="its decision cannot be changed any more"):
+            late()
+
+    assert transaction.result.state is TransactionState.COMMIT
+    several = producer.transaction_of()
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = several.result
+    with pytest.raises(TransactionError, match="has no message yet"):
+        _ = several.message
+
+
+def test_a_block_that_swallows_the_error_of_its_prepare_is_told_when_it_is_left(bench: Bench) -> None:
+    producer = bench.producer()
+    transaction = producer.transaction_of()
+
+    def swallow() -> None:
+        with transaction:
+            transaction.add(bench.topic, value=bytes(2_000_000))
+            with contextlib.suppress(HalfNotStoredError):
+                transaction.prepare()
+
+    with pytest.raises(TransactionError, match=r"left though its prepare\(\) had failed") as told:
+        swallow()
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = transaction.result
+
+    assert isinstance(told.value.__cause__, HalfNotStoredError)
+
+
+def test_the_result_of_a_transaction_whose_decision_is_not_known_to_be_stored_is_that_error(bench: Bench) -> None:
+    producer = bench.producer()
+    transaction = producer.transaction(bench.topic, value=b"v")
+
+    with pytest.raises(DecisionNotStoredError, match="stopped"), transaction:
+        producer.stop()
+
+    with pytest.raises(DecisionNotStoredError, match="stopped"):
+        _ = transaction.result

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import BufferFullError, TransactionError
+from penstock.errors import BufferFullError, PublicationNotSeenError, TransactionError
 from penstock.transactions.core import Core, Flight
 from penstock.transactions.futures import Pledge
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
@@ -87,6 +87,7 @@ class Transaction:
         "_errors_tell",
         "_flight",
         "_halves",
+        "_left",
         "_ordering_key",
         "_state",
         "_wait",
@@ -103,15 +104,27 @@ class Transaction:
         self._wait: Wait = wait
         self._flight: Flight | None = None
         self._state = TransactionState.COMMIT
+        # Whether the block was left: nothing changes the decision from then on.
+        self._left = False
         # Whether an exception means that the local transaction did not commit.
         self._errors_tell = True
 
     def unknown(self) -> None:
-        """Leave the decision to a check, however the block is left."""
+        """Leave the decision to a check, however the block is left.
+
+        Raises:
+            TransactionError: it was left already.
+        """
+        self._require_open()
         self._state = TransactionState.UNKNOWN
 
     def rollback(self) -> None:
-        """Roll the message back when the block is left, without an exception."""
+        """Roll the message back when the block is left, without an exception.
+
+        Raises:
+            TransactionError: it was left already.
+        """
+        self._require_open()
         self._state = TransactionState.ROLLBACK
 
     def leave_errors_to_check(self) -> None:
@@ -124,12 +137,33 @@ class Transaction:
 
     @property
     def result(self) -> TransactionResult:
-        """What became of it, once it was left."""
-        return TransactionResult(self.transaction_id, self._state, self._halves[0].topic)
+        """What became of it, once it was left.
+
+        Raises:
+            TransactionError: it was not left yet, or nothing of it is stored; or what leaving raised, where its
+                decision is not known to be stored or was refused.
+        """
+        flight = self._flight
+        if flight is None or not self._left:
+            raise TransactionError(
+                f"transaction {self.transaction_id} has no result: it was not entered, not prepared, or not left yet; "
+                "ask for it after the block"
+            )
+        if flight.error is not None and flight.wait != "sent" and not isinstance(flight.error, PublicationNotSeenError):
+            raise flight.error
+        return TransactionResult(self.transaction_id, flight.state, self._halves[0].topic)
 
     @property
     def message(self) -> HalfMessage:
-        """Its message, the first of several, as a check would see it."""
+        """Its message, the first of several, as a check would see it.
+
+        Raises:
+            TransactionError: it has none yet.
+        """
+        if not self._halves:
+            raise TransactionError(
+                f"transaction {self.transaction_id} has no message yet: add one, and call prepare() first"
+            )
         half = self._halves[0]
         return HalfMessage(half.topic, half.key, half.value, half.headers, self.transaction_id, 0)
 
@@ -140,7 +174,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        flight = self._left(error)
+        flight = self._leave(error)
         gate = _Gate()
         flight.end(self._state, gate.open)
         gate.wait()
@@ -153,7 +187,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        flight = self._left(error)
+        flight = self._leave(error)
         told: Pledge[Flight] = Pledge()
         flight.end(self._state, told.succeed)
         await told
@@ -193,9 +227,22 @@ class Transaction:
         if flight.error is not None:
             raise flight.error
 
-    def _left(self, error: BaseException | None) -> Flight:
+    def _require_open(self) -> None:
+        if self._left:
+            raise TransactionError(
+                f"transaction {self.transaction_id} was left: its decision cannot be changed any more"
+            )
+
+    def _leave(self, error: BaseException | None) -> Flight:
         """Settle how it ends, by how the block was left."""
-        assert self._flight is not None  # noqa: S101 - entering set it
+        self._require_open()
+        flight = self._flight
+        if flight is None or not flight.is_prepared:
+            raise TransactionError(
+                f"transaction {self.transaction_id} cannot be left: its half is not stored; enter it with `with` or "
+                "`async with` first"
+            )
+        self._left = True
         if isinstance(error, Exception):
             if not self._errors_tell:
                 self._state = TransactionState.UNKNOWN
@@ -205,7 +252,7 @@ class Transaction:
             # KeyboardInterrupt, a cancelled task and their like may strike after the local commit: they say nothing
             # about it.
             self._state = TransactionState.UNKNOWN
-        return self._flight
+        return flight
 
 
 class TransactionOfSeveral(Transaction):
@@ -293,13 +340,15 @@ class TransactionOfSeveral(Transaction):
 
     def _is_prepared(self, error: BaseException | None) -> bool:
         """Tell whether there is anything to decide; a block that was left normally must have prepared it."""
-        if self._flight is not None:
-            return self._flight.is_prepared
+        flight = self._flight
+        if flight is not None and flight.is_prepared:
+            return True
         if error is None:
+            failed = "was never prepared" if flight is None else "was left though its prepare() had failed"
             raise TransactionError(
-                f"transaction {self.transaction_id} was never prepared, so its messages are not stored; call "
-                "prepare() in the block, before the local transaction"
-            )
+                f"transaction {self.transaction_id} {failed}, so its messages are not stored; call prepare() in the "
+                "block, before the local transaction, and let its error leave the block"
+            ) from (None if flight is None else flight.error)
         return False
 
 
