@@ -325,10 +325,19 @@ def test_a_pooled_connection_comes_back_with_its_own_timeouts(database: TestData
 
 
 def test_a_database_that_fails_is_an_error_of_the_check_and_no_answer(tmp_path: Any) -> None:
-    missing_table = barrier_check(lambda: sqlite3.connect(tmp_path / "empty.db"))
+    (tmp_path / "no.db").write_bytes(b"no database" * 100)
+    no_database = barrier_check(lambda: sqlite3.connect(tmp_path / "no.db"))
 
-    with pytest.raises(sqlite3.OperationalError, match="no such table"):
-        missing_table(half_of(new_id()))
+    with pytest.raises(sqlite3.DatabaseError, match="not a database"):
+        no_database(half_of(new_id()))
+
+
+def test_a_missing_table_is_told_with_the_function_that_makes_it(database: TestDatabase) -> None:
+    for connect in (driver_connect(database), connect_by("connection", database)):
+        with closing(connect()) as connection, pytest.raises(ConfigurationError, match="create_barrier_table"):
+            barrier(connection, new_id())
+        with pytest.raises(ConfigurationError, match="create_barrier_table"):
+            barrier_check(connect)(half_of(new_id()))
 
 
 def test_wrong_arguments_are_told(tmp_path: Any) -> None:

@@ -17,7 +17,7 @@ from penstock.config import a_callable, positive
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.transactions.ids import is_id
 from penstock.transactions.model import HalfMessage, TransactionState
-from penstock.transactions.sql.connections import Kind, UserConnection, adopt, is_lock_error, quoted
+from penstock.transactions.sql.connections import Kind, UserConnection, adopt, is_lock_error, is_no_table_error, quoted
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -81,7 +81,8 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
         TransactionRefusedError: a check came first, so the message is rolled back for good and the local transaction
             must not commit; or the barrier was passed before, by a local transaction that committed already or by
             this one, and must not be passed twice. In the latter case the message is left to the check.
-        ConfigurationError: the connection would commit by itself, or is of no known kind, or `tx` is no id.
+        ConfigurationError: the connection would commit by itself, or is of no known kind, or `tx` is no id, or the
+            table is not there.
     """
     user = adopt(connection)
     name = _name(table, schema)
@@ -203,11 +204,19 @@ def _lock_timeout(user: UserConnection, seconds: float) -> Iterator[None]:
 
 def _insert(user: UserConnection, name: str, transaction_id: str, state: str) -> bool:
     """Insert a row unless the id has one; wait for whoever is inserting one. Return whether it is this one."""
-    answer = user.run(
-        f"INSERT INTO {name} (id, state, at) VALUES (:id, :state, {_NOW[user.kind]}) ON CONFLICT (id) DO NOTHING",  # noqa: S608 - the name is quoted
-        id=transaction_id,
-        state=state,
-    )
+    try:
+        answer = user.run(
+            f"INSERT INTO {name} (id, state, at) VALUES (:id, :state, {_NOW[user.kind]}) ON CONFLICT (id) DO NOTHING",  # noqa: S608 - the name is quoted
+            id=transaction_id,
+            state=state,
+        )
+    except Exception as error:
+        if not is_no_table_error(error):
+            raise
+        raise ConfigurationError(
+            f"the barrier's table {name} is not there, so transaction {transaction_id} cannot pass it; make it once, "
+            "with create_barrier_table(connection)"
+        ) from error
     return answer.count == 1
 
 

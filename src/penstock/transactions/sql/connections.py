@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SQLITE_LOCKED = frozenset({5, 6})
 #: PostgreSQL's codes: lock not available, cancelled by a timeout, serialization failure, deadlock.
 _POSTGRESQL_LOCKED = frozenset({"55P03", "57014", "40001", "40P01"})
+#: PostgreSQL's code: undefined table.
+_POSTGRESQL_NO_TABLE = "42P01"
 _PARAMETER = re.compile(r":([a-z_]+)")
 _AUTOCOMMIT = (
     "the connection is in autocommit mode and no transaction is open on it: each statement would stand for itself; "
@@ -231,10 +233,18 @@ def is_lock_error(error: BaseException) -> bool:
     return getattr(cause, "sqlstate", None) in _POSTGRESQL_LOCKED
 
 
+def is_no_table_error(error: BaseException) -> bool:
+    """Tell whether a database's error says that a table is not there."""
+    cause: object = getattr(error, "orig", None) or error
+    if isinstance(cause, sqlite3.Error):
+        return str(cause).startswith("no such table")
+    return getattr(cause, "sqlstate", None) == _POSTGRESQL_NO_TABLE
+
+
 def _commits_by_itself(connection: sqlite3.Connection) -> bool:
     mode = getattr(connection, "autocommit", -1)
     # -1 is sqlite3.LEGACY_TRANSACTION_CONTROL: isolation_level decides.
     return mode is True or (mode == -1 and connection.isolation_level is None)
 
 
-__all__ = ["Answer", "Kind", "UserConnection", "adopt", "is_lock_error", "quoted"]
+__all__ = ["Answer", "Kind", "UserConnection", "adopt", "is_lock_error", "is_no_table_error", "quoted"]
