@@ -5,6 +5,7 @@ The settings themselves live with the engine they belong to, as frozen slotted d
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ EnumT = TypeVar("EnumT", bound=Enum)
 #: Client configuration: librdkafka's keys as they are.
 ClientConfig = Mapping[str, Any]
 
+#: The longest time to wait: the Kafka client counts milliseconds in 31 bits.
+LONGEST_S = 2_000_000
+
 #: Tells each process of `penstock run --processes N` its number, from 1 on.
 PROCESS_VARIABLE = "PENSTOCK_PROCESS"
 
@@ -24,6 +28,13 @@ def positive(option: str, value: float) -> None:
     """Raise `ConfigurationError` unless the value is a number above zero."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigurationError(f"{option} must be a number above zero, but is {value!r}; give it a positive value")
+
+
+def seconds(option: str, value: float) -> None:
+    """Raise `ConfigurationError` unless the value is a time above zero that a client and a clock can count."""
+    positive(option, value)
+    if value > LONGEST_S:
+        raise ConfigurationError(f"{option} must be at most {LONGEST_S:,} seconds (23 days), but is {value!r}")
 
 
 def not_negative(option: str, value: float) -> None:
@@ -50,6 +61,16 @@ def a_callable(option: str, value: Callable[..., Any]) -> None:
         raise ConfigurationError(
             f"{option} must be a function or another callable, but is a {type(value).__name__}; "
             "pass the function itself, not its result or its name"
+        )
+
+
+def a_plain_function(option: str, value: Callable[..., Any]) -> None:
+    """Raise `ConfigurationError` unless the value can be called and answers itself, not with a coroutine."""
+    a_callable(option, value)
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
+        raise ConfigurationError(
+            f"{option} must be a plain function, but is an async one, whose answer is a coroutine, not a state; it "
+            "runs on a thread of its own: call asyncio.run() in it"
         )
 
 
@@ -86,8 +107,10 @@ def names(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 __all__ = [
+    "LONGEST_S",
     "ClientConfig",
     "a_callable",
+    "a_plain_function",
     "choice",
     "names",
     "not_empty",
@@ -95,4 +118,5 @@ __all__ = [
     "positive",
     "positive_int",
     "reserved",
+    "seconds",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +21,22 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.kafka import TopicSpec, ensure_topics, partition_counts
-from penstock.transactions import Coordinator, HalfMessage, TransactionalProducer, TransactionState
+from penstock.transactions import Coordinator, FileStore, HalfMessage, SqlStore, TransactionalProducer, TransactionState
 from waiting import wait_until
 
 NOBODY = "127.0.0.1:9"
+
+
+async def check_async(_: HalfMessage) -> TransactionState:
+    return TransactionState.COMMIT
+
+
+class AsyncCheck:
+    async def __call__(self, _: HalfMessage) -> TransactionState:
+        return TransactionState.COMMIT
+
+    async def check_local_transaction_state(self, _: HalfMessage) -> TransactionState:
+        return TransactionState.COMMIT
 
 
 @pytest.mark.parametrize(
@@ -51,6 +65,16 @@ def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[]
         ({"check_timeout": 0}, "check_timeout"),
         ({"partitions": 0}, "partitions"),
         ({"send_timeout": 0}, "send_timeout"),
+        ({"send_timeout": float("inf")}, "send_timeout must be at most 2,000,000 seconds"),
+        ({"publish_timeout": float("inf")}, "publish_timeout must be at most"),
+        ({"publish_timeout": 1e10}, "publish_timeout must be at most"),
+        ({"prefix": None}, "prefix must be a name"),
+        ({"prefix": ""}, "prefix must be a name"),
+        ({"prefix": "a b"}, "prefix must be a name"),
+        ({"prefix": "x" * 240}, "at most 239 characters"),
+        ({"check": check_async}, "check must be a plain function"),
+        ({"check": partial(check_async)}, "check must be a plain function"),
+        ({"check": AsyncCheck()}, "check must be a plain function"),
         ({"bootstrap_servers": ""}, "bootstrap_servers"),
         ({"config": {"acks": "1"}}, "acks"),
         ({"config": {"transactional.id": "x"}}, "transactional.id"),
@@ -64,12 +88,34 @@ def test_a_wrong_option_of_the_producer_is_named(wrong: dict[str, Any], told: st
         TransactionalProducer(**options)
 
 
+def test_an_async_check_of_a_listener_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="plain function"):
+        TransactionalProducer("orders", bootstrap_servers=NOBODY, check_listener=AsyncCheck())  # type: ignore[arg-type] # that is the point
+
+
+@pytest.mark.parametrize("beside", [{"prefix": "mine"}, {"partitions": 7}, {"config": {"linger.ms": 5}}])
+def test_what_a_given_store_would_ignore_is_refused(beside: dict[str, Any], tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store", bootstrap_servers=NOBODY)
+
+    with pytest.raises(ConfigurationError, match="the store's own"):
+        TransactionalProducer("orders", store=store, **beside)
+
+
+@pytest.mark.parametrize("prefix", [None, "", "a b", "x" * 210])
+def test_stores_in_files_and_databases_refuse_a_prefix_that_names_no_topics(prefix: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="prefix must"):
+        FileStore(tmp_path / "store", bootstrap_servers=NOBODY, prefix=prefix)
+    with pytest.raises(ConfigurationError, match="prefix must"):
+        SqlStore(f"sqlite:///{tmp_path / 'store.db'}", bootstrap_servers=NOBODY, prefix=prefix)
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ({"transaction_timeout": 0}, "transaction_timeout"),
         ({"check_interval": -1}, "check_interval"),
         ({"check_max": 1.5}, "check_max"),
+        ({"discard": check_async}, "discard must be a plain function"),
         ({"config": {"group.id": "mine"}}, "group.id"),
     ],
 )
@@ -86,6 +132,10 @@ def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench:
         ({"key": 7}, "key"),
         ({"value": {}}, "value"),
         ({"headers": {"penstock-tx": b"x"}}, "penstock-"),
+        ({"headers": [("a",)]}, "pairs of a name and a value"),
+        ({"headers": "ab"}, "pairs of a name and a value"),
+        ({"headers": ["ab"]}, "pairs of a name and a value"),
+        ({"headers": 7}, "pairs of a name and a value"),
         ({"check_immunity": -1}, "check_immunity"),
         ({"partition": 99}, "partition"),
         ({"topic": bench.topics.op}, "belongs to the store"),

@@ -13,6 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, get_args
 
+from penstock.config import a_plain_function
 from penstock.errors import ConfigurationError, raised
 from penstock.transactions.model import DiscardPolicy, HalfMessage, TransactionState
 from penstock.transactions.records import Half, Verdict
@@ -62,7 +63,9 @@ class _Asked(Enum):
 
 def require_discard(policy: object) -> None:
     """Raise `ConfigurationError` unless this is a discard policy."""
-    if not callable(policy) and policy not in _FIXED:
+    if callable(policy):
+        a_plain_function("discard", policy)
+    elif policy not in _FIXED:
         words = ", ".join(map(repr, get_args(get_args(DiscardPolicy)[0])))
         raise ConfigurationError(f"discard must be {words} or a function, but is {policy!r}; choose one of them")
 

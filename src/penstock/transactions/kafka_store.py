@@ -35,7 +35,7 @@ from penstock.transactions.records import (
     encode_half,
 )
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
-from penstock.transactions.topics import StoreTopics, open_topics
+from penstock.transactions.topics import StoreTopics, open_topics, require_prefix
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -142,6 +142,7 @@ class KafkaStore:
         send_timeout_s: float,
         name: str,
     ) -> None:
+        require_prefix(prefix)
         self._bootstrap_servers = bootstrap_servers
         self._prefix = prefix
         self._partitions = partitions

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
 from penstock.config import not_negative
 from penstock.errors import ConfigurationError
@@ -169,9 +170,8 @@ def encoded(option: str, content: bytes | str | None) -> bytes | None:
 
 
 def _headers(headers: UserHeaders) -> Headers:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
     checked = []
-    for name, content in pairs:
+    for name, content in _pairs(headers):
         if not isinstance(name, str) or name.startswith(RESERVED_PREFIX):
             raise ConfigurationError(
                 f"header names must be text that does not begin with {RESERVED_PREFIX!r}, but one is {name!r}"
@@ -179,6 +179,21 @@ def _headers(headers: UserHeaders) -> Headers:
         encoded("a header's name", name)
         checked.append((name, encoded(f"header {name}", content)))
     return tuple(checked)
+
+
+def _pairs(headers: UserHeaders) -> list[tuple[str, bytes | str | None]]:
+    pairs: Iterable[object] = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        listed = list(pairs)
+    except TypeError:
+        listed = [headers]
+    for pair in listed:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004 - a name and a value
+            raise ConfigurationError(
+                "headers must be a mapping, or pairs of a name and a value, but among them is a "
+                f"{type(pair).__name__} that is no pair"
+            )
+    return cast("list[tuple[str, bytes | str | None]]", listed)
 
 
 __all__ = ["Outgoing", "Terms", "UserHeaders", "a_half", "encoded", "halves", "terms"]

@@ -21,7 +21,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from penstock.config import ClientConfig, a_callable, not_empty, positive, positive_int
+from penstock.config import ClientConfig, a_plain_function, not_empty, positive, positive_int, seconds
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions.checker import CHECK_TIMEOUT_S, Check, Checker
 from penstock.transactions.core import Core
@@ -90,7 +90,7 @@ class TransactionalProducer:
         telemetry: spans `send {topic}`, by OpenTelemetry: who consumes a message is linked to the code that sent it.
             None (default) for none, at no cost.
         store: another store than Kafka's topics; `bootstrap_servers`, `prefix`, `partitions` and `config` are its own
-            then.
+            then, and refused here.
 
     Raises:
         ConfigurationError: an argument is wrong. Nothing was started.
@@ -126,15 +126,19 @@ class TransactionalProducer:
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         positive("check_timeout", check_timeout)
-        positive("send_timeout", send_timeout)
+        seconds("send_timeout", send_timeout)
         positive_int("max_in_flight", max_in_flight)
         positive_int("max_in_flight_bytes", max_in_flight_bytes)
-        positive("publish_timeout", publish_timeout)
+        seconds("publish_timeout", publish_timeout)
         _one_of("order", order, "commit", "half")
         _one_of("wait", wait, *_WAITS)
         _one_of("when_full", when_full, "block", "raise")
         if (store is None) == (bootstrap_servers is None):
             raise ConfigurationError("give either bootstrap_servers or a store, not both and not none of them")
+        if store is not None and (prefix != "penstock" or partitions != DEFAULT_PARTITIONS or config):
+            raise ConfigurationError(
+                "prefix, partitions and config are the store's own: give them to it, not beside it"
+            )
         self._group = group
         self._listener = listener
         self._by_half = order == "half"
@@ -519,7 +523,7 @@ def _check_of(
         raise ConfigurationError("give one of check, listener and check_listener: a transaction has one check")
     if not given:
         return None
-    a_callable("check", given[0])
+    a_plain_function("check", given[0])
     return given[0]
 
 

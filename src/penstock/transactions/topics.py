@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.kafka import CONNECT_TIMEOUT_S, TopicSpec, ensure_topics, reason
-from penstock.transactions.records import is_topic_name
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
 #: cost throughput, for each takes requests and transaction markers of its own.
@@ -32,6 +32,9 @@ _BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
 #: A check request or a discarded record is a half with a few headers more, and a half may be written down again in the
 #: done log: whatever fits as a half must fit here.
 _ROOM = {"max.message.bytes": str(2 << 20)}
+#: Characters of a topic's name.
+_MAX_TOPIC_NAME = 249
+_PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
 _POLL_S = 0.05
 _ONE_HOUR_MS = str(60 * 60 * 1000)
 
@@ -105,6 +108,23 @@ class StoreTopics:
         return (xxh3_64_intdigest(transaction_id.encode()) + number) % self.check_partitions
 
 
+def require_prefix(prefix: object, longest: str = ".discarded") -> None:
+    """Raise `ConfigurationError` unless a store's topics can begin with a prefix.
+
+    Args:
+        prefix: the prefix.
+        longest: what the longest of the names has behind it.
+    """
+    if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
+        raise ConfigurationError(f"prefix must be a name made of letters, digits, '.', '_' and '-', but is {prefix!r}")
+    most = _MAX_TOPIC_NAME - len(longest)
+    if len(prefix) > most:
+        raise ConfigurationError(
+            f"prefix must have at most {most} characters, so that the store's topics have names that Kafka takes, but "
+            f"has {len(prefix)}"
+        )
+
+
 def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partitions: int) -> StoreTopics:
     """Create the topics of a store where they are absent, and return them with their real partition counts.
 
@@ -113,9 +133,8 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
         ConfigurationError: the prefix is no topic name, or the counts of half, op and done differ.
         PenstockError: the broker refused to create one.
     """
+    require_prefix(prefix)
     topics = StoreTopics(prefix, partitions)
-    if not is_topic_name(topics.discarded):
-        raise ConfigurationError(f"prefix must be made of letters, digits, '.', '_' and '-', but is {prefix!r}")
     wanted = ensure_topics(
         admin,
         bootstrap_servers,
@@ -172,4 +191,4 @@ def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
         time.sleep(_POLL_S)
 
 
-__all__ = ["DEFAULT_PARTITIONS", "StoreTopics", "open_topics"]
+__all__ = ["DEFAULT_PARTITIONS", "StoreTopics", "open_topics", "require_prefix"]

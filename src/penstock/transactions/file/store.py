@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from penstock.config import ClientConfig, not_empty, positive, positive_int
+from penstock.config import ClientConfig, not_empty, positive_int, seconds
 from penstock.errors import (
     ConfigurationError,
     DecisionNotStoredError,
@@ -30,7 +30,7 @@ from penstock.transactions.file.lock import FolderLock
 from penstock.transactions.file.opened import OpenStore
 from penstock.transactions.file.questions import Source
 from penstock.transactions.file.redo import NoRoomError
-from penstock.transactions.records import Author, CheckRequest, Half, Verdict, is_topic_name
+from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.store import (
     Administration,
     CoordinatorOptions,
@@ -40,7 +40,7 @@ from penstock.transactions.store import (
     ToldPrepared,
     ToldSettled,
 )
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions.topics import StoreTopics, require_prefix
 
 #: Bytes of a segment of the redo log.
 SEGMENT_BYTES = 64 << 20
@@ -86,11 +86,10 @@ class FileStore:
     ) -> None:
         not_empty("bootstrap_servers", bootstrap_servers)
         positive_int("segment_bytes", segment_bytes)
-        positive("send_timeout", send_timeout)
+        seconds("send_timeout", send_timeout)
         if segment_bytes < _LEAST_SEGMENT_BYTES:
             raise ConfigurationError(f"segment_bytes must be at least {_LEAST_SEGMENT_BYTES}, but is {segment_bytes}")
-        if not isinstance(prefix, str) or not is_topic_name(f"{prefix}.file.{'0' * 36}.done"):
-            raise ConfigurationError(f"prefix must be made of letters, digits, '.', '_' and '-', but is {prefix!r}")
+        require_prefix(prefix, f".file.{'0' * 36}.done")
         self.path = Path(path)
         self.bootstrap_servers = bootstrap_servers
         self.prefix = prefix

@@ -35,7 +35,7 @@ from penstock.transactions.sql.settler import SqlSettler
 from penstock.transactions.sql.watching import SettledWatch
 from penstock.transactions.sql.writer import Decision, NewTransaction, Request, Writer, cause_of
 from penstock.transactions.store import CoordinatorOptions, Prepared, ToldDecided, ToldPrepared, ToldSettled
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions.topics import StoreTopics, require_prefix
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -126,6 +126,7 @@ class SqlStore:
         config: ClientConfig | None = None,
     ) -> None:
         positive_int("shards", shards)
+        require_prefix(prefix, f".sql-{'0' * 36}.done")
         self.database = Database(url)
         self.bootstrap_servers = bootstrap_servers
         self.config: ClientConfig = config or {}
