@@ -80,7 +80,7 @@ class HalfNotStoredError(TransactionError):
 
 
 class DecisionNotStoredError(TransactionError):
-    """The decision is not known to be durable; a check of the producer group will settle it."""
+    """The decision is not known to be durable; a check of the producer group settles it, or an operator."""
 
 
 class TransactionRefusedError(TransactionError):

@@ -143,3 +143,15 @@ def test_who_waits_for_a_message_of_later_is_told_when_it_is_due(store: MuteStor
     with pytest.raises(PublicationNotSeenError, match=re.escape(f"it will be published when it is due, at {at}")):
         sent.result(30)
     producer.stop()
+
+
+def test_a_lost_decision_of_a_producer_without_a_check_is_told_with_who_can_settle_it(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+
+    sent = producer.submit("t", value=b"v")
+    store.say_prepared(0)
+    store.decides[0][1](DecisionNotStoredError("its COMMIT is lost"))
+
+    with pytest.raises(DecisionNotStoredError, match=r"^its COMMIT is lost; this producer has no check: .*penstock tx"):
+        sent.result(0)
+    producer.stop()

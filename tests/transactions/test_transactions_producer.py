@@ -288,7 +288,7 @@ def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.Monkey
 def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    producer = bench.producer()
+    producer = bench.producer(check=lambda _: TransactionState.COMMIT)
     producer.send(bench.topic, value=b"warm")
     refused: list[int] = []
 

@@ -46,11 +46,21 @@ class Core:
         store: where halves and decisions go.
         in_flight: the bounds.
         patience: how long answers and publications are waited for.
+        has_check: whether its producer answers checks.
         spans: tells of each message that is sent, where telemetry is on.
     """
 
-    def __init__(self, store: Store, in_flight: InFlight, patience: Patience, spans: SendSpans | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        in_flight: InFlight,
+        patience: Patience,
+        *,
+        has_check: bool,
+        spans: SendSpans | None = None,
+    ) -> None:
         self.store = store
+        self._has_check = has_check
         self._spans = spans
         self.in_flight = in_flight
         self.patience = patience
@@ -74,6 +84,15 @@ class Core:
                 f"transaction {half.transaction_id} for {half.topic}: the producer was stopped, and nothing of it was "
                 "sent; make a new producer"
             )
+
+    def who_settles(self, group: str) -> str:
+        """Say what becomes of a transaction whose decision is lost."""
+        if self._has_check:
+            return f"a check of group {group} will settle it"
+        return (
+            f"this producer has no check: it stays pending until a producer of group {group} that has one answers, or "
+            "until `penstock tx commit` or `rollback` decides"
+        )
 
     def count_end(self, state: TransactionState) -> None:
         """Count a transaction that ended as it should."""
@@ -250,12 +269,8 @@ class Flight:
             if self.wait == "published":
                 self.give_up_watch()
         else:
-            self._lose(
-                DecisionNotStoredError(
-                    f"transaction {half.transaction_id}: its {self.state.name} is not known to be stored: {cause}; a "
-                    f"check of group {half.group} will settle it"
-                )
-            )
+            what = f"transaction {half.transaction_id}: its {self.state.name} is not known to be stored"
+            self._lose(DecisionNotStoredError(f"{what}: {cause}"))
         self._tell()
         self._core.patience.owed.pop(self, None)
 
@@ -340,11 +355,12 @@ class Flight:
         core.patience.owed.pop(self, None)
 
     def _lose(self, error: DecisionNotStoredError) -> None:
-        """Take in that the decision is not known to be stored."""
-        self.error = error
+        """Take in that the decision is not known to be stored, and say who settles it: the store does not know."""
+        self.error = DecisionNotStoredError(f"{error}; {self._core.who_settles(self.halves[0].group)}")
+        self.error.__cause__ = error
         self._core.count_failure(lost=self.wait == "sent")
         if self.wait == "sent":
-            _log.warning("%s", error)
+            _log.warning("%s", self.error)
         elif self.wait == "published":
             self.give_up_watch()
 

@@ -134,7 +134,7 @@ class OpBatches:
             told(
                 DecisionNotStoredError(
                     f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
-                    f"{self._topic}[{op.half_partition}]: {cause}; a check of group {op.group} will settle it"
+                    f"{self._topic}[{op.half_partition}]: {cause}"
                 )
             )
 

@@ -157,7 +157,8 @@ class TransactionalProducer:
             self._store,
             InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s),
             self._patience,
-            _spans_of(telemetry, group),
+            has_check=check is not None,
+            spans=_spans_of(telemetry, group),
         )
         self._desk = Desk(self._core, group, self._open, room_timeout_s)
         self._checker = Checker(self._store, group, check, check_workers, check_timeout) if check is not None else None
@@ -271,7 +272,8 @@ class TransactionalProducer:
             BrokerConnectionError: no broker answered at the first use.
             BufferFullError: on entering: too many transactions are in flight.
             HalfNotStoredError: on entering: the half is not known to be durable, and the block did not run.
-            DecisionNotStoredError: on leaving normally: a check will settle the transaction.
+            DecisionNotStoredError: on leaving normally: a check will settle the transaction, or an operator where the
+                group has none.
             PublicationNotSeenError: on leaving with `wait="published"`: committed, but not seen to be visible in time.
             TransactionRefusedError: on leaving with `wait="published"`: a check had decided otherwise before.
         """

@@ -256,8 +256,7 @@ class FileStore:
                 told(None)
                 return
             error = DecisionNotStoredError(
-                f"transaction {transaction_id}: its {verdict.name} is not known to be stored in {self.path}: "
-                f"{outcome}; a check of group {group} will settle it"
+                f"transaction {transaction_id}: its {verdict.name} is not known to be stored in {self.path}: {outcome}"
             )
             error.__cause__ = outcome
             told(error)
@@ -305,7 +304,7 @@ class FileStore:
         if not done.wait(self._send_timeout_s):
             raise DecisionNotStoredError(
                 f"transaction {transaction_id}: its {verdict.name} was not stored in {self.path} within "
-                f"{self._send_timeout_s:g} s; a check of group {group} will settle it"
+                f"{self._send_timeout_s:g} s"
             )
         if told[0] is not None:
             raise told[0]

@@ -84,7 +84,7 @@ class _Deciding(Decision):
         if error is not None:
             lost = DecisionNotStoredError(
                 f"transaction {self.transaction_id}: its {self.verdict.name} is not known to be stored in the "
-                f"database: {cause_of(error)}; a check of group {self.group} will settle it"
+                f"database: {cause_of(error)}"
             )
         elif self.refused_by is not None:
             # As with every store, that is counted and logged, and known to whoever waits for the publication.
