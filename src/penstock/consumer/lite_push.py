@@ -323,9 +323,8 @@ class LitePushConsumer:
 
     def refuse_own_threads(self) -> None:
         """Raise `ConfigurationError` on one of its own threads, where a stop would wait for itself."""
-        here = threading.current_thread()
-        tasks = None if self._tasks is None else self._tasks.thread
-        if here in (self._thread, tasks, *(worker.thread for worker in self._pool.workers)):
+        own = (self._thread, self._tasks and self._tasks.thread, *(worker.thread for worker in self._pool.workers))
+        if (here := threading.current_thread()) in own:
             raise ConfigurationError(
                 f"stop() was called on {here.name}, by a handler or what is around it, and would wait for it; have the "
                 "thread that started the app stop it, told by an event say"
