@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -166,3 +167,26 @@ def test_threads_that_complete_at_random_lose_no_offset_and_the_watermark_never_
     assert tracker.watermark == 50_000
     assert tracker.in_flight == 0
     assert marks == sorted(marks)
+
+
+def test_an_offset_that_is_stuck_while_millions_pass_costs_a_commit_no_memory_for_each() -> None:
+    tracker = Tracker(0)
+    stuck = tracker.register([0])
+    passing = tracker.register(range(1, 501))
+    tracker.complete(passing, range(100, 500))
+    tracker.advance(300_000_000)
+
+    tracemalloc.start()
+    try:
+        point = tracker.commit_point()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 20_000_000
+    assert point.offset == 0
+    restored = decode(0, point.metadata)
+    assert restored is not None
+    assert list(restored.done) == [range(101, 300_000_000)]
+    tracker.complete(stuck, [0])
+    assert tracker.commit_point().offset == 1

@@ -20,6 +20,8 @@ from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, encode, enc
 _DONE = b"\x01"
 #: Completions that may stand on the queue before one who completes works it off.
 _MAX_TOLD = 1000
+#: Offsets that a byte each is made of for a commit. One that is stuck for days has hundreds of millions above it.
+_MAX_FLAGS = 250_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +240,11 @@ class Tracker:
     def _flags(self, watermark: int) -> bytes | None:
         """Return a byte for each offset from the watermark to the position, 1 where it is done.
 
-        None where a fetch has holes: its messages are far apart, and a bit for each offset would be many for each
-        message. Called with the lock held.
+        None where they are too many, and where a fetch has holes: its messages are far apart, and a bit for each offset
+        would be many for each message. Called with the lock held.
         """
+        if self._position - watermark > _MAX_FLAGS:
+            return None
         parts: list[bytes | bytearray] = []
         at = watermark
         for block in self._blocks.values():
