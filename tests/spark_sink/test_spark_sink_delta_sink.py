@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -152,6 +154,51 @@ def test_a_table_that_does_not_fit_is_told_column_by_column(frame_of: FrameOf, t
     assert "the table lacks the frame's column more" in str(caught.value)
     assert "the frame lacks the table's column extra" in str(caught.value)
     assert "column id is string in the table and long in the frame" in str(caught.value)
+
+
+#: A value of each type that a frame may have.
+TYPES = {
+    "bool": "true", "i8": "1Y", "i16": "1S", "i32": "1", "i64": "1L", "f32": "1.5F", "f64": "1.5D",
+    "dec": "cast(9.25 AS DECIMAL(12, 2))", "text": "'a'", "bin": "X'00ff'", "day": "DATE'2013-01-01'",
+    "at": "TIMESTAMP'2013-01-01 12:00:00 UTC'", "wall": "TIMESTAMP_NTZ'2013-01-01 12:00:00'",
+    "many": "array(TIMESTAMP'2013-01-01 12:00:00 UTC')", "by_name": "map('a', 1)", "whole": "named_struct('n', 1)",
+}  # fmt: skip
+
+
+def test_a_query_stores_every_type_and_finds_its_table_fitting_at_the_next_start(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic, sink = new_topic(), DeltaSink(str(tmp_path / "lake"), name="types")
+
+    for _ in range(2):
+        write(topic, 0, [(None, b"x")])
+        query = start_sink(
+            spark,
+            topic,
+            sink,
+            rows=lambda messages: messages.selectExpr(
+                *(f"{value} AS {name}" for name, value in TYPES.items()), "topic", "partition", "offset"
+            ),
+            bootstrap_servers=broker.bootstrap_servers,
+            trigger="available now",
+            name=topic,
+            checkpoint_location=str(tmp_path / "checkpoint"),
+        )
+        assert query.awaitTermination(90)
+
+    noon = datetime(2013, 1, 1, 12, tzinfo=UTC)
+    values = {
+        "bool": True, "i8": 1, "i16": 1, "i32": 1, "i64": 1, "f32": 1.5, "f64": 1.5, "dec": Decimal("9.25"),
+        "text": "a", "bin": b"\x00\xff", "day": date(2013, 1, 1), "at": noon, "wall": noon.replace(tzinfo=None),
+        "many": [noon], "by_name": [("a", 1)], "whole": {"n": 1},
+    }  # fmt: skip
+    assert DeltaTable(tmp_path / "lake").to_pyarrow_table().to_pylist() == [values, values]
+
+
+@pytest.mark.parametrize("kind", ["INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH"])
+def test_a_type_that_delta_does_not_know_is_told_at_the_start(frame_of: FrameOf, tmp_path: Path, kind: str) -> None:
+    with pytest.raises(SinkError, match=r"the frame.*(column span is duration|YearMonthInterval).*cast it or leave"):
+        DeltaSink(str(tmp_path), name="q").check(frame_of(f"n INT, span {kind}", []).schema)
 
 
 def test_rows_that_break_a_rule_of_the_table_are_refused_without_their_values(

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.config import names, not_empty
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink.frames import POSITION, Census, require_columns, tell_replay
 from penstock.spark_sink.ledger import Span, advanced
 from penstock.spark_sink.planning import Offsets
+from penstock.spark_sink.sinks import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,12 +87,13 @@ class DeltaSink:
         """Say what is wrong with a frame of this schema, or how it differs from the table.
 
         Raises:
-            SinkError: a column is missing, or the table does not fit.
+            SinkError: a column is missing or has a type that Delta does not know, or the table does not fit.
         """
-        arrow = to_arrow_schema(schema)
-        stored = self._stored(arrow.names)
+        arrow = arrow_schema(schema)
+        given = pa.schema([arrow.field(name) for name in self._stored(arrow.names)])
+        _delta_types(given)
         if DeltaTable.is_deltatable(self.path, self._options):
-            self._require_fitting(self._opened(), pa.schema([arrow.field(name) for name in stored]))
+            self._require_fitting(self._opened(), given)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -191,7 +192,7 @@ class DeltaSink:
 
     def _require_fitting(self, table: DeltaTable, schema: pa.Schema) -> None:
         held = {one.name: one.type for one in table.schema().fields}
-        given = {one.name: one.type for one in Schema.from_arrow(schema).fields}
+        given = _delta_types(schema)
         wrong = [f"the table lacks the frame's column {name}" for name in given if name not in held]
         wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
         wrong += [
@@ -239,6 +240,19 @@ def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])
     return ordered.take(last[f"{_ROW}_max"])
+
+
+def _delta_types(schema: pa.Schema) -> dict[str, Any]:
+    """Return Delta's types of columns, or raise `SinkError` naming the first that has none."""
+    types: dict[str, Any] = {}
+    for column in schema:
+        try:
+            types[column.name] = Schema.from_arrow(pa.schema([column])).fields[0].type
+        except Exception as error:  # the library raises bare ones
+            raise SinkError(
+                f"the frame's column {column.name} is {column.type}, which Delta does not know; cast it or leave it out"
+            ) from error
+    return types
 
 
 def _quoted(name: str) -> str:

@@ -1,10 +1,13 @@
-"""What a sink is to those that start it, and what a micro-batch tells of the query it belongs to."""
+"""What a sink is to those that start it, and what a micro-batch tells of itself and of the query it belongs to."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.errors import SinkError
+
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
@@ -31,6 +34,25 @@ class Sink(Protocol):
         """
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow types of a frame, instants in UTC.
+
+    Raises:
+        SinkError: two columns have one name, or a type has no counterpart.
+    """
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SinkError(f"the frame has several columns called {', '.join(twice)}; rename or drop all but one")
+    # Here and not above: what else this file knows is of use without Spark.
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except PySparkException as error:
+        raise SinkError(f"the frame has a column that cannot be stored: {error}; cast it or leave it out") from error
+
+
 def run_of(batch: DataFrame) -> str | None:
     """Return the id of the query's run that handed the batch over, another one after each start.
 
@@ -45,4 +67,4 @@ def run_of(batch: DataFrame) -> str | None:
     return run if context.getLocalProperty(_BATCH_ID) is not None else None
 
 
-__all__ = ["Sink", "run_of"]
+__all__ = ["Sink", "arrow_schema", "run_of"]

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.errors import SinkError
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 #: The columns that say where a row comes from.
 POSITION = ("topic", "partition", "offset")
@@ -78,27 +75,6 @@ def columns_of(schema: pa.Schema, wanted: Iterable[str], key: Sequence[str] = ()
         )
         for name in wanted
     ]
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow types of a frame.
-
-    Raises:
-        SinkError: two columns have one name, or a type has no counterpart.
-    """
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if twice:
-        raise SinkError(f"the frame has several columns called {', '.join(twice)}; rename or drop all but one")
-    # Here and not above: what else this file knows is of use without Spark.
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    try:
-        return to_arrow_schema(schema, timezone="UTC")
-    except PySparkException as error:
-        raise SinkError(
-            f"the frame has a column that no database can hold: {error}; cast it or leave it out"
-        ) from error
 
 
 def require_fitting(connection: sa.Connection, table: sa.Table, key: Sequence[str]) -> None:
@@ -219,7 +195,6 @@ __all__ = [
     "POSITION",
     "ROW",
     "Named",
-    "arrow_schema",
     "casts_of",
     "columns_of",
     "ledger_table",

@@ -19,10 +19,10 @@ from penstock.spark_sink import merge
 from penstock.spark_sink.databases import database_of, parse_url
 from penstock.spark_sink.dead_letters import DeadLetters
 from penstock.spark_sink.planning import Offsets
-from penstock.spark_sink.sinks import run_of
+from penstock.spark_sink.sinks import arrow_schema, run_of
 from penstock.spark_sink.sql_errors import refused
 from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
-from penstock.spark_sink.sql_schema import POSITION, arrow_schema, ledger_table
+from penstock.spark_sink.sql_schema import POSITION, ledger_table
 from penstock.spark_sink.staging import ATTEMPT
 
 if TYPE_CHECKING:
