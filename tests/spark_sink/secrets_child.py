@@ -1,4 +1,4 @@
-"""Runs queries whose options hold secrets, with Spark's event log on and all its log on standard error.
+"""Runs queries and sinks whose options hold secrets, with Spark's event log on and all its log on standard error.
 
 Its last line on standard output is JSON: plan, error and progress as a user sees them.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark_sink import register
+from penstock.errors import SinkError
+from penstock.spark_sink import DeadLetters, KafkaSink, SqlSink, register
 
 #: Settings that carry secrets; no name here but the second is one that Spark hides by itself.
 SECRET = (
@@ -26,7 +27,11 @@ SECRET = (
 )
 
 
-def main(servers: str, topic: str, folder: Path, canary: str) -> None:
+#: An address at which nobody listens.
+NOBODY = "postgresql://someone:{canary}@127.0.0.1:1/db?password={canary}&sslpassword={canary}"
+
+
+def main(servers: str, topic: str, folder: Path, canary: str, database: str, copy: str) -> None:
     (folder / "events").mkdir()
     spark = (
         SparkSession.builder.master("local[1]")
@@ -42,8 +47,18 @@ def main(servers: str, topic: str, folder: Path, canary: str) -> None:
     register(spark)
     options = {"kafka.bootstrap.servers": servers, **{f"kafka.{name}": canary for name in SECRET}}
 
-    def look(batch: DataFrame, _batch_id: int) -> None:
-        batch.count()
+    letters = DeadLetters(servers, config={"sasl.password": canary})
+    table = SqlSink(database, "letters", ["value"], dead_letters=letters)
+    copied = KafkaSink(servers, copy, name=topic, config={"sasl.password": canary})
+    errors: list[str] = []
+
+    def look(batch: DataFrame, batch_id: int) -> None:
+        table(batch.select("value", "topic", "partition", "offset"), batch_id)
+        copied(batch.select("value", "topic", "partition", "offset"), batch_id)
+        try:
+            SqlSink(NOBODY.format(canary=canary), "t")(batch.select("topic", "partition", "offset", "value"), batch_id)
+        except SinkError as raised:
+            errors.append(str(raised))
 
     query = (
         spark.readStream.format("penstock")
@@ -66,10 +81,15 @@ def main(servers: str, topic: str, folder: Path, canary: str) -> None:
         error = "none"
     except PySparkException as raised:
         error = str(raised)
-    report = {"plan": plan, "error": error, "progress": json.dumps(dict(query.lastProgress or {}), default=str)}
+    report = {
+        "plan": plan,
+        "error": error,
+        "sinks": errors,
+        "progress": json.dumps(dict(query.lastProgress or {}), default=str),
+    }
     spark.stop()
     print(json.dumps(report))  # noqa: T201 - a child's report
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])

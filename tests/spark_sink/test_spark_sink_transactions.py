@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from databases import new_database
 from kafka_tools import ANSWER_S, ends, produce, read_all
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.spark_sink.options import SourceOptions
@@ -133,13 +135,19 @@ def test_secrets_stay_out_of_plans_logs_events_errors_and_checkpoints(
     broker: DevBroker,
     new_topic: Callable[..., str],
     open_transaction: Callable[[str, int], Producer],
+    postgresql_url: str,
     tmp_path: Path,
 ) -> None:
-    topic = new_topic()
+    topic, copy = new_topic(), new_topic()
     producer = open_transaction(topic, 0)
+    database = new_database(postgresql_url)
+    database.execute("CREATE TABLE letters (value BYTEA PRIMARY KEY CHECK (length(value) = 0))")
+    # The server asks for no password, so that any will do.
+    address = sa.make_url(database.url).set(password=CANARY).update_query_dict({"sslpassword": CANARY})
+    url = address.render_as_string(hide_password=False)
 
     child = subprocess.run(
-        [sys.executable, str(CHILD), broker.bootstrap_servers, topic, str(tmp_path), CANARY],
+        [sys.executable, str(CHILD), broker.bootstrap_servers, topic, str(tmp_path), CANARY, url, copy],
         env={**os.environ, **spark_environment(), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
@@ -157,6 +165,11 @@ def test_secrets_stay_out_of_plans_logs_events_errors_and_checkpoints(
     assert "no-such-topic" in told["error"]
     assert topic in told["progress"]
     assert b"SparkListenerSQLExecutionStart" in events
+    assert database.rows("SELECT next_offset FROM penstock_ledger") == [(1,)]
+    assert [m.value() for name in (copy, f"dlq.{topic}") for m in read_all(broker.bootstrap_servers, name)] == [
+        b"open"
+    ] * 2
+    assert "batch 0 was refused by table t at postgresql+psycopg://127.0.0.1:1/db" in told["sinks"][0]
     assert any(topic.encode() in note for note in checkpoint)
     assert f"{topic}[0] waits at offset 0: a transaction is open there" in child.stderr
     for place in (child.stderr, child.stdout, events.decode(errors="replace"), *map(repr, checkpoint)):

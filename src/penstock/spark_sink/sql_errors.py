@@ -22,6 +22,14 @@ def facts_of(error: sa.exc.SQLAlchemyError) -> list[str]:
     return facts
 
 
+def shown(url: sa.URL) -> str:
+    """Return host, port and database of an address: names and settings in it may be secrets."""
+    asked = url.normalized_query
+    host = url.host or ",".join(asked.get("host", ()))
+    port = f":{url.port}" if url.port else "".join(f":{one}" for one in asked.get("port", ()))
+    return f"{url.drivername}://{host}{port}/{url.database or ''}"
+
+
 def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: int | None) -> SinkError:
     """Return the sink's error for one of the database or its driver; no batch where the sink was being checked.
 
@@ -34,10 +42,10 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
         facts += str(origin).strip().splitlines()[:1]
     what = "a look at the schema" if batch_id is None else f"batch {batch_id}"
     return SinkError(
-        f"{what} was refused by table {table} at {url.render_as_string(hide_password=True)}: "
+        f"{what} was refused by table {table} at {shown(url)}: "
         f"{', '.join(facts)}; nothing of the batch was stored, and Spark hands it over again when the query is "
         "started anew"
     )
 
 
-__all__ = ["facts_of", "refused"]
+__all__ = ["facts_of", "refused", "shown"]

@@ -57,7 +57,7 @@ class SqlSink:
 
     Attributes:
         url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
-            hold a password and is never shown.
+            hold a password. Errors show host, port and database of it.
         table: table to write; made from the frame's columns if it does not exist.
         key: columns that identify a row, never NULL; empty to append.
         add: number columns that are added to what the table holds instead of replacing it, for totals.
