@@ -31,7 +31,8 @@ SECRET = (
 NOBODY = "postgresql://someone:{canary}@127.0.0.1:1/db?password={canary}&sslpassword={canary}"
 
 
-def main(servers: str, topic: str, folder: Path, canary: str, database: str, copy: str) -> None:
+def main(servers: str, topic: str, folder: Path, canary: str, *sinks: str) -> None:
+    database, copy = sinks
     (folder / "events").mkdir()
     spark = (
         SparkSession.builder.master("local[1]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink.frames import POSITION, Census, require_columns, tell_replay
 from penstock.spark_sink.ledger import Span, advanced
 from penstock.spark_sink.planning import Offsets
-from penstock.spark_sink.sinks import arrow_schema
+from penstock.spark_sink.sinks import arrow_schema, require_places
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,7 +90,7 @@ class DeltaSink:
             SinkError: a column is missing or has a type that Delta does not know, or the table does not fit.
         """
         arrow = arrow_schema(schema)
-        given = pa.schema([arrow.field(name) for name in self._stored(arrow.names)])
+        given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
         _delta_types(given)
         if DeltaTable.is_deltatable(self.path, self._options):
             self._require_fitting(self._opened(), given)
@@ -102,7 +102,7 @@ class DeltaSink:
             SinkError: the batch cannot be stored; nothing of it was.
         """
         rows = batch.toArrow()
-        stored = self._stored(rows.schema.names)
+        stored = self._stored(rows.schema)
         if rows.num_rows == 0:
             return
         self._refuse_empty(rows)
@@ -181,10 +181,11 @@ class DeltaSink:
     def _application(self, topic: str, partition: int) -> str:
         return f"{self.name}/{topic}/{partition}"
 
-    def _stored(self, present: Iterable[str]) -> list[str]:
+    def _stored(self, schema: pa.Schema) -> list[str]:
         """Return the columns to store, or raise `SinkError`."""
-        columns = list(present)
+        columns = schema.names
         require_columns(columns, f"table {self.path}", self.key)
+        require_places(schema, f"table {self.path}")
         stored = [name for name in columns if self.keep_position or name not in POSITION]
         if not stored:
             raise SinkError(f"the frame for table {self.path} has no column to store; add one, or set keep_position")

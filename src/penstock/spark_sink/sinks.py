@@ -53,6 +53,20 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         raise SinkError(f"the frame has a column that cannot be stored: {error}; cast it or leave it out") from error
 
 
+def require_places(schema: pa.Schema, target: str) -> None:
+    """Raise `SinkError` where topic, partition or offset of a frame for a target is not of the source's kind."""
+    import pyarrow as pa
+
+    wanted = (("topic", "text", pa.types.is_string), ("partition", "an integer", pa.types.is_integer),
+              ("offset", "an integer", pa.types.is_integer))  # fmt: skip
+    for name, kind, fits in wanted:
+        found = schema.field(name).type
+        if not fits(found):
+            raise SinkError(
+                f"column {name} of the frame for {target} is {found}, and the source's is {kind}; select it as it is"
+            )
+
+
 def run_of(batch: DataFrame) -> str | None:
     """Return the id of the query's run that handed the batch over, another one after each start.
 
@@ -67,4 +81,4 @@ def run_of(batch: DataFrame) -> str | None:
     return run if context.getLocalProperty(_BATCH_ID) is not None else None
 
 
-__all__ = ["Sink", "arrow_schema", "run_of"]
+__all__ = ["Sink", "arrow_schema", "require_places", "run_of"]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import sqlalchemy as sa
 
 from penstock.errors import SinkError
+
+#: SQLSTATE of a type that a column does not take.
+_DATATYPE_MISMATCH = "42804"
+
+#: How PostgreSQL says that a column does not take a type; the text names no value.
+_MISMATCH = re.compile(r'column "(.+)" is of type (.+) but expression is of type (.+)')
 
 
 def facts_of(error: sa.exc.SQLAlchemyError) -> list[str]:
@@ -20,6 +28,12 @@ def facts_of(error: sa.exc.SQLAlchemyError) -> list[str]:
         if named:
             facts.append(f"{part.removesuffix('_name')} {named}")
     return facts
+
+
+def _mismatch(origin: object) -> str:
+    """Return the column that does not take a type, where the server speaks English."""
+    found = _MISMATCH.match(str(getattr(getattr(origin, "diag", None), "message_primary", "")))
+    return f": column {found[1]} is {found[2]} in the table and {found[3]} in the frame" if found else ""
 
 
 def shown(url: sa.URL) -> str:
@@ -40,6 +54,9 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
     facts = facts_of(error)
     if type(origin).__name__ == "OperationalError":
         facts += str(origin).strip().splitlines()[:1]
+    if getattr(origin, "sqlstate", None) == _DATATYPE_MISMATCH:
+        # These words are known: another start would meet the same.
+        facts.append("the table does not fit the frame" + _mismatch(origin))
     what = "a look at the schema" if batch_id is None else f"batch {batch_id}"
     return SinkError(
         f"{what} was refused by table {table} at {shown(url)}: "

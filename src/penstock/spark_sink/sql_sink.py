@@ -19,7 +19,7 @@ from penstock.spark_sink import merge
 from penstock.spark_sink.databases import database_of, parse_url
 from penstock.spark_sink.dead_letters import DeadLetters
 from penstock.spark_sink.planning import Offsets
-from penstock.spark_sink.sinks import arrow_schema, run_of
+from penstock.spark_sink.sinks import arrow_schema, require_places, run_of
 from penstock.spark_sink.sql_errors import refused
 from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
 from penstock.spark_sink.sql_schema import POSITION, ledger_table
@@ -194,6 +194,7 @@ class SqlSink:
                 f"the frame for table {self.table} lacks {', '.join(missing)}; keep topic, partition and offset "
                 "of the source, and every column of key, add and delete, in the query's select"
             )
+        require_places(schema, f"table {self.table}")
         hidden = [] if self.keep_position else [name for name in (*self.key, *self.add) if name in POSITION]
         if hidden:
             raise SinkError(
