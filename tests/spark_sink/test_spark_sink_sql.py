@@ -10,20 +10,19 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from threading import Barrier
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from checkpoints import lose_commit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's customary name
 from pyspark.sql.streaming.query import StreamingQuery
 
+from databases import TestDatabase, new_database
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink, start_sink
-
-if TYPE_CHECKING:
-    from databases import TestDatabase
 
 FrameOf = Callable[..., DataFrame]
 
@@ -100,6 +99,30 @@ def test_every_type_comes_back_as_it_was(database: TestDatabase, frame_of: Frame
     else:
         assert found[0] == (*row, wall)
     assert found[1] == (1, *[None] * 11)
+
+
+@pytest.mark.parametrize("staged", ["executors", "driver"])
+def test_times_are_in_utc_whatever_the_zones_of_database_and_session(
+    postgresql_url: str, spark: SparkSession, frame_of: FrameOf, staged: Any
+) -> None:
+    database = new_database(postgresql_url)
+    name = sa.make_url(database.url).database
+    database.execute(
+        "CREATE TABLE times (at timestamp, at_zone timestamptz, wall timestamp, wall_zone timestamptz)",
+        f"ALTER DATABASE {name} SET timezone TO 'Asia/Tokyo'",
+    )
+    noon = datetime(2020, 1, 1, 12, tzinfo=UTC)
+    wall = noon.replace(tzinfo=None)
+    columns = "at TIMESTAMP, at_zone TIMESTAMP, wall TIMESTAMP_NTZ, wall_zone TIMESTAMP_NTZ"
+
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        SqlSink(database.url, "times", staging=staged)(frame_of(columns, [(0, 0, noon, noon, wall, wall)]), 0)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+    assert database.rows("SHOW timezone") == [("Asia/Tokyo",)]
+    assert database.rows("SELECT * FROM times") == [(wall, noon, wall, noon)]
 
 
 def test_names_and_values_that_look_like_sql_are_names_and_values(database: TestDatabase, frame_of: FrameOf) -> None:

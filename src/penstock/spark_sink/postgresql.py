@@ -20,10 +20,11 @@ _CONNECT_TIMEOUT_S = 15
 
 @contextmanager
 def session(url: sa.URL) -> Iterator[sa.Connection]:
-    """Open a connection whose transactions are at READ COMMITTED, whatever the server's default.
+    """Open a connection whose transactions are at READ COMMITTED and in UTC, whatever the server's defaults.
 
     The ledger's rows are locked before they are read; a stricter level would show them as they were before
-    the lock and refuse the change instead of letting the second writer go on behind the first.
+    the lock and refuse the change instead of letting the second writer go on behind the first. By the time zone
+    PostgreSQL turns instants into times without a zone, and back.
     """
     engine = sa.create_engine(
         url,
@@ -32,8 +33,14 @@ def session(url: sa.URL) -> Iterator[sa.Connection]:
         isolation_level="READ COMMITTED",
         connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
     )
+    sa.event.listen(engine, "begin", _in_utc)
     with engine.connect() as connection:
         yield connection
+
+
+def _in_utc(connection: sa.Connection) -> None:
+    # For the transaction only: a pooler may give the next one another session.
+    connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
 
 
 def lock_schema(connection: sa.Connection) -> None:
