@@ -201,6 +201,28 @@ def test_a_type_that_delta_does_not_know_is_told_at_the_start(frame_of: FrameOf,
         DeltaSink(str(tmp_path), name="q").check(frame_of(f"n INT, span {kind}", []).schema)
 
 
+def test_zero_of_either_sign_is_one_key(frame_of: FrameOf, tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), ["k", "of"], name="q")
+
+    sink(frame_of("k DOUBLE, of FLOAT, n INT", [(0, 0, 0.0, -0.0, 1), (0, 1, -0.0, 0.0, 2)]), 0)
+    sink(frame_of("k DOUBLE, of FLOAT, n INT", [(0, 2, -0.0, -0.0, 3), (0, 3, -1.5, 0.0, 4)]), 1)
+
+    assert found(tmp_path, "k", "of", "n") == [(-1.5, 0.0, 4), (0.0, 0.0, 3)]
+
+
+def test_a_table_that_forgets_its_ledger_is_refused(frame_of: FrameOf, tmp_path: Path) -> None:
+    setting = "delta.setTransactionRetentionDuration"
+    DeltaTable.create(tmp_path, pa.schema([("n", pa.int32())]), configuration={setting: "interval 1 day"})
+    sink, frame = DeltaSink(str(tmp_path), name="q"), frame_of("n INT", [(0, 0, 1)])
+
+    with pytest.raises(ConfigurationError, match=f"has {setting}, .* unset it"):
+        sink.check(frame.schema)
+    with pytest.raises(ConfigurationError, match=f"has {setting}, .* unset it"):
+        sink(frame, 0)
+
+    assert found(tmp_path, "n") == []
+
+
 def test_rows_that_break_a_rule_of_the_table_are_refused_without_their_values(
     frame_of: FrameOf, tmp_path: Path
 ) -> None:

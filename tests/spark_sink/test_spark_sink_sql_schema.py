@@ -188,3 +188,17 @@ def test_a_position_that_is_not_the_source_s_is_refused(database: TestDatabase, 
 
     with pytest.raises(SinkError, match=rf"column {column} of the frame for table prices is {kind}, and the source's"):
         SqlSink(database.url, "prices", ["id"]).check(given.schema)
+
+
+def test_names_that_postgresql_would_cut_are_told(postgresql: TestDatabase) -> None:
+    fitting, long = "\u00e9" * 31 + "x", "\u00e9" * 32  # 63 and 64 bytes
+
+    SqlSink(postgresql.url, fitting, [fitting])(frame({fitting: pa.string()}, [(0, 0, "a")]), 0)
+    with pytest.raises(SinkError, match=rf"cuts names at 63 bytes, .* the frame with {long}; give shorter") as caught:
+        SqlSink(postgresql.url, "prices").check(frame({long: pa.string()}, []).schema)
+    with pytest.raises(SinkError, match=rf"cuts names at 63 bytes, .* with {long};"):
+        SqlSink(postgresql.url, long).check(frame(PRICES, []).schema)
+
+    assert lasts(caught.value)
+    assert postgresql.rows(f'SELECT * FROM "{fitting}"') == [("a",)]  # noqa: S608 - the test's own name
+    assert postgresql.rows("SELECT count(*) FROM pg_tables WHERE tablename = 'prices'") == [(0,)]

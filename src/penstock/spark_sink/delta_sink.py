@@ -19,7 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 
 from penstock.config import names, not_empty
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.spark_sink.frames import POSITION, Census, require_columns, tell_replay
 from penstock.spark_sink.ledger import Span, advanced
 from penstock.spark_sink.planning import Offsets
@@ -36,6 +36,9 @@ _WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 
 _ROW = "penstock_row"
 
+#: The table's setting by which application transactions, which are the ledger, expire.
+_RETENTION = "delta.setTransactionRetentionDuration"
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
@@ -50,7 +53,7 @@ class DeltaSink:
     Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
     Kafka orders the messages of one partition only: use a key whose messages share a partition.
 
-    Application transactions must not expire: leave the table's `delta.setTransactionRetentionDuration` unset. A second
+    Application transactions must not expire: a table with `delta.setTransactionRetentionDuration` is refused. A second
     copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
 
     Attributes:
@@ -88,6 +91,7 @@ class DeltaSink:
 
         Raises:
             SinkError: a column is missing or has a type that Delta does not know, or the table does not fit.
+            ConfigurationError: the table forgets what is stored.
         """
         arrow = arrow_schema(schema)
         given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
@@ -100,6 +104,7 @@ class DeltaSink:
 
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
+            ConfigurationError: the table forgets what is stored; nothing of the batch was.
         """
         rows = batch.toArrow()
         stored = self._stored(rows.schema)
@@ -118,7 +123,7 @@ class DeltaSink:
                     ) from None
             except (TableNotFoundError, DeltaProtocolError, OSError) as error:
                 raise SinkError(f"batch {batch_id} was refused by table {self.path}: {_first_line(error)}") from None
-            except SinkError:
+            except PenstockError:
                 raise
             except Exception as error:  # noqa: BLE001 - the library raises bare ones
                 # Not chained, and without its text: where rows break a rule of the table, it quotes their values.
@@ -156,7 +161,7 @@ class DeltaSink:
             return
         same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
         merge = table.merge(
-            _newest(left, self.key).select(stored),
+            _newest(_one_zero(left, self.key), self.key).select(stored),
             same,
             source_alias="new",
             target_alias="held",
@@ -192,6 +197,11 @@ class DeltaSink:
         return stored
 
     def _require_fitting(self, table: DeltaTable, schema: pa.Schema) -> None:
+        if _RETENTION in table.metadata().configuration:
+            raise ConfigurationError(
+                f"table {self.path} has {_RETENTION}, so that Delta forgets which rows are stored; unset it with "
+                f"ALTER TABLE ... UNSET TBLPROPERTIES ('{_RETENTION}')"
+            )
         held = {one.name: one.type for one in table.schema().fields}
         given = _delta_types(schema)
         wrong = [f"the table lacks the frame's column {name}" for name in given if name not in held]
@@ -232,6 +242,16 @@ def _above(rows: pa.Table, ledger: Offsets) -> pa.Table:
         if offset:
             own = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["partition"], partition))
             rows = rows.filter(pc.invert(pc.and_(own, pc.less(rows["offset"], offset))))
+    return rows
+
+
+def _one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the rows with 0.0 for -0.0 in the key: they are equal, but not to a merge."""
+    for name in key:
+        field = rows.schema.field(name)
+        if pa.types.is_floating(field.type):
+            index = rows.schema.get_field_index(name)
+            rows = rows.set_column(index, field, pc.add(rows[name], pa.scalar(0.0, field.type)))
     return rows
 
 

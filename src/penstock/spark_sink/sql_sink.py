@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 #: Beginning of the names of columns and tables that the sink makes for itself.
 _OWN = ATTEMPT.partition("_")[0] + "_"
 
+#: Bytes of a name in PostgreSQL.
+_LONGEST_NAME = 63
+
 
 @dataclass(frozen=True, slots=True)
 class SqlSink:
@@ -184,6 +187,8 @@ class SqlSink:
         url = parse_url(self.url)
         frame = arrow_schema(schema)
         self._require_columns(frame)
+        if url.get_backend_name() == "postgresql":
+            self._require_short_names(frame)
         return Publication(self, url, database_of(url), frame, batch_id, run)
 
     def _require_columns(self, schema: pa.Schema) -> None:
@@ -208,6 +213,15 @@ class SqlSink:
             raise SinkError(f"add names {', '.join(wrong)}, which holds no numbers; cast it, or take it out of add")
         if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
             raise SinkError(f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL")
+
+    def _require_short_names(self, schema: pa.Schema) -> None:
+        given = (self.schema or "", self.table, self.ledger_table, *schema.names)
+        long = [name for name in given if len(name.encode()) > _LONGEST_NAME]
+        if long:
+            raise SinkError(
+                f"PostgreSQL cuts names at {_LONGEST_NAME} bytes, so table {self.table} cannot take the frame with "
+                f"{', '.join(long)}; give shorter names"
+            )
 
 
 def _is_number(kind: pa.DataType) -> bool:
