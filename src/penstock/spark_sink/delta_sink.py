@@ -51,7 +51,8 @@ class DeltaSink:
     the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing of it.
 
     Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
-    Kafka orders the messages of one partition only: use a key whose messages share a partition.
+    Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
+    higher offset wins within a batch, and the later batch across batches.
 
     Application transactions must not expire: a table with `delta.setTransactionRetentionDuration` is refused. A second
     copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.

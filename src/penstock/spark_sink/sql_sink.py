@@ -45,7 +45,8 @@ class SqlSink:
     connection and can be pickled.
 
     With a key, the newest row of a key replaces the one in the table, by offset. Kafka orders the messages of
-    one partition only: use a key whose messages share a partition. Without a key every row is appended.
+    one partition only: use a key whose messages share a partition. Where they do not, the higher offset wins within
+    a batch, and the later batch across batches. Without a key every row is appended.
 
     PostgreSQL is filled from the executors, each of which must reach it and have psycopg; nothing but a report comes
     to the driver. For SQLite the batch is collected on the driver: bound it with the source's `maxOffsetsPerTrigger`.
@@ -61,7 +62,8 @@ class SqlSink:
     Attributes:
         url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
             hold a password. Errors show host, port and database of it.
-        table: table to write; made from the frame's columns if it does not exist.
+        table: table to write; made from the frame's columns if it does not exist, and checked if it does: where the
+            query starts by `start_sink` and `App.sink`, at the first batch by plain `foreachBatch`.
         key: columns that identify a row, never NULL; empty to append.
         add: number columns that are added to what the table holds instead of replacing it, for totals.
         delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
