@@ -13,7 +13,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
+from databases import new_database
+from kafka_tools import read_all
 from penstock.devbroker import DevBroker, spark_environment
 
 #: What a user writes. A session of Connect cannot share a process with one that is not.
@@ -21,7 +24,7 @@ SESSION = """
 import json, sys, time
 from pyspark.sql import SparkSession, functions as F
 from penstock.spark_sink import ParquetSink, SqlSink, register
-servers, topic, folder = sys.argv[1:]
+servers, topic, folder, *more = sys.argv[1:]
 begun = time.monotonic()
 def say(what):
     print(f"{what} after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
@@ -48,6 +51,33 @@ for batch_id in (0, 1):
     say(f"batch {batch_id}")
 """
 
+#: A stream into every sink there is.
+STREAMS = """
+from penstock.consumer import handler
+from penstock.spark_sink import DeltaSink, HandlerSink, KafkaSink, start_sink
+url, copy = more
+def rows(messages):
+    return messages.selectExpr("cast(value as string) n", "topic", "partition", "offset")
+def write_down(message):
+    with open(f"{folder}/handled", "a") as file:
+        file.write(message.value.decode() + chr(10))
+sinks = {
+    "sqlite": (table, rows),
+    "postgresql": (SqlSink(url, "numbers", ["n"]), rows),
+    "parquet": (lake, rows),
+    "delta": (DeltaSink(f"{folder}/delta", ["n"], name="copy"), rows),
+    "kafka": (KafkaSink(servers, copy, name="copy"), None),
+    "handler": (HandlerSink({topic: handler(write_down)}, group="g", parallelism=2), None),
+}
+for name, (sink, shape) in sinks.items():
+    query = start_sink(
+        spark, topic, sink, rows=shape, bootstrap_servers=servers, trigger="available now", name=name,
+        checkpoint_location=f"{folder}/checkpoint-{name}", options={"includeHeaders": "true"},
+    )
+    facts[name] = [query.awaitTermination(150), str(query.exception())]
+    say(name)
+"""
+
 END = """
 print(json.dumps(facts))
 spark.stop()
@@ -57,10 +87,10 @@ spark.stop()
 @pytest.fixture
 def connect(
     broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
-) -> Callable[[str], dict[str, Any]]:
+) -> Callable[..., dict[str, Any]]:
     """Return a function that runs a program over a topic of 50 messages and returns the facts it reports."""
 
-    def run(program: str) -> dict[str, Any]:
+    def run(program: str, *more: str) -> dict[str, Any]:
         topic = new_topic(partitions=2)
         for partition in (0, 1):
             write(topic, partition, [(None, b"%d" % n) for n in range(partition, 50, 2)])
@@ -68,7 +98,7 @@ def connect(
         for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
             environment.pop(name, None)
         done = subprocess.run(
-            [sys.executable, "-c", SESSION + program + END, broker.bootstrap_servers, topic, str(tmp_path)],
+            [sys.executable, "-c", SESSION + program + END, broker.bootstrap_servers, topic, str(tmp_path), *more],
             env=environment,
             capture_output=True,
             text=True,
@@ -93,10 +123,35 @@ def stored(folder: Path) -> tuple[list[int], list[int], int]:
 @pytest.mark.chaos  # it has a JVM of its own: a minute
 @pytest.mark.timeout(400)
 def test_the_source_and_the_sinks_take_a_connect_session(
-    connect: Callable[[str], dict[str, Any]], tmp_path: Path
+    connect: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     facts = connect(BY_HAND)
 
     assert facts["session"].startswith("pyspark.sql.connect")
     assert facts["rows"] == 50
     assert stored(tmp_path) == (list(range(50)), list(range(50)), 1)  # the second time nothing was stored
+
+
+@pytest.mark.chaos  # the same, and six queries
+@pytest.mark.timeout(900)
+def test_streams_of_a_connect_session_fill_every_sink(
+    connect: Callable[..., dict[str, Any]],
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    postgresql_url: str,
+    tmp_path: Path,
+) -> None:
+    database, copy, all_of_them = new_database(postgresql_url), new_topic(), list(range(50))
+
+    facts = connect(STREAMS, database.url, copy)
+
+    assert facts["session"].startswith("pyspark.sql.connect")
+    for name in ("sqlite", "postgresql", "parquet", "delta", "kafka", "handler"):
+        assert facts[name] == [True, "None"], name
+    assert stored(tmp_path) == (all_of_them, all_of_them, 1)
+    assert sorted(int(n) for (n,) in database.rows("SELECT n FROM numbers")) == all_of_them
+    delta = DeltaTable(tmp_path / "delta").to_pyarrow_table().column("n").to_pylist()
+    assert sorted(map(int, delta)) == all_of_them
+    copied = read_all(broker.bootstrap_servers, copy)
+    assert sorted(int(message.value() or b"") for message in copied) == all_of_them
+    assert sorted(map(int, (tmp_path / "handled").read_text().split())) == all_of_them
