@@ -1,4 +1,4 @@
-"""`DeltaSink` on real Delta tables: each row once, a batch whole or not at all, whatever is repeated or doubled."""
+"""`DeltaSink` on real Delta tables: each row once (I9), a batch whole or not at all, repeated or doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger in Kafka on a real broker: what is published once stays once, whoever is killed, doubled or not heard."""
+"""The ledger in Kafka on a real broker (I9): once published stays once, whoever is killed, doubled or not heard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`KafkaSink` from a stream into real Kafka: each row once for readers of committed messages, in its key's order."""
+"""`KafkaSink` from a stream into real Kafka: each row once (I9) for read_committed readers, in its key's order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ParquetSink` on real files: each row once, a batch whole or not at all, whatever is repeated, killed or doubled."""
+"""`ParquetSink` on real files: each row once (I9), a batch whole or not at all, whatever is repeated or killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SqlSink` on real SQLite and PostgreSQL: exactly-once by deed, types, names and refusals."""
+"""`SqlSink` on real SQLite and PostgreSQL: exactly-once by deed (I9), types, names and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SqlSink` under real faults: drivers and servers killed, two copies of a query. About three minutes: marked chaos.
+"""`SqlSink` under real faults (I9): drivers and servers killed, two copies of a query. Three minutes: marked chaos.
 
 The file is its own child: started as a program it runs one query until it has read what is there.
 """

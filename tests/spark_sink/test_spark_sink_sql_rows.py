@@ -1,4 +1,4 @@
-"""What `SqlSink` makes of rows, without a JVM: frames are Arrow tables whose tasks run in this process."""
+"""What `SqlSink` makes of rows (I9), without a JVM: frames are Arrow tables whose tasks run in this process."""
 
 from __future__ import annotations
 
