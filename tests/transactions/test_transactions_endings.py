@@ -23,8 +23,9 @@ from penstock.transactions.done_records import Done, Note
 from penstock.transactions.endings import EndWatch, UnknownEndError
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
-from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import InDoubtError
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling

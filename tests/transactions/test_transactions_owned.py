@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.ids import new_id
-from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.owned import Counts, OwnedPartition
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
 from penstock.transactions.takeover import Inheritance
 

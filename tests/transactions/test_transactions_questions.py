@@ -17,9 +17,10 @@ from penstock.transactions.carrying import LARGEST_BYTES, pinning
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.discarding import Discarding
 from penstock.transactions.ids import NO_ID, new_id
-from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.pending import Pending
 from penstock.transactions.questions import WINDOW, Questions
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
 from penstock.transactions.takeover import Inheritance
 from waiting import wait_until

@@ -18,8 +18,9 @@ from confluent_kafka.admin import AdminClient
 from penstock.kafka import reason
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.ids import NO_ID
-from penstock.transactions.owned import OwnedPartition, RationedLog
+from penstock.transactions.owned import OwnedPartition
 from penstock.transactions.pending import Pending
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import (
     Author,
     CheckRequest,

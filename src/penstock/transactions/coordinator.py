@@ -26,9 +26,10 @@ from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.observing import observe
-from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import Publisher
 from penstock.transactions.questions import Questions
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import Inheritance, LogReader
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics

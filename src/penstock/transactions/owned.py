@@ -23,6 +23,7 @@ from penstock.transactions.carrying import GAP, to_carry
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
 from penstock.transactions.delivery import wire_headers
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Pending, Refusal, Settlement, Share
 from penstock.transactions.takeover import Inheritance
@@ -30,8 +31,6 @@ from penstock.transactions.trimming import DoneMarks, Mark
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds between two log lines of one kind; the counts tell the rest.
-_LOG_EVERY_S = 10.0
 #: Seconds without anything to settle after which positions that moved are written down.
 _IDLE_S = 2.0
 #: Seconds between two looks for what is to be carried.
@@ -131,20 +130,6 @@ class Counts:
             self.discarded += 1
         else:
             self.rolled_back += 1
-
-
-class RationedLog:
-    """Warnings that bad input could repeat without end: one of each kind every few seconds."""
-
-    def __init__(self) -> None:
-        self._said: dict[str, float] = {}
-
-    def warn(self, kind: str, text: str, *args: object) -> None:
-        """Log a warning, unless one of its kind was logged a moment ago."""
-        now = time.monotonic()
-        if now - self._said.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S:
-            self._said[kind] = now
-            _log.warning(text, *args)
 
 
 class OwnedPartition:
@@ -402,4 +387,4 @@ class OwnedPartition:
         )
 
 
-__all__ = ["Counts", "OwnedPartition", "RationedLog"]
+__all__ = ["Counts", "OwnedPartition"]

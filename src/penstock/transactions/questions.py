@@ -15,8 +15,9 @@ from penstock.transactions.asking import Asked, Asker
 from penstock.transactions.carrying import LARGEST_BYTES, pinning
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.discarding import Discarding, Exhausted
-from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.pending import Pending
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Verdict
 
 _log = logging.getLogger("penstock.transactions")

@@ -20,9 +20,10 @@ from penstock.errors import StoppedError
 from penstock.kafka import partition_counts, reason
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.membership import Membership
-from penstock.transactions.owned import Counts, OwnedPartition, RationedLog
+from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import InDoubtError, NotPublishedError
 from penstock.transactions.questions import Questions
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.takeover import LogReader

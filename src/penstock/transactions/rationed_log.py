@@ -1,0 +1,28 @@
+"""Log lines that bad input could repeat without end."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds between two log lines of one kind; the counts tell the rest.
+_LOG_EVERY_S = 10.0
+
+
+class RationedLog:
+    """Warnings that bad input could repeat without end: one of each kind every few seconds."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def warn(self, kind: str, text: str, *args: object) -> None:
+        """Log a warning, unless one of its kind was logged a moment ago."""
+        now = time.monotonic()
+        if now - self._said.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S:
+            self._said[kind] = now
+            _log.warning(text, *args)
+
+
+__all__ = ["RationedLog"]
