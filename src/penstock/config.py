@@ -6,6 +6,7 @@ The settings themselves live with the engine they belong to, as frozen slotted d
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
@@ -35,6 +36,16 @@ def seconds(option: str, value: float) -> None:
     positive(option, value)
     if value > LONGEST_S:
         raise ConfigurationError(f"{option} must be at most {LONGEST_S:,} seconds (23 days), but is {value!r}")
+
+
+def a_telemetry(value: object) -> None:
+    """Raise `ConfigurationError` unless the value is None or a `penstock.Telemetry`."""
+    # Nothing of telemetry is loaded for this: without its module there is none of its objects.
+    module = sys.modules.get("penstock.telemetry.settings")
+    if value is not None and (module is None or not isinstance(value, module.Telemetry)):
+        raise ConfigurationError(
+            f"telemetry must be a Telemetry, but is {value!r}; give penstock.Telemetry(), or leave it out for none"
+        )
 
 
 def not_negative(option: str, value: float) -> None:

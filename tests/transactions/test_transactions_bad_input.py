@@ -63,6 +63,8 @@ def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[]
         ({"check": "check_order"}, "check"),
         ({"check_workers": 0}, "check_workers"),
         ({"check_timeout": 0}, "check_timeout"),
+        ({"check_timeout": float("inf")}, "check_timeout must be at most"),
+        ({"telemetry": True}, "telemetry must be a Telemetry"),
         ({"partitions": 0}, "partitions"),
         ({"send_timeout": 0}, "send_timeout"),
         ({"send_timeout": float("inf")}, "send_timeout must be at most 2,000,000 seconds"),
@@ -116,6 +118,7 @@ def test_stores_in_files_and_databases_refuse_a_prefix_that_names_no_topics(pref
         ({"check_interval": -1}, "check_interval"),
         ({"check_max": 1.5}, "check_max"),
         ({"discard": check_async}, "discard must be a plain function"),
+        ({"telemetry": True}, "telemetry must be a Telemetry"),
         ({"config": {"group.id": "mine"}}, "group.id"),
     ],
 )

@@ -106,14 +106,7 @@ class ConsumerSettings:
                 f"dead_letter_limit must be a DeadLetterLimit, but is {self.dead_letter_limit!r}; "
                 "give penstock.DeadLetterLimit(consecutive=...) or (ratio=...)"
             )
-        if self.telemetry is not None:
-            from penstock.telemetry import Telemetry
-
-            if not isinstance(self.telemetry, Telemetry):
-                raise ConfigurationError(
-                    f"telemetry must be a Telemetry, but is {self.telemetry!r}; give penstock.Telemetry(), or leave "
-                    "it out for none"
-                )
+        check.a_telemetry(self.telemetry)
         if not isinstance(self.config, Mapping):
             raise ConfigurationError(
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"

@@ -12,7 +12,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from penstock.config import ClientConfig, positive, positive_int, reserved
+from penstock.config import ClientConfig, a_telemetry, positive, positive_int, reserved, seconds
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
@@ -114,7 +114,8 @@ class Coordinator:
     ) -> None:
         positive("transaction_timeout", transaction_timeout)
         positive("check_interval", check_interval)
-        positive("check_timeout", check_timeout)
+        seconds("check_timeout", check_timeout)
+        a_telemetry(telemetry)
         require_checks(check_max, check_backoff)
         require_discard(discard)
         positive_int("partitions", partitions)

@@ -21,7 +21,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from penstock.config import ClientConfig, a_plain_function, not_empty, positive, positive_int, seconds
+from penstock.config import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions.checker import CHECK_TIMEOUT_S, Check, Checker
 from penstock.transactions.core import Core
@@ -125,7 +125,8 @@ class TransactionalProducer:
         check = _check_of(check, listener, check_listener)
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
-        positive("check_timeout", check_timeout)
+        seconds("check_timeout", check_timeout)
+        a_telemetry(telemetry)
         seconds("send_timeout", send_timeout)
         positive_int("max_in_flight", max_in_flight)
         positive_int("max_in_flight_bytes", max_in_flight_bytes)

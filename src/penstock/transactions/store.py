@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.config import positive
+from penstock.config import a_telemetry, positive
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError
 from penstock.transactions.checks import require_checks
 from penstock.transactions.discarding import require_discard
@@ -131,6 +131,7 @@ class CoordinatorOptions:
             positive(name, getattr(self, name))
         require_checks(self.check_max, self.check_backoff)
         require_discard(self.discard)
+        a_telemetry(self.telemetry)
 
 
 class Settler(Protocol):
