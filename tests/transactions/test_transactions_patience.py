@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import math
 import re
 import threading
 import time
@@ -13,6 +16,7 @@ import pytest
 
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
+from penstock.transactions.patience import Patience
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
 from waiting import wait_until
@@ -155,3 +159,43 @@ def test_a_lost_decision_of_a_producer_without_a_check_is_told_with_who_can_sett
     with pytest.raises(DecisionNotStoredError, match=r"^its COMMIT is lost; this producer has no check: .*penstock tx"):
         sent.result(0)
     producer.stop()
+
+
+class Waiting:
+    """A flight that is told when it was waited for long enough."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def give_up(self, cause: str) -> None:  # noqa: ARG002 - who waits for this knows
+        self.told.set()
+
+    def give_up_publication(self, cause: str) -> None:
+        raise NotImplementedError
+
+
+def test_flights_that_begin_and_end_while_the_time_is_looked_at_do_not_end_the_looking() -> None:
+    patience, late = Patience("looking", 0.5, 1.0), Waiting()
+    patience.owed.update((Waiting(), math.inf) for _ in range(5_000))
+    begun = itertools.count()
+
+    def begin_one(phase: str, _info: object) -> None:
+        # At any allocation another thread may have its turn, as here.
+        if phase == "start" and next(begun) < 100_000:
+            patience.owed[Waiting()] = math.inf
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(begin_one)
+    gc.set_threshold(1, 1_000_000, 1_000_000)
+    try:
+        patience.start()
+        patience.await_answer(late)
+        told = late.told.wait(30)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(begin_one)
+        patience.owed.clear()
+        patience.stop()
+
+    assert told
+    assert next(begun) > 0, "flights did begin meanwhile"

@@ -105,8 +105,9 @@ def explain(
             in_handler[fetch.assignment, record.offset()] = station
     parked_heads = {}
     for lane in scheduler.lanes:
-        # A copy, made in one step: the holder changes the dictionary meanwhile.
-        for key, parked in list(lane.parked.items()) if lane.parked else ():
+        # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
+        # collector may run at any tuple of it.
+        for key, parked in lane.parked.copy().items() if lane.parked else ():
             head = _head(parked)
             if head is not None:
                 parked_heads[head[0].assignment, head[2].offset()] = (key, parked)

@@ -118,8 +118,9 @@ class Pace:
         if rate is None:
             return
         if len(self._begun) >= self._prune_at:
-            # A copy, for other holders add keys meanwhile; a key dropped by mistake begins one message early.
-            for other, begun in list(self._begun.items()):
+            # A copy, made in one step, for other holders add keys meanwhile; a list of items is not, for the collector
+            # may run at any tuple of it. A key dropped by mistake begins one message early.
+            for other, begun in self._begun.copy().items():
                 if begun + 1.0 / rate <= now:
                     self._begun.pop(other, None)
             # Those that are left must wait: looking at them at each message would cost more than their memory.

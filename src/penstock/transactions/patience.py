@@ -80,10 +80,11 @@ class Patience:
     def _run(self) -> None:
         while not self._ending.wait(_LOOK_S):
             now = time.monotonic()
-            for flight, until in list(self.owed.items()):
+            # Copies, made in one step each; a list of the items is not, for the collector may run at any tuple of it.
+            for flight, until in self.owed.copy().items():
                 if until <= now:
                     flight.give_up(f"the store did not answer within {self._answer_timeout_s:g} s")
-            for flight, until in list(self.unseen.items()):
+            for flight, until in self.unseen.copy().items():
                 if until <= now:
                     flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")
 
