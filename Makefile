@@ -1,8 +1,8 @@
 # Everything runs inside .venv, which the first target that needs it makes. No system Java is needed.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes: most tests wait for a broker. Those of one file stay together, in order.
-TWO := --numprocesses 2 --dist loadfile
+# Three processes on two cores: most tests wait for a broker. Those of one file stay together, in order.
+SIDE_BY_SIDE := --numprocesses 3 --dist loadfile
 UV_VERSION := 0.13.8
 
 .PHONY: help demo test chaos simulate lint format lock bench clean
@@ -21,7 +21,7 @@ demo: .venv/.installed ## the main job, end to end, on real Kafka and real Spark
 	$(BIN)/penstock demo $(ARGS)
 
 test: .venv/.installed ## all tests, on an embedded Kafka, PostgreSQL and Spark
-	$(BIN)/python -m pytest $(TWO) $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 chaos: .venv/.installed ## what is restarted, killed, frozen and cut off, at length (about half an hour)
 	$(BIN)/python -m pytest tests/chaos tests/transactions tests/spark_sink tests/handler_sink -m chaos $(ARGS)
