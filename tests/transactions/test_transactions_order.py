@@ -11,7 +11,7 @@ import pytest
 from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import read_all
-from penstock.transactions import HalfMessage, TransactionState
+from penstock.transactions import HalfMessage, Transaction, TransactionState
 from penstock.transactions.ids import new_id
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Author, Half, Op, Verdict
@@ -105,6 +105,25 @@ def test_a_hot_key_fills_groups_up_to_their_limit() -> None:
     assert line.share(20) == list(range(40, 50))
 
 
+def assert_published(bench: Bench, wanted: dict[bytes, list[bytes]]) -> None:
+    """Wait until as many messages as are wanted can be seen, and judge each key's order."""
+    expected = sum(map(len, wanted.values()))
+    wait_until(lambda: len(bench.visible()) >= expected, 60)
+    seen: dict[bytes | None, list[bytes | None]] = {}
+    for key, value in bench.visible():
+        seen.setdefault(key, []).append(value)
+    assert seen == wanted
+
+
+def end(tx: Transaction, outcome: str) -> None:
+    """Run a local transaction of this outcome: "commit", "rollback" or "unknown"."""
+    with tx:
+        if outcome == "rollback":
+            tx.rollback()
+        if outcome == "unknown":
+            tx.unknown()
+
+
 def test_halves_of_a_key_become_visible_in_send_order_under_any_mix_of_outcomes(bench: Bench) -> None:
     chance = random.Random(5)  # noqa: S311 - the same mix each time
     answers = {True: TransactionState.COMMIT, False: TransactionState.ROLLBACK}
@@ -137,12 +156,7 @@ def test_halves_of_a_key_become_visible_in_send_order_under_any_mix_of_outcomes(
     for tx in open_ones:
         tx.__exit__(None, None, None)
 
-    expected = sum(map(len, wanted.values()))
-    wait_until(lambda: len(bench.visible()) >= expected, 60)
-    seen: dict[bytes | None, list[bytes | None]] = {}
-    for key, value in bench.visible():
-        seen.setdefault(key, []).append(value)
-    assert seen == wanted
+    assert_published(bench, wanted)
 
 
 def test_send_order_per_key_holds_while_coordinators_come_and_go(bench: Bench) -> None:
@@ -165,11 +179,7 @@ def test_send_order_per_key_holds_while_coordinators_come_and_go(bench: Bench) -
             outcome = chance.choice(("commit", "commit", "rollback", "unknown"))
             if outcome == "rollback":
                 rolled_back.add(value)
-            with producer.transaction(bench.topic, key=key, value=value, partition=0) as tx:
-                if outcome == "rollback":
-                    tx.rollback()
-                if outcome == "unknown":
-                    tx.unknown()
+            end(producer.transaction(bench.topic, key=key, value=value, partition=0), outcome)
             if outcome != "rollback":
                 wanted.setdefault(key, []).append(value)
 
@@ -183,12 +193,7 @@ def test_send_order_per_key_holds_while_coordinators_come_and_go(bench: Bench) -
     sender.join(60)
     assert not sender.is_alive()
 
-    expected = sum(map(len, wanted.values()))
-    wait_until(lambda: len(bench.visible()) >= expected, 60)
-    seen: dict[bytes | None, list[bytes | None]] = {}
-    for key, value in bench.visible():
-        seen.setdefault(key, []).append(value)
-    assert seen == wanted
+    assert_published(bench, wanted)
 
 
 @pytest.mark.parametrize("where", ["before commit", "after commit"])
@@ -203,11 +208,7 @@ def test_send_order_per_key_holds_when_a_coordinator_is_killed_around_its_kafka_
         for number in numbers:
             key, value = b"%d" % (number % 5), b"%d" % number
             outcome = chance.choice(("commit", "commit", "rollback", "unknown"))
-            with producer.transaction(bench.topic, key=key, value=value, partition=0) as tx:
-                if outcome == "rollback":
-                    tx.rollback()
-                if outcome == "unknown":
-                    tx.unknown()
+            end(producer.transaction(bench.topic, key=key, value=value, partition=0), outcome)
             if outcome != "rollback":
                 wanted.setdefault(key, []).append(value)
 
@@ -227,12 +228,7 @@ def test_send_order_per_key_holds_when_a_coordinator_is_killed_around_its_kafka_
     bench.coordinator(instance="same")
     send(range(60, 80))
 
-    expected = sum(map(len, wanted.values()))
-    wait_until(lambda: len(bench.visible()) >= expected, 60)
-    seen: dict[bytes | None, list[bytes | None]] = {}
-    for key, value in bench.visible():
-        seen.setdefault(key, []).append(value)
-    assert seen == wanted
+    assert_published(bench, wanted)
 
 
 def test_an_undecided_half_holds_its_key_in_kafka_and_the_wait_is_counted(bench: Bench) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from transaction_tools import INTERVAL_S, TIMEOUT_S, Bench, decide, prepared, unknown
 
 from penstock.errors import HalfNotStoredError
@@ -108,19 +107,8 @@ def test_row_decision(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert Counter(bench.visible()) == Counter([(None, b"v"), (None, b"durable")])
 
 
-def positions(bench: Bench, isolation: str) -> list[int]:
-    """Return the committed positions in half and op logs; raises what a position that is not stable yet raises."""
-    consumer = Consumer(
-        {"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators, "isolation.level": isolation}
-    )
-    try:
-        places = [TopicPartition(topic, n) for topic in (bench.topics.half, bench.topics.op) for n in (0, 1)]
-        return [place.offset for place in consumer.committed(places, 20)]
-    finally:
-        consumer.close()
-
-
 def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = bench.topics.half, bench.topics.op
     commit, go_on, halted = Publisher._commit, threading.Event(), threading.Event()
     holding = threading.Event()
 
@@ -139,7 +127,7 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")
     bench.settled(coordinator, committed=1)
-    before = positions(bench, "read_uncommitted")
+    before = bench.positions("read_uncommitted", *logs)
     holding.set()
 
     result = producer.send(bench.topic, key=b"k", value=b"second")
@@ -148,7 +136,7 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     visible_then = bench.ends(bench.topic, "read_committed")
     done_then = bench.ends(bench.topics.done, "read_committed")
     done_written = bench.ends(bench.topics.done, "read_uncommitted")
-    positions_then = positions(bench, "read_uncommitted")
+    positions_then = bench.positions("read_uncommitted", *logs)
     go_on.set()
     bench.settled(coordinator, committed=2)
 
@@ -158,7 +146,7 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert positions_then == before
     assert [value for _, value in bench.visible()] == [b"first", b"second"]
     assert ends_of(bench)[result.transaction_id] is Verdict.COMMIT
-    assert sum(positions(bench, "read_committed")) >= sum(before) + 2
+    assert sum(bench.positions("read_committed", *logs)) >= sum(before) + 2
 
 
 def test_row_rollback(bench: Bench) -> None:

@@ -115,6 +115,19 @@ class Bench:
             numbers = consumer.list_topics(topic, ANSWER_S).topics[topic].partitions
             return sum(consumer.get_watermark_offsets(TopicPartition(topic, p), ANSWER_S)[1] for p in numbers)
 
+    def positions(self, isolation: str, *logs: str) -> list[int]:
+        """Return the coordinators' committed positions in these logs, by partition.
+
+        Raises what a position that is not stable yet raises, where only committed ones are read.
+        """
+        settings = {"bootstrap.servers": self.servers, "group.id": self.topics.coordinators}
+        consumer = Consumer({**settings, "isolation.level": isolation})
+        try:
+            places = [TopicPartition(log, number) for log in logs for number in range(self.topics.partitions)]
+            return [place.offset for place in consumer.committed(places, ANSWER_S)]
+        finally:
+            consumer.close()
+
     def close(self) -> None:
         """Stop all; a coordinator that had died by itself fails the test here."""
         self._open.close()
