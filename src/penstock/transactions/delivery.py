@@ -214,16 +214,7 @@ class AckedProducer:
             StoppedError: it was stopped.
         """
         self._check_refusing(topic, partition)
-        producer = self._producer
-        try:
-            producer.produce(topic, value, None, partition, report)
-        except BufferError:
-            return False
-        except KafkaException as error:
-            if not self._heal(producer, error):
-                raise
-            return False
-        return True
+        return self.try_send(topic, partition, None, value, report=report)
 
     def post(
         self,
