@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import ClientSettings, client_settings, log_to_stderr
+from penstock.cli.output import ClientSettings, log_to_stderr
 from penstock.cli.tx_places import File, Place, Prefix, Servers, Sql
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
@@ -60,7 +60,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     from penstock.cli.tx_text import discarded_rows, pending_rows
     from penstock.transactions.administration import KafkaAdministration
 
-    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config))
+    place = Place(bootstrap_servers, prefix, sql, file, config)
     if discarded:
         place.require_kafka("--discarded")
     with place.open() as store:
@@ -97,7 +97,7 @@ def show(  # noqa: PLR0917 - as `ls`
     from penstock.transactions.administration import KafkaAdministration
 
     _check_ids([transaction_id])
-    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config))
+    place = Place(bootstrap_servers, prefix, sql, file, config)
     if payload:
         place.require_kafka("--payload")
     with place.open() as store:
@@ -134,9 +134,7 @@ def commit(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(
-        Place(bootstrap_servers, prefix, sql, file, client_settings(config)), "COMMIT", transaction_ids, reason, timeout
-    )
+    _decide(Place(bootstrap_servers, prefix, sql, file, config), "COMMIT", transaction_ids, reason, timeout)
 
 
 def rollback(  # noqa: PLR0917 - as `ls`
@@ -153,13 +151,7 @@ def rollback(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(
-        Place(bootstrap_servers, prefix, sql, file, client_settings(config)),
-        "ROLLBACK",
-        transaction_ids,
-        reason,
-        timeout,
-    )
+    _decide(Place(bootstrap_servers, prefix, sql, file, config), "ROLLBACK", transaction_ids, reason, timeout)
 
 
 def discard(  # noqa: PLR0917 - as `ls`
@@ -176,13 +168,7 @@ def discard(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(
-        Place(bootstrap_servers, prefix, sql, file, client_settings(config)),
-        "DISCARD",
-        transaction_ids,
-        reason,
-        timeout,
-    )
+    _decide(Place(bootstrap_servers, prefix, sql, file, config), "DISCARD", transaction_ids, reason, timeout)
 
 
 def resume(  # noqa: PLR0917 - as `ls`
@@ -205,7 +191,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
     _check_ids([transaction_id])
     log_to_stderr()
-    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config))
+    place = Place(bootstrap_servers, prefix, sql, file, config)
     if again:
         place.require_kafka("--again")
     with place.open() as store:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from penstock.cli.output import client_settings
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Place(NamedTuple):
     prefix: str
     sql: str | None
     file: Path | None
-    #: Settings of the Kafka clients, for a store in Kafka.
-    config: Mapping[str, str]
+    #: Settings of the Kafka clients as they were given, for a store in Kafka.
+    config: list[str] | None
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ class Place(NamedTuple):
             )
         from penstock.transactions.administration import KafkaAdministration
 
-        return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config)
+        return KafkaAdministration(self.bootstrap_servers, self.prefix, client_settings(self.config))
 
     def require_kafka(self, option: str) -> None:
         """Refuse an option that only a store in Kafka has."""
