@@ -1,0 +1,78 @@
+"""Threads that can be left behind in a call: the owner goes on in time, and what they hold is closed by themselves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.disposable import Disposable, LeftBehind, NotAnsweredError, TooManyLeftBehindError
+from waiting import wait_until
+
+
+def test_a_call_returns_what_it_returned_and_raises_what_it_raised() -> None:
+    thread = Disposable("test", LeftBehind("a test"))
+
+    with pytest.raises(KeyError):
+        thread.run("a look", lambda: {}["nothing"], 5, lambda: None)
+
+    assert thread.run("a sum", lambda: 1 + 1, 5, lambda: None) == 2
+    thread.close()
+
+
+def test_a_call_past_its_limit_is_left_behind_and_cleaned_up_by_its_own_thread_when_it_returns() -> None:
+    left, gate, cleaned = LeftBehind("a test"), threading.Event(), list[str]()
+    thread = Disposable("hanging", left)
+
+    with pytest.raises(NotAnsweredError, match="the call did not return in"):
+        thread.run("the call", gate.wait, 0.05, lambda: cleaned.append(threading.current_thread().name))
+
+    assert (left.hanging, left.total, cleaned) == (1, 1, [])
+    gate.set()
+    wait_until(lambda: left.hanging == 0)
+    assert cleaned == ["hanging"]
+    assert left.total == 1
+
+
+def test_what_was_started_behind_a_hanging_call_is_not_made_once_it_was_left_behind() -> None:
+    left, gate, made = LeftBehind("a test"), threading.Event(), list[int]()
+    thread = Disposable("hanging", left)
+    thread.start("the first", gate.wait)
+    thread.start("the second", lambda: made.append(1))
+
+    thread.leave(lambda: None)
+    gate.set()
+    wait_until(lambda: left.hanging == 0)
+
+    assert made == []
+
+
+def test_a_cleanup_that_raises_ends_nothing() -> None:
+    left, gate = LeftBehind("a test"), threading.Event()
+    thread = Disposable("hanging", left)
+    thread.start("the call", gate.wait)
+
+    thread.leave(lambda: 1 // 0)
+    gate.set()
+
+    wait_until(lambda: left.hanging == 0)
+
+
+def test_too_many_that_hang_are_told_in_a_sentence() -> None:
+    left, gate, hanging = LeftBehind("the store", most=1), threading.Event(), threading.Semaphore(0)
+
+    def hang() -> None:
+        hanging.release()
+        gate.wait()
+
+    for number in range(2):
+        left.require_few()
+        thread = Disposable(f"hanging-{number}", left)
+        thread.start("the call", hang)
+        assert hanging.acquire(timeout=10)
+        thread.leave(lambda: None)
+
+    with pytest.raises(TooManyLeftBehindError, match="2 calls of the store into the Kafka client hang"):
+        left.require_few()
+    gate.set()
+    wait_until(lambda: left.hanging == 0)
