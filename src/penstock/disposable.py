@@ -60,8 +60,8 @@ class LeftBehind:
         """Raise `TooManyLeftBehindError` where too many hang."""
         if self._hanging > self._most:
             raise TooManyLeftBehindError(
-                f"{self._hanging} calls of {self._owner} into the Kafka client hang, and {self._most} may: each holds a "
-                "thread and a client; start the process anew, and see whether the brokers answer"
+                f"{self._hanging} calls of {self._owner} into the Kafka client hang, and {self._most} may: each holds "
+                "a thread and a client; start the process anew, and see whether the brokers answer"
             )
 
     def _one_more(self) -> None:
