@@ -192,7 +192,9 @@ class World:
     def publish(self, limit: int, *, refuses: str | None = None, end: str = "committed") -> None:
         """One Kafka transaction: targets, completions and positions, all or nothing."""
         self.settlement.now_ms = self.now_ms
-        share = self.settlement.share(limit, lambda pending: pending.half.transaction_id != refuses, self.carry())
+        share = self.settlement.share(
+            limit, lambda pending: "topic" if pending.half.transaction_id == refuses else None, self.carry()
+        )
         if share is None:
             return
         record = Done(share.notes(), share.carried)
@@ -242,7 +244,7 @@ class World:
         self.publish(chance.choice((1, 2, 3, 100)), refuses=refuses, end=end)
 
     def release(self) -> None:
-        self.settlement.release_held()
+        self.settlement.decisions.release("topic")
 
     def sweep(self) -> None:
         self.refused += self.settlement.sweep_ahead(len(self.halves))
@@ -275,7 +277,7 @@ class World:
             self.read_op()
         for _ in range(2):
             self.settlement.sweep_ahead(len(self.halves))
-        self.settlement.release_held()
+        self.settlement.decisions.release("topic")
         self.publish_all()
         # What a coordinator does after the transaction timeout: the rest of a transaction that was rolled back before
         # all its halves were read.

@@ -9,10 +9,15 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from confluent_kafka import KafkaException
+
 from penstock.config import ClientConfig, a_telemetry, positive, positive_int, reserved, seconds
+from penstock.disposable import Disposable, LeftBehind, NotAnsweredError
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import admin_client
 from penstock.transactions.asking import Asker
@@ -20,7 +25,8 @@ from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import INCOMPLETE_S, CheckPolicy, require_checks
 from penstock.transactions.delivery import ANY_SIZE, AckedProducer
 from penstock.transactions.discarding import Discarding, require_discard
-from penstock.transactions.fencing import Fence, encode_claim, transactional_ids
+from penstock.transactions.fencing import Fence, encode_claim, transactional_names
+from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
@@ -31,9 +37,9 @@ from penstock.transactions.publisher import Publisher
 from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.settling import Settling
-from penstock.transactions.takeover import Inheritance, LogReader
+from penstock.transactions.slot import Slot
+from penstock.transactions.takeover import DoneRead, Inheritance, LogReader
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
-from penstock.transactions.turns import Turns
 
 if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
@@ -43,6 +49,8 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds that checks and the coordinator's own decisions may take to be stored, and that stopping waits for them.
 _SEND_TIMEOUT_S = 15.0
 _LAST_SENDS_S = 5.0
+#: Seconds that leaving the group may take.
+_LEAVE_S = 10.0
 
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -225,8 +233,14 @@ class Coordinator:
                 clock=clock,
             )
 
-        ids = transactional_ids(topics, self._instance or new_id())
-        fence = Fence(servers, self._for_producers, topics, ids)
+        left = LeftBehind(f"the coordinator of {self._prefix}")
+        names = transactional_names(topics, self._instance or new_id())
+        slots: list[Slot] = []
+
+        def ids() -> list[str]:
+            return [slot.transactional_id for slot in slots] or names.all
+
+        fence = Fence(servers, self._for_producers, topics, ids, left)
         logs = LogReader(servers, self._for_consumers, topics, stopping.is_set, fence)
         membership = Membership(
             servers,
@@ -238,8 +252,16 @@ class Coordinator:
             instance=self._instance,
             session_timeout_s=self._session_timeout,
         )
-        claim = encode_claim(ids)
-        turns = Turns([Publisher(servers, self._for_producers, topics, name, claim) for name in ids], self._prefix)
+
+        def make(transactional_id: str, *, apart: bool) -> Publisher:
+            claim = partial(_claim, ids)
+            return Publisher(servers, self._for_producers, topics, transactional_id, claim, apart=apart)
+
+        def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
+            return logs.done(starts, starts)
+
+        slots += [Slot(partial(make, apart=False), read_done, name, left) for name in names.common]
+        slots += [Slot(partial(make, apart=True), read_done, name, left) for name in names.apart]
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._for_producers}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
@@ -258,10 +280,12 @@ class Coordinator:
             topics=topics,
             admin=self._admin,
             membership=membership,
-            turns=turns,
+            slots=slots[: len(names.common)],
+            apart=slots[len(names.common) :],
+            gate=GroupGate(logs.await_coordinator, left),
+            left=left,
             limit=GroupLimit(self._target_latency),
             questions=questions,
-            logs=logs,
             counts=self._counts,
             ration=self._ration,
             stopping=stopping,
@@ -269,7 +293,7 @@ class Coordinator:
         self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(settling, membership, turns, sends, discarding),
+            args=(settling, membership, sends, discarding, left),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
@@ -278,9 +302,9 @@ class Coordinator:
         self,
         settling: Settling,
         membership: Membership,
-        turns: Turns,
         sends: AckedProducer,
         discarding: Discarding,
+        left: LeftBehind,
     ) -> None:
         observed = None
         try:
@@ -298,9 +322,34 @@ class Coordinator:
             if observed is not None:
                 observed.close()
             discarding.close()
-            turns.close()
-            membership.leave()
-            sends.stop(_LAST_SENDS_S)
+            self._leave(settling, membership, sends, left)
+
+    def _leave(self, settling: Settling, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
+        """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
+        last: list[tuple[str, Callable[[], object]]] = [
+            ("leaving the group", membership.leave),
+            ("what is being sent", lambda: sends.stop(_LAST_SENDS_S)),
+        ]
+        try:
+            settling.close()
+        except:  # noqa: E722 - see `raised`; what ended it before counts more
+            self._failure = self._failure or raised()
+            _log.error("the coordinator of %s did not end well", self._prefix, exc_info=raised())
+        for label, call in last:
+            thread = Disposable(f"penstock-leaving-{self._prefix}", left)
+            try:
+                thread.run(label, call, _LEAVE_S, _nothing)
+                thread.close()
+            except (NotAnsweredError, KafkaException) as error:
+                _log.warning("the coordinator of %s ends all the same: %s", self._prefix, error)
+
+
+def _claim(ids: Callable[[], list[str]]) -> str:
+    return encode_claim(ids())
+
+
+def _nothing() -> None:
+    """Nothing is left to close: the call that hangs is the closing itself."""
 
 
 __all__ = ["Coordinator"]

@@ -37,6 +37,7 @@ class GroupLimit:
         self._target_s = target_s
         self._limit = float(2 * _LEAST)
         self._mean_bytes = 0.0
+        self._bytes = float(_BYTES)
         # Means of the size of groups, of their time, of the size squared, and of size times time.
         self._size = self._took_s = self._square = self._product = 0.0
 
@@ -45,6 +46,19 @@ class GroupLimit:
         """Most decisions of the next group."""
         by_bytes = _BYTES / self._mean_bytes if self._mean_bytes else _MOST
         return max(1, int(min(self._limit, by_bytes)))
+
+    @property
+    def bytes(self) -> int:
+        """Most bytes of messages of the next group."""
+        return int(self._bytes)
+
+    def refused(self, decisions: int, size_bytes: int) -> bool:
+        """Take in that a group did not fit into the client's buffer; tell whether a smaller one is to be tried."""
+        if decisions <= 1:
+            return False
+        self._bytes = max(1.0, min(self._bytes, size_bytes) / 2)
+        self._limit = max(1.0, min(self._limit, decisions) / 2)
+        return True
 
     def measured(self, decisions: int, size_bytes: int, took_s: float) -> None:
         """Take in what a group held and took."""

@@ -27,6 +27,8 @@ from penstock.transactions.two_logs import TwoLogs
 _log = logging.getLogger("penstock.transactions")
 
 _BACK_OFF_S = 0.2
+#: What the client says when brokers go away.
+_CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
 #: Heartbeats in the time of a session.
 _BEATS = 4
 
@@ -68,6 +70,8 @@ class Membership:
         self.owned: dict[int, OwnedPartition] = {}
         # Partitions being taken over, each with the token of that assignment: what comes back with another is stale.
         self._taking: dict[int, object] = {}
+        # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
+        self._was_cut_off = False
         # Filled by the take-over threads, emptied by the coordinator's.
         self._taken: queue.SimpleQueue[tuple[int, object, Inheritance]] = queue.SimpleQueue()
         common = {
@@ -83,6 +87,7 @@ class Membership:
             **common,
             # The member reads nothing: the end is a place without records.
             "auto.offset.reset": "latest",
+            "error_cb": self._hear,
         }
         if instance is not None:
             member["group.instance.id"] = instance
@@ -130,6 +135,15 @@ class Membership:
                 del self._taking[number]
                 self.owned[number] = self._own(number, inheritance)
                 self.logs.add(number, inheritance.half_position, inheritance.op_position)
+
+    def was_cut_off(self) -> bool:
+        """Tell whether a connection to a broker was lost since this was asked last."""
+        was, self._was_cut_off = self._was_cut_off, False
+        return was
+
+    def _hear(self, error: KafkaError) -> None:
+        if error.code() in _CUT_OFF:
+            self._was_cut_off = True
 
     def leave(self) -> None:
         """Give all partitions up and leave the group."""

@@ -151,6 +151,9 @@ class CoordinatorStatistics:
         finish_times: transactions by seconds from birth to published: one count for each bound of `FINISH_BUCKETS_S`,
             and one above; empty where they are not measured.
         finish_seconds: the sum of those seconds.
+        left_behind: threads that hang in a call of the Kafka client which never returned, and were left behind.
+        slow_call: the call of the Kafka client that publishing waits for, if it has not returned for long; else empty.
+        slow_call_s: its age in seconds.
     """
 
     partitions: int
@@ -173,6 +176,9 @@ class CoordinatorStatistics:
     hung_checks: int = 0
     finish_times: tuple[int, ...] = ()
     finish_seconds: float = 0.0
+    left_behind: int = 0
+    slow_call: str = ""
+    slow_call_s: float = 0.0
 
 
 __all__ = [

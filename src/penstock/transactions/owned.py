@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from confluent_kafka import Message
@@ -77,8 +78,12 @@ class Counts:
     no_producer: int = 0
     groups: int = 0
     recoveries: int = 0
+    left_behind: int = 0
     lost: int = 0
     hung_checks: int = 0
+    #: A call into the Kafka client that has not returned for long, and its age.
+    slow_call: str = ""
+    slow_call_s: float = 0.0
     #: By `FINISH_BUCKETS_S`, with one more for what took longer.
     finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
     finish_seconds: float = 0.0
@@ -102,7 +107,7 @@ class Counts:
             held_by_key=sum(p.behind for p in partitions),
             delayed=sum(len(p.settlement.decisions.delays) for p in partitions),
             oldest_pending_age=max(0.0, max(ages) / 1000) if ages else 0.0,
-            held=sum(p.held for p in partitions),
+            held=sum(len(p.settlement.decisions.aside) for p in partitions),
             committed=self.committed,
             rolled_back=self.rolled_back,
             discarded=self.discarded,
@@ -114,6 +119,9 @@ class Counts:
             groups=self.groups,
             recoveries=self.recoveries,
             lost=self.lost,
+            left_behind=self.left_behind,
+            slow_call=self.slow_call,
+            slow_call_s=self.slow_call_s,
             hung_checks=self.hung_checks,
             finish_times=tuple(self.finish_times),
             finish_seconds=self.finish_seconds,
@@ -174,8 +182,6 @@ class OwnedPartition:
         self._carry_at = 0.0
         #: Birth of the oldest pending half in milliseconds, or None. Other threads read it.
         self.oldest_birth_ms: int | None = None
-        #: Committed transactions that cannot be published now.
-        self.held = 0
         #: Transactions that stand behind an earlier one of their key.
         self.behind = 0
         #: From where the done log has to be read to learn what a transaction in doubt became.
@@ -320,7 +326,8 @@ class OwnedPartition:
             begun = self.settlement.apply(share, self._marks.end)
         for pending in begun:
             self.schedule.add(pending)
-        self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
+        if share.moves:
+            self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
 
     def settled_in_doubt(self, inheritance_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
         """Take in what the done log told after a Kafka transaction ended in doubt.
@@ -337,20 +344,23 @@ class OwnedPartition:
             self.schedule.add(pending)
         self.done_end = inheritance_end
 
-    def share(self, limit: int, publishable: Callable[[Pending], bool]) -> Share | None:
+    def share(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> Share | None:
         """Choose what the next Kafka transaction settles here, and what it carries, or return None.
 
         Args:
             limit: most decisions to take.
-            publishable: whether a committed transaction can be published now.
+            out: names the topic for whose sake a transaction cannot be published with others now, or None.
+            room_bytes: bytes of messages to take at most.
         """
         # Before all is read that its predecessors left, what is pending is not known.
         carry, now = [], time.monotonic()
         if self.taken_over and now >= self._carry_at:
-            carry = to_carry(self.settlement, self._marks.end, GAP)
+            # Not past one that is being settled: what is carried would come behind its end in the done log.
+            chosen = to_carry(self.settlement, self._marks.end, GAP)
+            carry = list(takewhile(lambda one: not one.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._carry_at = now + (0.0 if carry else _CARRY_S)
-        share = self.settlement.share(limit, publishable, carry)
+        share = self.settlement.share(limit, out, carry, room_bytes)
         if share is None and self.taken_over and now >= self._idle_since + _IDLE_S:
             # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
             self._idle_since = now

@@ -64,13 +64,13 @@ class Pending:
         "decided_index",
         "half",
         "held",
+        "in_flight",
         "is_op_open",
         "is_unaskable",
         "last_offset",
         "offset",
         "parts",
         "requested",
-        "suspect",
         "verdict",
     )
 
@@ -99,10 +99,10 @@ class Pending:
         self.is_unaskable = False
         #: When the next check is due, in the broker's seconds.
         self.check_due = 0.0
-        #: Its target cannot take it now: it waits aside.
+        #: Its target cannot take it now, or it stands behind one that cannot be published: it waits aside.
         self.held = False
-        #: A group with it failed: it is published alone next, so that it takes nobody with it.
-        self.suspect = False
+        #: A Kafka transaction is under way that settles it, or writes it down again.
+        self.in_flight = False
         #: Append time of its first half in milliseconds, by the broker's clock.
         self.birth_ms = 0
         #: The done log holds it whole at or above this offset; None: only the half log does.

@@ -2,21 +2,31 @@
 
 Each Kafka transaction carries the target messages, the completions (in `done`) and the half and op positions. The
 positions are sent with the coordinator's group metadata, so that the broker refuses a coordinator that lost its
-partitions (a zombie) before anything of it becomes visible.
+partitions (a zombie) before anything of it becomes visible. One that is tried apart from the others moves no positions:
+it sends one that nobody reads, for the sake of that refusal.
+
+A producer whose transaction failed is not used again: the client library clears a failed transaction away in its own
+time (0.01 to 1.5 s, or not at all), and the next one may fail for gaps in its sequence numbers (librdkafka 2.16, seen).
+Its successor, initialised under the same transactional id, has the broker end what was left open, at once.
 
 KAFKA-17754: an EndTxn that is delayed on the way can end a *later* transaction of the same producer, and librdkafka
 does not have Kafka's newer protection. So after any EndTxn whose outcome is not known, or that `endings` saw repeated,
 the producer is discarded and a new one initialised under the same transactional id, which bumps the epoch: a late
 EndTxn of the old one is refused.
+
+A transactional id can be lost: a topic whose `max.message.bytes` is smaller than a transaction marker keeps the broker
+from ever ending the transactions that touched it, and it answers CONCURRENT_TRANSACTIONS to whatever comes under that
+id until it is restarted (Kafka 4.3, seen). What became of them is settled by then, so the next producer takes another.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -30,22 +40,41 @@ from penstock.transactions.records import Verdict, encode_discarded
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.topics import StoreTopics
 
+_log = logging.getLogger("penstock.transactions")
+
 #: A coordinator that dies holds readers back no longer than this (and the broker's own round of checks).
 TRANSACTION_TIMEOUT_MS = 10_000
-_TIMEOUT_S = TRANSACTION_TIMEOUT_MS / 1000
-#: Seconds to wait for a predecessor's transaction to end, or for a broker that is starting.
-_INIT_TIMEOUT_S = 30.0
-#: Seconds for a message to be stored: less than the end may take, so that one that cannot be ends in an abort.
+#: Seconds for each of the calls that end a transaction. Its owner holds a bound of its own, on all of them.
+_TIMEOUT_S = 5.0
+#: Seconds for the reports of what a failed transaction had on its way.
+_PURGE_S = 0.5
+#: Seconds that initialising a producer may take, and for which an id that the broker cannot free is asked for.
+_INIT_TIMEOUT_S = 15.0
+_FREE_TIMEOUT_S = 4.0
+#: Seconds for a message to be stored: less than a transaction may take, so that one that cannot be ends in an abort.
 _DELIVERY_S = 5.0
+#: Seconds after which messages that are not stored count as refused, where others of the group are: their topics are
+#: tried apart, with more patience.
+_IMPATIENT_S = 1.0
 #: Seconds between two looks at what is still on its way: the least that the library can wait.
 _LOOK_S = 0.001
 #: What fails a send without being the message's fault, or its target's.
 _NOBODYS_FAULT = frozenset(
     {
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the client library's public constants look so, here and below
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the library's public constants look so
-        KafkaError._TRANSPORT,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the client library's public constants look so, here and below
+        KafkaError._FENCED,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._STATE,  # noqa: SLF001 - the library's public constants look so
         KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError.OPERATION_NOT_ATTEMPTED,
+    }
+)
+_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE})
+#: What a purge reports of messages that were on their way, or had nowhere to go yet.
+_PURGED = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the library's public constants look so
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the library's public constants look so
     }
 )
 #: What the target cannot do for any message, now.
@@ -62,8 +91,6 @@ _TARGETS_FAULT = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
     }
 )
-#: Largest batches, in bytes, from step to step: a batch is refused as a whole for one message in it, or for its size.
-BATCH_BYTES = (1_000_000, 64_000, 4_000, 1)
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
 #: Bytes of carried transactions in one done record, about; one that is larger has a record of its own.
@@ -75,42 +102,69 @@ class NotPublishedError(PenstockError):
 
     Args:
         text: why.
-        failed: the transactions it was refused for, if it was them.
+        failed: ids of the transactions it was refused for, if it was them, each with the reason.
         targets: topics that could not take any message, each with the reason.
+        too_large: ids of those that were refused for their size.
     """
 
     def __init__(
-        self, text: str, failed: Sequence[Pending] = (), targets: Mapping[str, str] = MappingProxyType({})
+        self,
+        text: str,
+        failed: Mapping[str, str] = MappingProxyType({}),
+        targets: Mapping[str, str] = MappingProxyType({}),
+        too_large: Collection[str] = (),
     ) -> None:
         super().__init__(text)
+        self.too_large = too_large
         self.failed = failed
         self.targets = targets
 
 
 class AbortedError(NotPublishedError):
-    """A Kafka transaction was aborted for certain."""
+    """Nothing of a Kafka transaction is visible or ever will be: no end was sent that could commit it."""
+
+
+class TooLargeError(AbortedError):
+    """What was to be published together does not fit into the client's buffer."""
 
 
 class InDoubtError(NotPublishedError):
-    """It is not known whether a Kafka transaction was committed; the done log tells, after `close` and `open`."""
+    """It is not known whether a Kafka transaction was committed; the done log tells once a successor was opened."""
+
+
+class IdLostError(PenstockError):
+    """The broker cannot end what was left open under a transactional id; all of that is settled, take another id."""
 
 
 class Publisher:
-    """A transactional Kafka producer of one coordinator. Used by one thread at a time.
+    """A transactional Kafka producer of one coordinator, for as long as none of its transactions fails.
+
+    Made, used and closed by one thread, which may be left behind in any call.
 
     Args:
         bootstrap_servers: Kafka's addresses.
         config: client settings by librdkafka's names.
         topics: the store's topics.
-        transactional_id: an id no other producer uses.
-        claim: what is written beside the half positions: who it was that committed them.
+        transactional_id: an id that no other producer uses.
+        claim: returns what is written beside the half positions: who it was that committed them.
+        apart: whether it tries what failed before, apart from the others: it produces the targets' messages first, and
+            has nothing to do with the store's topics before those are stored; and each message is a batch, so that
+            what the broker refuses is named.
     """
 
-    def __init__(
-        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, transactional_id: str, claim: str
+    def __init__(  # noqa: PLR0917 - all of them are what a producer is made of
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        topics: StoreTopics,
+        transactional_id: str,
+        claim: Callable[[], str],
+        apart: bool = False,
     ) -> None:
+        self.transactional_id = transactional_id
         self._topics = topics
         self._claim = claim
+        self._apart = apart
         self._settings: dict[str, Any] = {
             # Nothing is sent before its partition is part of the transaction: by then the batches are full anyhow.
             "linger.ms": 0,
@@ -125,6 +179,7 @@ class Publisher:
             "retry.backoff.max.ms": 5,
             # A topic deleted a moment ago fails soon, not after the default 30 s.
             "topic.metadata.propagation.max.ms": 3_000,
+            "batch.size": 1 if apart else 1_000_000,
             **base_config(bootstrap_servers, config),
             "transactional.id": transactional_id,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
@@ -135,47 +190,78 @@ class Publisher:
         self._settings["debug"] = f"{debug},{CONTEXT}" if debug else CONTEXT
         self._settings["logger"] = self._watch
         self._producer: Producer | None = None
-        # Transactions of the current group that the broker refused.
-        self._failed: list[Pending] = []
+        #: What it is doing now, for the log, and since when in monotonic seconds. Written by its thread, read by any.
+        self.doing = ""
+        self.since = 0.0
+        # The right to end the transaction under way with a commit, a single token: its thread takes it before it does
+        # so, or its owner takes it away. A list, for taking the last item of one is a single step.
+        self._may_commit: list[None] = []
+        # Transactions of the current group that the broker refused, by id; the first reason is the one to tell.
+        self._failed: dict[str, Pending] = {}
         self._failure = ""
-        # Topics that could take nothing, with the reason; and whether the done log was among them.
+        # Topics that could take nothing, with the reason; and whether the store's own were among them.
         self._targets: dict[str, str] = {}
         self._store_failed = False
+        self._why: dict[str, str] = {}
+        self._too_large: set[str] = set()
+        # Where messages were that a purge took back.
+        self._late: set[str] = set()
 
-    def open(self, batch_bytes: int = BATCH_BYTES[0]) -> None:
+    def open(self) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
-
-        Args:
-            batch_bytes: how large its batches are at most.
 
         Raises:
             ConfigurationError: the client library refused the settings.
+            IdLostError: it cannot, and this id is of no use any more.
             InDoubtError: the broker did not answer in time; try again.
         """
+        self._do("Producer")
         try:
-            producer = Producer({"batch.size": batch_bytes, **self._settings})
+            self._producer = Producer(self._settings)
         except KafkaException as error:
             raise client_refused(error) from error
+        self._do("init_transactions")
+        deadline = time.monotonic() + _INIT_TIMEOUT_S
+        while True:
+            try:
+                self._producer.init_transactions(_FREE_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS:
+                    raise IdLostError(
+                        f"the broker cannot end a Kafka transaction of {self.transactional_id}: {reason(error)}; a "
+                        "topic may be unable to take the marker that ends it"
+                    ) from error
+                if time.monotonic() > deadline or not error.args[0].retriable():
+                    raise InDoubtError(f"the coordinator's Kafka producer cannot start: {reason(error)}") from error
+            else:
+                self.doing = ""
+                return
+
+    def _do(self, what: str) -> None:
+        """Note what is done now."""
+        self.since = time.monotonic()
+        self.doing = what
+
+    def forbid_commit(self) -> bool:
+        """Take away the right to commit what is under way; tell whether it was not used: then it comes to nothing."""
         try:
-            producer.init_transactions(_INIT_TIMEOUT_S)
-        except KafkaException as error:
-            raise InDoubtError(f"the coordinator's Kafka producer cannot start: {reason(error)}") from error
-        self._producer = producer
+            self._may_commit.pop()
+        except IndexError:
+            return False
+        return True
 
     def close(self) -> None:
-        """Discard the producer with all it holds."""
+        """Discard the producer with all it holds, and end what it left open, if nobody has done so by now."""
         producer, self._producer = self._producer, None
         if producer is not None:
+            self._do("close")
             producer.purge()
-            producer.close()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a producer to publish with."""
-        return self._producer is not None
+            # Its destructor closes it; `close()` would try to abort first, and warn of what is to be expected.
+            del producer
+            self.doing = ""
 
     def publish(self, shares: Mapping[int, Share], group_metadata: Any, produced: Callable[[], None]) -> None:
-        """Settle what the partitions' shares hold in one Kafka transaction.
+        """Settle what the partitions' shares hold in one Kafka transaction. After an error it can only be closed.
 
         Args:
             shares: by half partition.
@@ -183,71 +269,102 @@ class Publisher:
             produced: called when all is in the client library's hands.
 
         Raises:
-            AbortedError: nothing of it is visible or ever will be; the producer can be used again.
-            InDoubtError: nothing is known; close it, open it anew, then ask the done log.
+            AbortedError: nothing of it is visible or ever will be.
+            InDoubtError: nothing is known; open a successor, then ask the done log.
         """
         producer = self._producer
         if producer is None:
             raise InDoubtError("the coordinator's Kafka producer is not open")
-        self._failed, self._failure = [], ""
-        self._targets, self._store_failed = {}, False
+        self._failed, self._failure, self._why, self._too_large = {}, "", {}, set()
+        self._targets, self._store_failed, self._late = {}, False, set()
         try:
+            self._do("begin_transaction")
             # Lines from before, served now: they are not this transaction's.
             producer.poll(0)
             self._watch.begin()
+            self._may_commit = [None]
             producer.begin_transaction()
+            for share in shares.values():
+                self._produce_decided(producer, share)
+            if self._apart:
+                produced()
+                self._await_delivery(producer, _DELIVERY_S)
             for partition, share in shares.items():
-                self._produce(producer, partition, share)
+                self._produce_done(producer, partition, share)
             produced()
+            self._do("send_offsets_to_transaction")
             producer.send_offsets_to_transaction(self._positions(shares), group_metadata, _TIMEOUT_S)
-            self._await_delivery(producer)
-            if self._failed or self._targets:
-                # Committing would fail as well; this way it is certain that no EndTxn was sent.
-                self._abort(producer, self._failure)
-            self._commit(producer)
+            self._await_delivery(producer, _DELIVERY_S if self._apart else _IMPATIENT_S)
         except KafkaException as error:
-            self._abort(producer, reason(error), error)
+            self._failed_with(producer, reason(error), error)
         except BufferError as error:
-            self._abort(producer, "the client's buffer is full", error)
+            raise TooLargeError("the client's buffer is full (queue.buffering.max.kbytes)") from error
+        self._commit(producer)
 
-    def _await_delivery(self, producer: Producer) -> None:
-        """Wait until all is stored, or something is not: the library would wait for the rest, and sends no more.
+    def _await_delivery(self, producer: Producer, patience_s: float) -> None:
+        """Wait until all is stored. Where something is not, raise: committing would fail as well.
 
-        Its `flush` looks every 10 ms where only failures are reported; that was most of a small group's time.
+        The library's `flush` looks every 10 ms where only failures are reported; that was most of a small group's time.
         """
-        deadline = time.monotonic() + _TIMEOUT_S
-        while len(producer) and not self._failed and not self._targets and time.monotonic() < deadline:
+        self._do("delivery")
+        deadline = time.monotonic() + patience_s
+        while len(producer) and not self._failure:
             producer.poll(_LOOK_S)
+            if time.monotonic() > deadline and not self._failure:
+                self._failure = f"not all was stored within {patience_s:g} s"
+        if self._failure:
+            self._failed_with(producer, self._failure)
 
     def _commit(self, producer: Producer) -> None:
         """End the transaction with a commit."""
+        if not self.forbid_commit():
+            raise AbortedError("it took too long, and its owner gave it up")
+        self._do("commit_transaction")
         try:
             self._watch.commit(producer, _TIMEOUT_S)
         except UnknownEndError as error:
             raise InDoubtError(str(error)) from error
+        except KafkaException as error:
+            # The broker refused the end, or none was sent.
+            self._failed_with(producer, reason(error), error)
+        self.doing = ""
 
-    def _abort(self, producer: Producer, cause: str, error: Exception | None = None) -> None:
-        """Abort the transaction; always raises."""
-        failed = list(self._failed)
-        # Where the store itself takes nothing, the targets are not to blame; nor where what timed out stood behind what
-        # was refused.
-        refused = {half.topic for pending in failed for half in pending.halves}
-        targets = {} if self._store_failed else {t: why for t, why in self._targets.items() if t not in refused}
-        cause = self._failure or cause
+    def _failed_with(self, producer: Producer, cause: str, error: Exception | None = None) -> NoReturn:
+        """Tell that the transaction came to nothing, and what it failed for."""
+        is_refused = bool(self._failed or self._targets)
+        self._name_the_rest(producer)
+        text = f"a Kafka transaction came to nothing: {self._failure or cause}"
+        if self._store_failed:
+            # The targets are not to blame.
+            raise AbortedError(text) from error
+        if not is_refused and error is None and self._topics.done not in self._late:
+            # Others were stored in time.
+            raise AbortedError(text, {}, dict.fromkeys(self._late, "it did not store a message in time")) from error
+        # What timed out stood behind what was refused.
+        refused = {half.topic for pending in self._failed.values() for half in pending.halves}
+        targets = {topic: why for topic, why in self._targets.items() if topic not in refused}
+        raise AbortedError(text, self._why, targets, self._too_large) from error
+
+    def _name_the_rest(self, producer: Producer) -> None:
+        """Learn what else is not stored: a purge reports it, each message by its name."""
         try:
-            self._watch.abort(producer, _TIMEOUT_S)
-        except UnknownEndError as unknown:
-            raise InDoubtError(f"{unknown}; after: {cause}", failed, targets) from unknown
-        raise AbortedError(f"a Kafka transaction was aborted: {cause}", failed, targets) from error
+            producer.purge()
+            until = time.monotonic() + _PURGE_S
+            while len(producer) and time.monotonic() < until:
+                producer.poll(_LOOK_S)
+        except KafkaException as error:
+            _log.debug("a failed producer could not be purged: %s", reason(error))
 
     def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
-        positions = []
+        if self._apart:
+            return [TopicPartition(self._topics.done, partition, 0) for partition in shares]
+        positions, claim = [], self._claim()
         for partition, share in shares.items():
-            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, self._claim))
+            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, claim))
             positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint))
         return positions
 
-    def _produce(self, producer: Producer, partition: int, share: Share) -> None:
+    def _produce_decided(self, producer: Producer, share: Share) -> None:
         for pending in share.decided:
             if pending.verdict is Verdict.COMMIT:
                 self._produce_messages(producer, pending)
@@ -256,6 +373,8 @@ class Publisher:
                     headers = cast("Any", encode_discarded(half, "checks exhausted", pending.check_count))
                     failed = partial(self._refused, pending)
                     producer.produce(self._topics.discarded, half.value, half.key, -1, failed, headers=headers)
+
+    def _produce_done(self, producer: Producer, partition: int, share: Share) -> None:
         notes = share.notes()
         for start in range(0, len(notes), _NOTES_PER_RECORD):
             value = encode_done(notes[start : start + _NOTES_PER_RECORD])
@@ -285,17 +404,30 @@ class Publisher:
         """Find out what it is that failed: this message, its target, or something that concerns all."""
         code = error.code()
         if code in _NOBODYS_FAULT:
+            self._failure = self._failure or reason(error)
+            return
+        if code in _PURGED:
+            self._late.add(topic)
             return
         if code in _TARGETS_FAULT:
-            self._targets[topic] = reason(error)
+            self._targets.setdefault(topic, reason(error))
             self._failure = self._failure or f"{topic} takes no message: {reason(error)}"
-        else:
-            self._failed.append(pending)
-            self._failure = f"{topic} refused the message of transaction {pending.half.transaction_id}: {reason(error)}"
+            return
+        why = f"{topic}: {reason(error)}"
+        if code in _TOO_LARGE:
+            self._too_large.add(pending.half.transaction_id)
+        self._failed[pending.half.transaction_id] = pending
+        self._why[pending.half.transaction_id] = why
+        self._failure = self._failure or f"the message of transaction {pending.half.transaction_id} is refused: {why}"
 
     def _not_written(self, error: KafkaError | None, _: Message) -> None:
-        if error is not None and error.code() not in _NOBODYS_FAULT:
-            self._store_failed = True
+        if error is None:
+            return
+        if error.code() in _PURGED:
+            self._late.add(self._topics.done)
+            return
+        self._store_failed = self._store_failed or error.code() not in _NOBODYS_FAULT
+        self._failure = self._failure or f"{self._topics.done} was not written: {reason(error)}"
 
 
 def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
@@ -314,10 +446,11 @@ def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
 
 
 __all__ = [
-    "BATCH_BYTES",
     "TRANSACTION_TIMEOUT_MS",
     "AbortedError",
+    "IdLostError",
     "InDoubtError",
     "NotPublishedError",
     "Publisher",
+    "TooLargeError",
 ]

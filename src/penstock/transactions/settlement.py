@@ -18,7 +18,7 @@ from enum import Enum
 from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.inherited import Inherited, restored
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Half, Op, Verdict
+from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.sharing import Decisions, Share
 
 #: Decisions that move all messages of a transaction, and so need all of its halves.
@@ -274,11 +274,15 @@ class Settlement:
                 self.answers += 1
                 self.answered[op.transaction_id] = pending
             return None
-        if pending.verdict is not None:
+        if pending.verdict is not None and not _overrules(op, pending):
             is_again = pending.decided_at == offset and pending.decided_index == index
             return None if is_again else Refusal.ALREADY_DECIDED
         if op.verdict in _NEED_ALL and not pending.is_complete:
             return Refusal.INCOMPLETE
+        if pending.verdict is not None:
+            self.decisions.withdraw(pending)
+            if pending.is_op_open:
+                self._close(pending.decided_at)
         pending.verdict = op.verdict
         pending.decided_at = offset
         pending.decided_index = index
@@ -303,18 +307,25 @@ class Settlement:
         """Whether there is something to publish or to write down, apart from what waits."""
         return bool(self.answered) or self.decisions.ready > 0
 
-    def share(self, limit: int, publishable: Callable[[Pending], bool], carry: Iterable[Pending] = ()) -> Share | None:
+    def share(
+        self,
+        limit: int,
+        out: Callable[[Pending], str | None],
+        carry: Iterable[Pending] = (),
+        room_bytes: int = 1 << 40,
+    ) -> Share | None:
         """Choose what the next Kafka transaction settles, or return None when there is nothing.
 
-        Nothing changes here: the share takes effect by `apply`, once it is committed.
+        Nothing changes here, save what is set aside: the share takes effect by `apply`, once it is committed.
 
         Args:
             limit: most decisions to take.
-            publishable: whether a committed transaction can be published now. Where not, it is held.
+            out: names the topic for whose sake a transaction cannot be published with others now, or None.
             carry: pending transactions to write down whole.
+            room_bytes: bytes of messages to take at most; one transaction alone may have more.
         """
         self.decisions.release_due(self.now_ms)
-        chosen = self.decisions.choose(limit, publishable)
+        chosen = self.decisions.choose(limit, out, room_bytes)
         carried = {p.half.transaction_id: p for p in carry if p.half.transaction_id not in chosen}
         passed = {**chosen, **carried} if carried else chosen
         answered = [pending for name, pending in self.answered.items() if name not in passed]
@@ -425,9 +436,14 @@ class Settlement:
             self._close(pending.decided_at)
         self.decisions.forget(pending)
 
-    def release_held(self) -> None:
-        """Let held transactions try again."""
-        self.decisions.release_held()
+
+def _overrules(op: Op, pending: Pending) -> bool:
+    """Tell whether a decision takes effect though there is one: an operator discards what cannot be published.
+
+    What is under way cannot be overruled: it may be visible by now.
+    """
+    is_discard = op.verdict is Verdict.DISCARD and op.author is Author.OPERATOR
+    return is_discard and pending.verdict is Verdict.COMMIT and not pending.in_flight
 
 
 __all__ = ["Pending", "Refusal", "Settlement", "Share"]

@@ -1,8 +1,9 @@
 """The coordinator's loop: read what is there, ask what is due, publish what is decided.
 
-One thread does all of it, round by round, save the Kafka transactions themselves: they have a thread of their own, one
-at a time. While one is under way the next decisions are read, so the size of a group adapts to the load by itself, up
-to what ends within the target latency.
+One thread does all of it, round by round, save the Kafka transactions themselves: they have threads of their own, in
+`slot`, which the loop never waits for. There is one common transaction at a time; while it is under way the next
+decisions are read, so the size of a group adapts to the load by itself, up to what ends within the target latency.
+Beside it, what failed before is tried apart, a few topics at a time.
 """
 
 from __future__ import annotations
@@ -10,26 +11,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.errors import StoppedError
+from penstock.disposable import LeftBehind
 from penstock.kafka import partition_counts, reason
+from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition
-from penstock.transactions.publisher import InDoubtError, NotPublishedError
+from penstock.transactions.publisher import InDoubtError, NotPublishedError, TooLargeError
+from penstock.transactions.quarantine import Quarantine
 from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.settlement import Pending, Share
-from penstock.transactions.takeover import LogReader
-from penstock.transactions.targets import NOT_KNOWN, Pauses, Targets
+from penstock.transactions.slot import Landing, Slot
+from penstock.transactions.targets import NOT_KNOWN, Targets
 from penstock.transactions.topics import StoreTopics
-from penstock.transactions.turns import Turns
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -39,10 +41,19 @@ _IDLE_S = 0.05
 _BUSY_S = 0.001
 #: Seconds between two reads while a Kafka transaction is under way.
 _ALOFT_S = 0.005
-#: Seconds between rounds of housekeeping: trimming the logs, looking again at what is held.
+#: Seconds between rounds of housekeeping: trimming the logs, letting topics out of quarantine.
 _TEND_S = 5.0
+_RELEASE_S = 0.25
 _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
+#: Seconds that transactions under way may take to end when the coordinator stops.
+_LAST_S = 8.0
+_NO_END = (
+    "the broker cannot end a Kafka transaction there: its max.message.bytes may be smaller than the marker that ends "
+    "one; mend that, and restart the broker that leads it"
+)
+#: Failures in a row that nobody was named for, after which all targets of the group are tried apart.
+_UNNAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +63,54 @@ class _Flight:
     Attributes:
         shares: what it settles, with the objects they were taken from: by the time it ends a partition may be lost, or
             lost and taken again.
+        done_from: where the done logs ended, or before, as it began: its records come behind.
+        topic: for whose sake it is tried apart; None for the common one.
     """
 
     shares: Mapping[int, tuple[OwnedPartition, Share]]
+    done_from: Mapping[int, int]
+    topic: str | None = None
 
     def count(self) -> int:
         """Return how many transactions it settles."""
         return sum(len(share.decided) for _, share in self.shares.values())
 
-    def topics(self) -> set[str]:
-        """Return where it publishes to."""
-        decided = (p for _, share in self.shares.values() for p in share.decided)
-        return {half.topic for pending in decided if pending.verdict is Verdict.COMMIT for half in pending.halves}
+    def decided(self) -> Iterable[Pending]:
+        """Yield the transactions that it settles."""
+        return (pending for _, share in self.shares.values() for pending in share.decided)
 
     def size_bytes(self) -> int:
         """Return how large the messages are that it publishes."""
-        return sum(len(h.value or b"") for _, share in self.shares.values() for p in share.decided for h in p.halves)
+        return sum(len(half.value or b"") for pending in self.decided() for half in pending.halves)
+
+    def mark(self, *, in_flight: bool) -> None:
+        """Note on all that it settles or writes down again that it is under way, or is not any more."""
+        for partition, share in self.shares.values():
+            for pending in share.decided:
+                pending.in_flight = in_flight
+            for carry in share.carried:
+                carried = partition.settlement.pending.get(carry.note.transaction_id)
+                if carried is not None:
+                    carried.in_flight = in_flight
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A slot for what is tried apart, and what is under way there.
+
+    Attributes:
+        slot: the slot.
+        flight: what is under way.
+        doubted: what ended in doubt, and waits for the done log.
+        topic: what it tried last.
+        lost_ids: transactional ids that the slot had lost by then.
+    """
+
+    slot: Slot
+    flight: _Flight | None = None
+    doubted: _Flight | None = None
+    topic: str = ""
+    lost_ids: int = 0
 
 
 class Settling:
@@ -78,10 +121,14 @@ class Settling:
         topics: the store's topics.
         admin: an admin client.
         membership: which partitions are owned, and their records.
-        turns: Kafka transactions.
-        limit: how many decisions go into one.
+        slots: for the common transactions, in turns: after a Kafka transaction has ended the broker writes its markers,
+            and refuses the next begin of the same producer for some milliseconds; and one that failed is made anew
+            while the others go on.
+        apart: slots for what is tried apart.
+        gate: says whether the group's coordinator answers.
+        left: counts threads that were left behind.
+        limit: how many decisions go into one common transaction.
         questions: checks.
-        logs: tells what a transaction in doubt became.
         counts: where to count.
         ration: where to say what bad input could repeat without end.
         stopping: set when the coordinator ends.
@@ -94,10 +141,12 @@ class Settling:
         topics: StoreTopics,
         admin: AdminClient,
         membership: Membership,
-        turns: Turns,
+        slots: Sequence[Slot],
+        apart: Sequence[Slot],
+        gate: GroupGate,
+        left: LeftBehind,
         limit: GroupLimit,
         questions: Questions,
-        logs: LogReader,
         counts: Counts,
         ration: RationedLog,
         stopping: threading.Event,
@@ -107,55 +156,131 @@ class Settling:
         self._admin = admin
         self._membership = membership
         self._owned = membership.owned
-        self._turns = turns
+        self._slots = slots
+        self._apart = [_Lane(slot) for slot in apart]
+        self._gate = gate
+        self._left = left
         self._limit = limit
+        # The common transaction under way, and its slot; or the one that ended in doubt, whose slot is asked.
         self._flight: _Flight | None = None
+        self._doubted: _Flight | None = None
+        self._asked = slots[0]
+        self._turn = 0
         # Partitions beside whose positions the name of this coordinator stands.
         self._claimed: dict[int, OwnedPartition] = {}
         # Nothing is published before, in monotonic seconds: what was aborted is not tried again at once.
         self._not_before = 0.0
+        self._unnamed = 0
         self._questions = questions
-        self._logs = logs
         self._counts = counts
         self._ration = ration
         self._stopping = stopping
         self._targets = Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), topics.prefix)
-        # Transactions that their targets refused, by id.
-        self._refused = Pauses()
-        self._tended = time.monotonic()
+        self._quarantine = Quarantine()
+        # Topics that were found to be missing.
+        self._absent: set[str] = set()
+        self._tended = self._released = time.monotonic()
 
     def round(self) -> None:
         """Do once what the coordinator does for ever."""
-        if not self._turns.is_open and not self._recover():
-            return
+        now = time.monotonic()
+        self._tend_slots(now)
         if self._flight is not None:
             # Nothing can be published before it lands, so what comes meanwhile is read in larger pieces.
             self._land(self._flight, _ALOFT_S)
         self._membership.serve()
+        if self._membership.was_cut_off():
+            self._gate.shut()
         # What waits to be published goes first: whoever reads all that is there reads for ever, and publishes little.
         if not self._is_crowded():
             self._read(self._patience_s())
         now = time.monotonic()
-        if self._targets.is_fresh():
-            self._release()
+        self._targets.look_now_and_then(now)
         for partition in self._owned.values():
             self._questions.ask(partition, now)
-        # Neither while a Kafka transaction is under way nor while one is in doubt: tending takes the end of the done
-        # log for known, and what that transaction wrote there would never be looked for.
-        if self._flight is None and self._turns.is_open:
+        if now - self._released >= _RELEASE_S and self._quarantine:
+            self._released = now
+            self._release(now)
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        """Begin what is to be published next, and look after the logs in between."""
+        # Not while a common transaction is under way or in doubt: tending takes the end of the done log for known, and
+        # what that transaction wrote there would never be looked for.
+        if self._flight is None and self._doubted is None:
             if now - self._tended >= _TEND_S:
                 self._tended = now
                 self._tend()
-            if now >= self._not_before:
-                self._publish()
+            slot = self._slots[self._turn]
+            if self._gate.is_open and self._targets.were_heard and now >= self._not_before and slot.is_ready:
+                self._publish(slot)
+        if self._gate.is_open:
+            self._try_apart(now)
+
+    def close(self) -> None:
+        """Let what is under way end, for a while, and have the producers closed by their threads."""
+        deadline = time.monotonic() + _LAST_S
+        while self._flight is not None and time.monotonic() < deadline:
+            self._land(self._flight, _ALOFT_S)
+        while any(lane.flight is not None for lane in self._apart) and time.monotonic() < deadline:
+            self._land_apart(time.monotonic())
+            time.sleep(_ALOFT_S)
+        for slot in (*self._slots, *(lane.slot for lane in self._apart)):
+            slot.close()
+        self._gate.close()
+
+    def _tend_slots(self, now: float) -> None:
+        """Open producers that have to be, learn what became of transactions in doubt, and tell of calls that hang."""
+        slots = [*self._slots, *(lane.slot for lane in self._apart if lane.flight or lane.doubted or lane.slot.is_used)]
+        if self._gate.tend(now):
+            # A producer that was there while the group's coordinator was away hangs when it needs it next (librdkafka
+            # 2.16, seen after each restart of a broker).
+            for slot in slots:
+                slot.renew()
+        for slot in slots:
+            slot.tend(now)
+        # Whichever is ready next; one that failed is made anew meanwhile.
+        if self._flight is None and not self._slots[self._turn].is_ready:
+            self._turn = next((n for n, slot in enumerate(self._slots) if slot.is_ready), self._turn)
+        if self._doubted is not None and self._learn(self._asked, self._doubted):
+            self._doubted = None
+        self._land_apart(now)
+        self._counts.left_behind = self._left.hanging
+        calls = [slot.slow_call() for slot in slots]
+        self._counts.slow_call, self._counts.slow_call_s = max(calls, key=lambda one: one[1], default=("", 0.0))
+
+    def _learn(self, slot: Slot, flight: _Flight) -> bool:
+        """Take in what became of a transaction in doubt, if that is known by now."""
+        found = slot.answer()
+        if found is None:
+            return False
+        self._counts.recoveries += 1
+        flight.mark(in_flight=False)
+        for number, (partition, share) in flight.shares.items():
+            if self._owned.get(number) is partition:
+                done = found[number]
+                # Others may be there that are under way, or have landed meanwhile: they are told of elsewhere.
+                ids = {one.half.transaction_id for one in (*share.decided, *share.answered)}
+                carried = {carry.note.transaction_id for carry in share.carried}
+                outcome = partition.settlement.settle(
+                    [note for note in done.notes if note.transaction_id in ids],
+                    [one for one in done.carries if one[1].note.transaction_id in carried],
+                )
+                partition.settled_in_doubt(done.end, outcome)
+                for pending in outcome[0]:
+                    self._quarantine.forget(pending.half.transaction_id)
+        return True
 
     def _patience_s(self) -> float:
         """Return how long to wait for records."""
         if self._flight is not None:
             return 0
+        if self._doubted is not None or any(lane.flight is not None for lane in self._apart):
+            return _ALOFT_S
         if not any(p.settlement.has_work for p in self._owned.values()):
             return _IDLE_S
-        return _BUSY_S if time.monotonic() < self._not_before else 0
+        is_late = time.monotonic() < self._not_before or not (self._gate.is_open and self._slots[self._turn].is_ready)
+        return _BUSY_S if is_late else 0
 
     def _is_crowded(self) -> bool:
         """Tell whether as much as the next Kafka transaction takes waits for it already."""
@@ -185,132 +310,286 @@ class Settling:
         for partition in self._owned.values():
             partition.note_progress(now)
 
-    def _publish(self) -> None:
+    def _publish(self, slot: Slot) -> None:
+        """Begin the next common transaction, if there is something for it."""
         shares: dict[int, Share] = {}
         # Each partition has its part of the group: one that is crowded does not keep the others out.
-        limit = max(1, self._limit.decisions // max(1, len(self._owned)))
+        parts = max(1, len(self._owned))
+        limit, room_bytes = max(1, self._limit.decisions // parts), max(1, self._limit.bytes // parts)
         for number, partition in self._owned.items():
-            share = partition.share(limit, self._publishable)
+            share = partition.share(limit, self._out, room_bytes)
             if share is not None:
-                if share.decided and share.decided[0].suspect:
-                    shares = {number: share}
-                    break
                 shares[number] = share
             elif self._claimed.get(number) is not partition:
                 # Nothing to settle: what is written is who owns it now, for those who may have to take it over.
                 shares[number] = Share([], [], *partition.settlement.checkpoints())
         if not shares:
             return
-        self._flight = _Flight({number: (self._owned[number], share) for number, share in shares.items()})
-        self._turns.begin(shares, self._membership.group_metadata())
+        self._flight = self._taking_off(shares, None)
+        self._asked = slot
+        slot.begin(shares, self._membership.group_metadata())
+
+    def _taking_off(self, shares: Mapping[int, Share], topic: str | None) -> _Flight:
+        flight = _Flight(
+            {number: (self._owned[number], share) for number, share in shares.items()},
+            {number: self._owned[number].done_end for number in shares},
+            topic,
+        )
+        flight.mark(in_flight=True)
+        return flight
 
     def _land(self, flight: _Flight, timeout_s: float) -> None:
-        """Take in how the Kafka transaction under way ended, if it has, or does so in time."""
-        landing = self._turns.land(timeout_s)
+        """Take in how the common transaction under way ended, if it has, or does so in time."""
+        slot = self._asked
+        landing = slot.land(timeout_s)
         if landing is None:
             return
         self._flight = None
+        self._turn = (self._turn + 1) % len(self._slots)
         if landing.error is None:
+            self._unnamed = 0
+            self._settled(flight)
             self._counts.groups += flight.count() > 0
             self._limit.measured(flight.count(), flight.size_bytes(), landing.took_s)
-            for number, (partition, share) in flight.shares.items():
-                partition.settled(share)
+            for number, (partition, _) in flight.shares.items():
                 self._claimed[number] = partition
-            if self._targets.probing and self._targets.published(flight.topics()):
-                self._release()
-            self._turns.make_batches_large()
             return
-        self._not_published(landing.error, flight)
         if isinstance(landing.error, InDoubtError):
-            _log.warning("%s; the Kafka producers are replaced and the done log asked", landing.error)
-            self._turns.discard()
-        elif not landing.error.failed and not landing.error.targets:
-            # A rebalance, or a broker that is not ready: the next round serves the membership first.
-            self._ration.warn("aborted", "%s; it is tried again", landing.error)
-            self._not_before = time.monotonic() + _BACK_OFF_S
+            _log.warning("%s; its producer is replaced and the done log asked", landing.error)
+            self._gate.shut()
+            self._doubted = flight
+            slot.ask(flight.done_from)
+            return
+        flight.mark(in_flight=False)
+        self._not_published(landing.error, flight)
 
-    def _release(self) -> None:
-        """Let what is held try again, save for what rests after a refusal."""
-        now = time.monotonic()
-        discarded_rests = self._targets.rests(self._topics.discarded, now)
-        for partition in self._owned.values():
-            decided = partition.settlement.decided
-            partition.settlement.release_held()
-            for pending in decided.values():
-                rests = pending.suspect and self._refused.rests(pending.half.transaction_id, now)
-                if rests or (discarded_rests and pending.verdict is Verdict.DISCARD):
-                    pending.held = True
+    def _settled(self, flight: _Flight) -> None:
+        """Take in that a transaction was committed."""
+        flight.mark(in_flight=False)
+        for partition, share in flight.shares.values():
+            partition.settled(share)
+        if self._quarantine:
+            for pending in flight.decided():
+                self._quarantine.forget(pending.half.transaction_id)
 
-    def _publishable(self, pending: Pending) -> bool:
-        """Tell whether the targets of a transaction exist, so that a missing one does not fail the whole group."""
-        return all(self._has_target(half) for half in pending.halves)
-
-    def _has_target(self, half: Half) -> bool:
-        wanted = 1 if half.partition is None else half.partition + 1
-        why = self._targets.takes(half.topic, wanted, time.monotonic())
-        if why is not None and why is not NOT_KNOWN:
-            text = "transaction %s is committed and waits: topic %s %s"
-            self._ration.warn(f"target {half.topic}", text, half.transaction_id, half.topic, why)
-        return why is None
+    def _out(self, pending: Pending) -> str | None:
+        """Name the topic for whose sake a transaction cannot be published with the others, or return None."""
+        if pending.verdict is Verdict.DISCARD:
+            return self._topics.discarded if self._quarantine.is_out(self._topics.discarded) else None
+        for half in pending.halves:
+            wanted = 1 if half.partition is None else half.partition + 1
+            if not self._targets.has(half.topic, wanted) or self._quarantine.is_out(half.topic):
+                return half.topic
+            if self._quarantine and self._quarantine.is_too_large(half.topic, _size(half)):
+                return half.topic
+        return None
 
     def _not_published(self, error: NotPublishedError, flight: _Flight) -> None:
-        """Keep out of the next Kafka transactions what this one failed for."""
+        """Keep out of the next common transactions what this one failed for."""
         now = time.monotonic()
-        self._targets.not_published()
-        for topic, why in error.targets.items():
-            pause_s = self._targets.failed(topic, now)
-            text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"
-            self._ration.warn(f"target {topic}", text, topic, why, pause_s)
-        if self._topics.discarded in error.targets:
-            for _, share in flight.shares.values():
-                for pending in share.decided:
-                    pending.held = pending.held or pending.verdict is Verdict.DISCARD
-        if error.failed:
-            self._refuse(error, alone=flight.count() == 1)
-
-    def _refuse(self, error: NotPublishedError, *, alone: bool) -> None:
-        """Find those that are refused among many, and let them wait aside: each goes alone to be sure."""
-        if not alone and self._turns.make_batches_smaller():
-            self._ration.warn("batch refused", "%s; it is tried again in smaller batches", error)
+        if isinstance(error, TooLargeError):
+            if not self._limit.refused(flight.count(), flight.size_bytes()):
+                for pending in flight.decided():
+                    self._refuse(pending.half.transaction_id, _target(pending, self._topics), str(error), now)
+                    self._quarantine.suspect(_target(pending, self._topics), str(error), now)
             return
-        now = time.monotonic()
-        for pending in error.failed:
-            pending.held = alone
-            pending.suspect = True
-            if alone:
-                self._refused.fail(pending.half.transaction_id, now)
-        what = "it waits aside and is tried again" if alone else "the others are published without it"
-        self._ration.warn("refused by target", "%s; %s", error, what)
+        named = dict(error.targets)
+        for pending in flight.decided():
+            why = error.failed.get(pending.half.transaction_id)
+            if why is not None:
+                # The library fails whole batches for one message: who it is shows where each is a batch.
+                named.setdefault(_target(pending, self._topics), why)
+        if not named:
+            self._ration.warn("aborted", "%s; it is tried again", error)
+            self._gate.shut()
+            self._not_before = now + _BACK_OFF_S
+            self._unnamed += 1
+            if self._unnamed < _UNNAMED:
+                return
+            named = {_target(pending, self._topics): str(error) for pending in flight.decided() if _publishes(pending)}
+            self._unnamed = 0
+        for topic, why in named.items():
+            self._quarantine.suspect(topic, why, now)
+            text = "topic %s does not take all that is for it: %s; what is for it is tried apart from the others"
+            self._ration.warn(f"target {topic}", text, topic, why)
 
-    def _recover(self) -> bool:
-        """Open the Kafka producers and, where partitions are owned, learn what the last transaction became."""
-        try:
-            self._turns.open()
-            self._targets.await_first(_ANSWER_S)
-            if self._owned:
-                self._counts.recoveries += 1
-                starts = {number: partition.done_end for number, partition in self._owned.items()}
-                found = self._logs.done(starts, starts)
-                for number, partition in self._owned.items():
-                    done = found[number]
-                    partition.settled_in_doubt(done.end, partition.settlement.settle(done.notes, done.carries))
-        except (InDoubtError, KafkaException) as error:
-            text = reason(error) if isinstance(error, KafkaException) else str(error)
-            _log.warning("the coordinator of %s cannot publish yet: %s; trying again", self._topics.prefix, text)
-            self._turns.discard()
-            self._stopping.wait(_BACK_OFF_S)
-            return False
-        except StoppedError:
-            self._turns.discard()
-            return False
-        return True
+    def _release(self, now: float) -> None:
+        """Let topics out of quarantine that are well again, and try those at once that have come back."""
+        if self._absent:
+            self._targets.look(now)
+            for topic in [topic for topic in self._absent if self._targets.has(topic, 1)]:
+                self._absent.discard(topic)
+                self._quarantine.try_now(topic, now)
+        for topic in self._quarantine.release(self._has_unrefused, now):
+            for partition in self._owned.values():
+                partition.settlement.decisions.release(topic)
+
+    def _has_unrefused(self, topic: str) -> bool:
+        """Tell whether something waits for a topic's sake that was not refused."""
+        return any(self._candidates(partition, topic, 1) for partition in self._owned.values())
+
+    def _candidates(self, partition: OwnedPartition, topic: str, most: int) -> list[Pending]:
+        is_refused = self._quarantine.is_refused
+        return partition.settlement.decisions.aside.take(
+            topic, most, lambda pending: is_refused(pending.half.transaction_id)
+        )
+
+    def _retried(self, topic: str) -> tuple[int, Pending] | None:
+        """Return the refused one of a topic that was not tried for longest, with its partition."""
+        found = [
+            (self._quarantine.tried_at(pending.half.transaction_id), number, pending)
+            for number, partition in self._owned.items()
+            for pending in partition.settlement.decisions.aside.fronts(topic)
+            if not pending.in_flight and self._quarantine.is_refused(pending.half.transaction_id)
+        ]
+        return min(found, key=lambda one: one[0])[1:] if found else None
+
+    def _try_apart(self, now: float) -> None:
+        """Begin to try what is set aside, as far as there are slots for it."""
+        waiting: set[str] | None = None
+        for lane in self._apart:
+            if lane.flight is not None or lane.doubted is not None:
+                continue
+            if waiting is None:
+                waiting = {t for p in self._owned.values() for t in p.settlement.decisions.aside.topics()}
+            if not waiting:
+                return
+            if lane.slot.lost_ids > lane.lost_ids:
+                lane.lost_ids = lane.slot.lost_ids
+                self._quarantine.fail(lane.topic, _NO_END, now)
+            if not lane.slot.is_ready:
+                # It opens a producer when it is needed first.
+                lane.slot.tend(now)
+                continue
+            topic = self._quarantine.next_topic(waiting, now)
+            if topic is None:
+                return
+            self._begin_apart(lane, topic, now)
+
+    def _begin_apart(self, lane: _Lane, topic: str, now: float) -> None:
+        missing = next(filter(None, (self._missing(topic, one) for one in self._owned.values())), None)
+        if missing is NOT_KNOWN:
+            self._quarantine.postpone(topic, now)
+            return
+        if missing is not None:
+            self._absent.add(topic)
+            self._quarantine.fail(topic, missing, now)
+            return
+        width = self._quarantine.begin_try(topic, now)
+        shares: dict[int, Share] = {}
+        retried = self._retried(topic) if self._quarantine.retries(topic, now) else None
+        if retried is not None:
+            shares[retried[0]] = Share([retried[1]], [], -1, -1, moves=False)
+        else:
+            for number, partition in self._owned.items():
+                chosen = self._not_too_large(self._candidates(partition, topic, width), now)
+                width -= len(chosen)
+                if chosen:
+                    shares[number] = Share(chosen, [], -1, -1, moves=False)
+                if width <= 0:
+                    break
+        if not shares:
+            self._quarantine.end_try(topic)
+            self._quarantine.postpone(topic, now)
+            return
+        lane.flight, lane.topic = self._taking_off(shares, topic), topic
+        lane.slot.begin(shares, self._membership.group_metadata())
+
+    def _not_too_large(self, chosen: list[Pending], now: float) -> list[Pending]:
+        """Leave out what is as large as one that was refused for its size, and what stands behind it."""
+        for at, pending in enumerate(chosen):
+            for half in pending.halves if pending.verdict is Verdict.COMMIT else ():
+                if self._quarantine.is_too_large(half.topic, _size(half)):
+                    why = self._quarantine.why(half.topic)
+                    self._refuse(pending.half.transaction_id, half.topic, why, now, _size(half))
+                    return chosen[:at]
+        return chosen
+
+    def _missing(self, topic: str, partition: OwnedPartition) -> str | None:
+        """Say why nothing need be tried: the topic is not there."""
+        for pending in partition.settlement.decisions.aside.fronts(topic):
+            for half in pending.halves if pending.verdict is Verdict.COMMIT else ():
+                wanted = 1 if half.partition is None else half.partition + 1
+                why = self._targets.missing(half.topic, wanted, time.monotonic())
+                if why is not None and half.topic == topic:
+                    if why is not NOT_KNOWN:
+                        text = "transaction %s is committed and waits: topic %s %s"
+                        self._ration.warn(f"target {topic}", text, pending.half.transaction_id, topic, why)
+                    return why
+            return None
+        return None
+
+    def _land_apart(self, now: float) -> None:
+        """Take in how transactions ended that were tried apart."""
+        for lane in self._apart:
+            if lane.doubted is not None and self._learn(lane.slot, lane.doubted):
+                self._quarantine.end_try(lane.doubted.topic or "")
+                lane.doubted = None
+            flight = lane.flight
+            landing = None if flight is None else lane.slot.land()
+            if flight is None or landing is None:
+                continue
+            lane.flight = None
+            self._landed_apart(lane, flight, landing, now)
+
+    def _landed_apart(self, lane: _Lane, flight: _Flight, landing: Landing, now: float) -> None:
+        topic, error = flight.topic or "", landing.error
+        if isinstance(error, InDoubtError):
+            _log.warning("%s; its producer is replaced and the done log asked", error)
+            self._gate.shut()
+            self._quarantine.fail(topic, str(error), now)
+            lane.doubted = flight
+            lane.slot.ask(flight.done_from)
+            return
+        flight.mark(in_flight=False)
+        self._quarantine.end_try(topic)
+        if error is None:
+            names = [pending.half.transaction_id for pending in flight.decided()]
+            self._settled_apart(flight, topic, names, now)
+            return
+        if isinstance(error, TooLargeError) and flight.count() == 1:
+            for pending in flight.decided():
+                self._refuse(pending.half.transaction_id, topic, str(error), now)
+            return
+        if error.failed:
+            self._refuse_all(flight, error, topic, now)
+            return
+        why = next(iter(error.targets.values()), str(error))
+        if not error.targets:
+            self._gate.shut()
+        for other, other_why in error.targets.items():
+            if other != topic:
+                self._quarantine.suspect(other, other_why, now)
+        pause_s = self._quarantine.fail(topic, why, now)
+        text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"
+        self._ration.warn(f"target {topic}", text, topic, why, pause_s)
+
+    def _refuse_all(self, flight: _Flight, error: NotPublishedError, topic: str, now: float) -> None:
+        """Take in which ones the broker refused."""
+        for pending in flight.decided():
+            why = error.failed.get(pending.half.transaction_id)
+            if why is not None:
+                is_size = pending.half.transaction_id in error.too_large
+                size = max(map(_size, pending.halves)) if is_size else None
+                self._refuse(pending.half.transaction_id, topic, why, now, size)
+
+    def _settled_apart(self, flight: _Flight, topic: str, names: Sequence[str], now: float) -> None:
+        self._quarantine.succeeded(topic, names, now)
+        self._settled(flight)
+        self._counts.groups += 1
+
+    def _refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> None:
+        if self._quarantine.refuse(transaction_id, topic, why, now, too_large):
+            _log.error(
+                "transaction %s is committed and refused by %s: %s; it is tried again, and holds later ones of its key "
+                "and target; see `penstock tx show`, and discard it by `penstock tx discard` if it cannot be mended",
+                transaction_id,
+                topic,
+                why,
+            )
 
     def _tend(self) -> None:
-        """Let held transactions try again, refuse decisions without a half, and trim the logs."""
-        for partition in self._owned.values():
-            partition.held = sum(p.held for p in partition.settlement.decided.values())
-        self._refused.keep(name for partition in self._owned.values() for name in partition.settlement.decided)
-        self._release()
+        """Refuse decisions without a half, and trim the logs."""
         try:
             points = [point for partition in self._owned.values() for point in self._tend_partition(partition)]
             if points:
@@ -327,6 +606,19 @@ class Settling:
         names = (self._topics.half, self._topics.op, self._topics.done)
         points = zip(names, partition.trim_points(), strict=True)
         return [TopicPartition(topic, number, offset) for topic, offset in points if offset > 0]
+
+
+def _publishes(pending: Pending) -> bool:
+    return pending.verdict is Verdict.COMMIT or pending.verdict is Verdict.DISCARD
+
+
+def _size(half: Half) -> int:
+    return len(half.key or b"") + len(half.value or b"") + sum(len(n) + len(v or b"") for n, v in half.headers)
+
+
+def _target(pending: Pending, topics: StoreTopics) -> str:
+    """Return where a transaction goes: of several messages, the first one's target."""
+    return topics.discarded if pending.verdict is Verdict.DISCARD else pending.half.topic
 
 
 __all__ = ["Settling"]

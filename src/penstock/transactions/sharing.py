@@ -1,8 +1,8 @@
 """Which decided transactions the next Kafka transaction settles.
 
-Pure. A decided transaction is ready, held (its target cannot take it now), delayed (`deliver_at`), or it stands behind
-an earlier one of its line (`order="half"`). Only what is ready is looked at, so that a crowd of those that wait delays
-nobody.
+Pure. A decided transaction is ready, set aside (its target cannot take it now, or it stands behind one that is),
+delayed (`deliver_at`), or it stands behind an earlier one of its line (`order="half"`). Only what is ready is looked
+at, so that a crowd of those that wait delays nobody.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from penstock.transactions.aside import Aside
 from penstock.transactions.delays import Delays
 from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.key_order import KeyOrder
@@ -28,6 +29,7 @@ class Share:
         op_checkpoint: the same for the op log.
         counts: notes on these as they were when it was chosen: answers may come while it is under way.
         carried: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
+        moves: whether positions are committed with it: what is tried apart from the others moves none.
     """
 
     decided: list[Pending]
@@ -36,6 +38,7 @@ class Share:
     op_checkpoint: int
     counts: list[Note] = field(default_factory=list)
     carried: list[Carry] = field(default_factory=list)
+    moves: bool = True
 
     def notes(self) -> list[Note]:
         """Return what the done log shall say."""
@@ -50,8 +53,9 @@ class Decisions:
         self.all: dict[str, Pending] = {}
         self.keys = KeyOrder()
         self.delays = Delays()
+        #: Those that cannot be published with the others now.
+        self.aside = Aside()
         self._ready: dict[str, Pending] = {}
-        self._held: dict[str, Pending] = {}
 
     @property
     def ready(self) -> int:
@@ -61,7 +65,7 @@ class Decisions:
     @property
     def held(self) -> int:
         """How many wait aside."""
-        return len(self._held)
+        return len(self.aside)
 
     def add(self, pending: Pending) -> None:
         """Take a transaction in that was just decided."""
@@ -78,13 +82,21 @@ class Decisions:
         if line is None or pending.verdict is not Verdict.COMMIT or self.keys.head(line) is pending:
             self._ready[pending.half.transaction_id] = pending
 
+    def withdraw(self, pending: Pending) -> None:
+        """Take a decided transaction out of all that waits to be published: it is decided otherwise."""
+        transaction_id = pending.half.transaction_id
+        self.all.pop(transaction_id, None)
+        self._ready.pop(transaction_id, None)
+        self.delays.remove(transaction_id)
+        self._free(self.aside.remove(pending))
+
     def forget(self, pending: Pending) -> None:
-        """Forget a transaction that is settled; the next one of its key takes its place."""
+        """Forget a transaction that is settled; those that it held take its place."""
         transaction_id = pending.half.transaction_id
         if self.all.pop(transaction_id, None) is not None:
             self._ready.pop(transaction_id, None)
-            if self._held:
-                self._held.pop(transaction_id, None)
+            if self.aside:
+                self._free(self.aside.remove(pending))
             if self.delays:
                 self.delays.remove(transaction_id)
         line = pending.half.line
@@ -98,13 +110,16 @@ class Decisions:
         for pending in self.delays.take_due(now_ms):
             self._enter(pending)
 
-    def release_held(self) -> None:
-        """Let held transactions try again, before those that came later."""
-        if self._held:
-            for pending in self._held.values():
-                pending.held = False
-            self._ready = {**self._held, **self._ready}
-            self._held.clear()
+    def release(self, topic: str) -> None:
+        """Let what was set aside for a topic's sake go with the others, before those that came later."""
+        for pending in list(self.aside.fronts(topic)):
+            if not pending.in_flight:
+                self._free([pending, *self.aside.remove(pending)])
+
+    def _free(self, freed: list[Pending]) -> None:
+        if freed:
+            freed.sort(key=lambda one: (one.decided_at, one.decided_index))
+            self._ready = {**{one.half.transaction_id: one for one in freed}, **self._ready}
 
     def held_by(self, pending: Pending) -> Pending | None:
         """Return the transaction behind which one stands, or None."""
@@ -112,48 +127,65 @@ class Decisions:
         head = None if line is None else self.keys.head(line)
         return None if head is pending else head
 
-    def choose(self, limit: int, publishable: Callable[[Pending], bool]) -> dict[str, Pending]:
-        """Return what can be settled now, by id, in the order of publication. What its target refuses is held."""
+    def choose(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> dict[str, Pending]:
+        """Return what can be settled now, by id, in the order of publication. What cannot be published is set aside.
+
+        Args:
+            limit: most transactions.
+            out: names the topic for whose sake a transaction cannot be published with others now, or None.
+            room_bytes: bytes of messages at most; one transaction alone may have more.
+        """
         chosen: dict[str, Pending] = {}
-        aside: list[Pending] = []
+        aside: list[str] = []
         looked: set[Line] = set()
         for transaction_id, pending in self._ready.items():
-            if len(chosen) >= limit:
+            if len(chosen) >= limit or room_bytes <= 0:
                 break
             if looked and transaction_id in chosen:
                 # It went with others of its key.
                 continue
-            if pending.held or (pending.verdict is Verdict.COMMIT and not publishable(pending)):
-                aside.append(pending)
-            elif pending.suspect:
-                # It goes alone, after those before it: the order of decisions is kept.
-                if not chosen:
-                    chosen[transaction_id] = pending
-                break
-            else:
-                line = pending.half.line
-                if line is not None and line not in looked:
-                    looked.add(line)
-                    chosen.update(self._passable(line, publishable, limit - len(chosen)))
-                if len(chosen) < limit or line is None:
-                    chosen[transaction_id] = pending
-        for pending in aside:
-            pending.held = True
-            self._held[pending.half.transaction_id] = self._ready.pop(pending.half.transaction_id)
+            if self._goes_aside(pending, out):
+                aside.append(transaction_id)
+                continue
+            line = pending.half.line
+            if line is not None and line not in looked:
+                looked.add(line)
+                for other in self._passable(line, out, limit - len(chosen)):
+                    chosen[other.half.transaction_id] = other
+                    room_bytes -= _bytes_of(other)
+            if transaction_id not in chosen and (len(chosen) < limit or line is None):
+                chosen[transaction_id] = pending
+                room_bytes -= _bytes_of(pending)
+        for transaction_id in aside:
+            del self._ready[transaction_id]
         return chosen
 
-    def _passable(
-        self, line: Line, publishable: Callable[[Pending], bool], limit: int
-    ) -> Iterator[tuple[str, Pending]]:
+    def _goes_aside(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
+        """Set a transaction aside that cannot be published with others, and tell whether it is."""
+        if pending.verdict is Verdict.ROLLBACK:
+            return False
+        topic = out(pending)
+        if topic is None and not self.aside.is_behind(pending):
+            return False
+        self.aside.add(pending, topic)
+        return True
+
+    def _passable(self, line: Line, out: Callable[[Pending], str | None], limit: int) -> Iterator[Pending]:
         """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
         for pending in self.keys.standing(line):
-            waits = pending.verdict is None or pending.suspect or pending.held
+            waits = pending.verdict is None or pending.held
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return
-            if pending.verdict is Verdict.COMMIT and not publishable(pending):
+            if pending.verdict is Verdict.COMMIT and (out(pending) is not None or self.aside.is_behind(pending)):
                 return
             limit -= 1
-            yield pending.half.transaction_id, pending
+            yield pending
+
+
+def _bytes_of(pending: Pending) -> int:
+    if pending.parts is None:
+        return len(pending.half.value or b"") + len(pending.half.key or b"")
+    return sum(len(half.value or b"") + len(half.key or b"") for half in pending.halves)
 
 
 __all__ = ["Decisions", "Share"]

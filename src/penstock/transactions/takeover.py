@@ -29,6 +29,7 @@ from penstock.transactions.topics import StoreTopics
 _log = logging.getLogger("penstock.transactions")
 
 _ANSWER_S = 10.0
+_COORDINATOR_S = 2.0
 _POLL_S = 0.1
 _MESSAGES = 1_000
 #: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
@@ -134,6 +135,20 @@ class LogReader:
                 half_position, op_position, half_end, op_end, done[p].notes, done[p].end, done[p].carries
             )
         return inheritances
+
+    def await_coordinator(self) -> None:
+        """Return once the coordinator of the group answers, or it is known that it does not.
+
+        Raises:
+            KafkaException: it does not answer; try again.
+        """
+        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        try:
+            for answer in consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S):
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+        finally:
+            consumer.close()
 
     def _committed(self, partitions: list[int]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return where to read each half and op log from, and where it ends."""
