@@ -12,10 +12,10 @@ import signal
 import sys
 import threading
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from penstock.transactions import Coordinator
-from penstock.transactions.publisher import InDoubtError, Publisher
+from penstock.transactions.publisher import NotPublishedError, Publisher
 from penstock.transactions.records import Verdict
 from penstock.transactions.settlement import Share
 
@@ -31,13 +31,13 @@ def stand_still(where: str) -> None:
 
 def main() -> None:
     servers, prefix, where, *instance = sys.argv[1:]
-    commit, produce = Publisher._commit, Publisher._produce
+    commit, produce = Publisher._commit, Publisher._produce_decided
     settling: set[Publisher] = set()
 
-    def noting_produce(self: Publisher, producer: Producer, partition: int, share: Share) -> None:
+    def noting_produce(self: Publisher, producer: Producer, share: Share) -> None:
         if any(pending.verdict is Verdict.COMMIT for pending in share.decided):
             settling.add(self)
-        produce(self, producer, partition, share)
+        produce(self, producer, share)
 
     def halting_commit(self: Publisher, producer: Producer) -> None:
         if self not in settling:
@@ -52,13 +52,13 @@ def main() -> None:
             THAWED.wait()
         try:
             commit(self, producer)
-        except (KafkaException, InDoubtError):
+        except NotPublishedError:
             print("refused", flush=True)  # noqa: T201 - the test reads it
             raise
         if where == "after commit":
             stand_still(where)
 
-    Publisher._produce = noting_produce  # type: ignore[method-assign] # as the fault below
+    Publisher._produce_decided = noting_produce  # type: ignore[method-assign] # as the fault below
     Publisher._commit = halting_commit  # type: ignore[method-assign] # the fault
     # How long it was frozen says nothing: a session may end three seconds later, or six.
     signal.signal(signal.SIGCONT, lambda *_: THAWED.set())

@@ -16,11 +16,13 @@ from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
+from penstock.disposable import LeftBehind
 from penstock.transactions import Coordinator
 from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.done_records import Done, Note
 from penstock.transactions.endings import EndWatch, UnknownEndError
+from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.owned import Counts, OwnedPartition
@@ -29,9 +31,9 @@ from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling
+from penstock.transactions.slot import Slot
 from penstock.transactions.takeover import DoneRead, Inheritance
 from penstock.transactions.topics import StoreTopics
-from penstock.transactions.turns import Turns
 from waiting import wait_until
 
 TOPICS = StoreTopics("penstock", 1)
@@ -43,15 +45,16 @@ class DoneLog:
 
     records: list[list[Note]] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
-    is_open: bool = True
     doubts: int = 0
 
-    def open(self, batch_bytes: int) -> None:
-        assert batch_bytes
-        self.is_open = True
+    doing: str = ""
+    since: float = 0.0
+
+    def open(self) -> None:
+        """Nothing has to be made."""
 
     def close(self) -> None:
-        self.is_open = False
+        """Nothing is left open."""
 
     def publish(self, shares: Mapping[int, Share], _: object, produced: Callable[[], None]) -> None:
         """Commit, and do not know it the first time."""
@@ -78,6 +81,9 @@ class Member:
 
     def serve(self) -> None:
         """Nothing changes."""
+
+    def was_cut_off(self) -> bool:
+        return False
 
     def read(self, timeout_s: float, most: int, *, for_halves: bool, full: bool) -> list[Any]:
         assert timeout_s >= 0
@@ -133,17 +139,24 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.settlement.add_half(0, half)
     owned.settlement.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)
-    turns = Turns([log], "test")  # type: ignore[list-item] # what is used of it
-    turns.open()
+    left = LeftBehind("a test")
+    slot = Slot(
+        lambda _: log,  # type: ignore[arg-type,return-value] # what is used of it
+        lambda starts: log.done(starts, starts),
+        "test",
+        left,
+    )
     settling = Settling(
         "servers",
         topics=TOPICS,
         admin=Admin(),  # type: ignore[arg-type] # what is used of it
         membership=Member(owned, log),  # type: ignore[arg-type] # what is used of it
-        turns=turns,
+        slots=[slot],
+        apart=[],
+        gate=GroupGate(lambda: None, left),
+        left=left,
         limit=GroupLimit(0.02),
         questions=NoQuestions(),  # type: ignore[arg-type] # nothing is due
-        logs=log,  # type: ignore[arg-type] # what is used of it
         counts=counts,
         ration=ration,
         stopping=threading.Event(),
@@ -151,12 +164,12 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
 
     def settled() -> bool:
         settling.round()
-        return counts.rolled_back > 0 and not turns.flying
+        return counts.rolled_back > 0 and not slot.flying
 
     wait_until(settled)
     for _ in range(3):
         settling.round()
-    turns.close()
+    settling.close()
 
     assert (log.doubts, counts.recoveries) == (1, 1)
     assert log.published == [half.transaction_id]
@@ -267,23 +280,18 @@ def test_an_end_held_past_the_next_begin_ends_nothing_else_and_a_new_epoch_is_se
     assert seen(bench) == Counter([b"first", b"a", *sent])
 
 
-def test_a_held_abort_cannot_end_a_later_transaction(
+def test_a_transaction_that_failed_is_ended_by_a_new_epoch_and_no_end_of_it_can_come_late(
     bench: Bench, proxy: KafkaProxy, coordinator: Coordinator, new_topic: Callable[..., str]
 ) -> None:
     narrow = new_topic(config={"max.message.bytes": "1000"})
-    before = coordinator.statistics().recoveries
 
-    with proxy.fault(END_TXN, What.HOLD_AND_CUT, committed=False) as late:
-        send(bench, bytes(5_000), topic=narrow)
-        bench.counted(coordinator, recoveries=before + 1)
-        end = next(end for end in proxy.ends if not end.committed)
-        with proxy.fault(END_TXN, What.HOLD, producer_id=end.producer_id, committed=True) as standing:
-            sent = send_until(bench, coordinator, standing)
-            proxy.let_go(late)
-    bench.counted(coordinator, committed=1 + len(sent))
+    send(bench, bytes(5_000), topic=narrow)
+    bench.counted(coordinator, held=1)
+    send(bench, b"a", b"b")
+    bench.counted(coordinator, committed=3)
 
-    assert epochs(proxy, end.producer_id)[-1] > end.epoch
-    assert seen(bench) == Counter([b"first", *sent])
+    assert all(end.committed for end in proxy.ends), "an abort that is on its way could end another transaction"
+    assert seen(bench) == Counter([b"first", b"a", b"b"])
 
 
 def test_a_silent_client_library_is_believed_only_where_the_end_was_quick() -> None:

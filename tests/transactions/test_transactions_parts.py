@@ -27,7 +27,7 @@ def op(verdict: Verdict, *offsets: int, author: Author = Author.PRODUCER) -> Op:
 
 
 def settle(settlement: Settlement) -> Share:
-    share = settlement.share(10, lambda _: True)
+    share = settlement.share(10, lambda _: None)
     assert share is not None
     settlement.apply(share)
     return share
@@ -85,7 +85,7 @@ def test_a_commit_of_what_can_never_be_complete_is_refused_once_that_is_known() 
 
     assert settlement.add_op(0, op(Verdict.COMMIT, 0, author=Author.CHECK), 0) is None
     assert settlement.sweep_ahead(1) == 1
-    share = settlement.share(10, lambda _: True)
+    share = settlement.share(10, lambda _: None)
     assert share is None
     assert settlement.add_op(1, op(Verdict.ROLLBACK, author=Author.COORDINATOR), 0) is None
     assert settle(settlement).op_checkpoint == 2

@@ -121,6 +121,7 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
     monkeypatch.setattr("penstock.transactions.publisher.TRANSACTION_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr("penstock.transactions.slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
     monkeypatch.setattr("penstock.transactions.owned._IDLE_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)

@@ -53,8 +53,10 @@ class World:
             self.settlement.add_op(offset, self.ops[offset], 1000 + offset)
 
     def publish(self, limit: int, *, refuses: str | None = None, committed: bool = True) -> None:
-        share = self.settlement.share(limit, lambda pending: pending.half.transaction_id != refuses)
-        self.settlement.release_held()
+        share = self.settlement.share(
+            limit, lambda pending: "topic" if pending.half.transaction_id == refuses else None
+        )
+        self.settlement.decisions.release("topic")
         if share is None or not committed:
             return
         # One Kafka transaction: targets, completions and positions, all or nothing.
@@ -179,7 +181,7 @@ def test_a_decision_ahead_of_its_half_is_held_and_then_counts() -> None:
     assert isinstance(settlement.add_half(0, later), Pending)
     assert settlement.join_ahead(later.transaction_id) == []
 
-    share = settlement.share(10, lambda _: True)
+    share = settlement.share(10, lambda _: None)
     assert share is not None
     assert [p.half for p in share.decided] == [later]
     assert (share.half_checkpoint, share.op_checkpoint) == (1, 1)
@@ -192,15 +194,15 @@ def test_a_held_transaction_keeps_the_checkpoints_and_lets_the_others_pass() -> 
         settlement.add_half(offset, each)
         settlement.add_op(offset, op(each, Verdict.COMMIT, (offset,)), 0)
 
-    share = settlement.share(10, lambda pending: pending.offset != 1)
+    share = settlement.share(10, lambda pending: "topic" if pending.offset == 1 else None)
 
     assert share is not None
     assert [p.offset for p in share.decided] == [0, 2]
     assert (share.half_checkpoint, share.op_checkpoint) == (1, 1)
     settlement.apply(share)
-    assert settlement.share(10, lambda _: True) is None
-    settlement.release_held()
-    assert settlement.share(10, lambda _: True) is not None
+    assert settlement.share(10, lambda _: None) is None
+    settlement.decisions.release("topic")
+    assert settlement.share(10, lambda _: None) is not None
 
 
 def test_a_second_decision_and_a_late_one_are_told_apart_from_the_first() -> None:
@@ -209,7 +211,7 @@ def test_a_second_decision_and_a_late_one_are_told_apart_from_the_first() -> Non
 
     assert settlement.add_op(0, op(one, Verdict.COMMIT, (0,)), 0) is None
     assert settlement.add_op(1, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.ALREADY_DECIDED
-    share = settlement.share(10, lambda _: True)
+    share = settlement.share(10, lambda _: None)
     assert share is not None
     settlement.apply(share)
     assert settlement.add_op(2, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.SETTLED_OR_UNKNOWN
