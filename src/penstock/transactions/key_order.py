@@ -16,7 +16,8 @@ from penstock.transactions.records import Line
 class KeyOrder:
     """The lines of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    Halves are added in the order of their offsets, which is the order in which they were sent; `sort` is for the others.
+    Halves are added in the order of their offsets, which is the order in which they were sent; `sort` is for those
+    that are not.
     """
 
     def __init__(self) -> None:

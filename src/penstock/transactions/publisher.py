@@ -243,8 +243,10 @@ class Publisher:
     def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
         positions = []
         for partition, share in shares.items():
-            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, self._claim))
-            positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint))
+            beside = f"{self._claim} {share.log_ids}".rstrip()
+            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, beside))
+            positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint, share.log_ids))
+            positions.append(TopicPartition(self._topics.done, partition, share.done_checkpoint, share.log_ids))
         return positions
 
     def _produce(self, producer: Producer, partition: int, share: Share) -> None:

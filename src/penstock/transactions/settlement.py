@@ -220,17 +220,22 @@ class Settlement:
         self._close(ahead.offset)
         return refusal
 
-    def sweep_ahead(self, half_end: int) -> int:
+    def sweep_ahead(self, half_end: int, read_to: int | None = None) -> int:
         """Refuse decisions whose half cannot come any more, and return how many there were.
 
         Args:
             half_end: the end of the half log, asked for after the decisions were read. A half is stored before its
                 decision is written, so a decision that names an offset at or past the end is forged.
+            read_to: the next offset of the op log when it was asked for: decisions at or above it are left; None: all
+                had been read.
         """
         dropped = 0
         for transaction_id in list(self._ahead):
             kept: list[_Ahead] = []
             for ahead in self._ahead[transaction_id]:
+                if read_to is not None and ahead.offset >= read_to:
+                    kept.append(ahead)
+                    continue
                 if ahead.limit is None:
                     ahead.limit = half_end
                 if (
@@ -295,9 +300,17 @@ class Settlement:
             for ahead in waiting:
                 ahead.offset = _NO_PLACE
 
+    def cut_op_log(self, low: int) -> None:
+        """Take in that the op log was deleted below `low`: decisions there that are not applied are here alone."""
+        self.op_position = max(self.op_position, low)
+        for name, pending in self.decisions.all.items():
+            if pending.is_op_open and pending.decided_at < low:
+                self._at_risk[name] = pending
+
     def lose_done_log(self) -> None:
-        """Take in that what the done log said is gone: what is pending is to be written down, so that checkpoints pass
-        what is settled.
+        """Take in that what the done log said is gone.
+
+        What is pending is to be written down, so that the checkpoints pass what is settled.
         """
         for name, pending in self.pending.items():
             pending.carried_at = None
@@ -425,7 +438,7 @@ class Settlement:
             # Others were read meanwhile, which lie above them.
             self._uncarried = _by_offset(self._uncarried)
             self.pending = _by_offset(self.pending)
-            for line in {pending.half.line for pending in begun} - {None}:
+            for line in {line for pending in begun if (line := pending.half.line) is not None}:
                 self.decisions.sort(line)
         return begun
 

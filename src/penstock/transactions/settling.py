@@ -13,12 +13,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from penstock.errors import StoppedError
 from penstock.kafka import partition_counts, reason
 from penstock.transactions.group_limit import GroupLimit
+from penstock.transactions.log_tending import LogTending
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import InDoubtError, NotPublishedError
@@ -30,6 +31,7 @@ from penstock.transactions.takeover import LogReader
 from penstock.transactions.targets import NOT_KNOWN, Pauses, Targets
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.turns import Turns
+from penstock.transactions.two_logs import is_out_of_range
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -39,7 +41,7 @@ _IDLE_S = 0.05
 _BUSY_S = 0.001
 #: Seconds between two reads while a Kafka transaction is under way.
 _ALOFT_S = 0.005
-#: Seconds between rounds of housekeeping: trimming the logs, looking again at what is held.
+#: Seconds between two looks at what is held.
 _TEND_S = 5.0
 _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
@@ -122,6 +124,7 @@ class Settling:
         self._targets = Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), topics.prefix)
         # Transactions that their targets refused, by id.
         self._refused = Pauses()
+        self._tending = LogTending(admin, topics, membership.logs, counts, ration)
         self._tended = time.monotonic()
 
     def round(self) -> None:
@@ -140,9 +143,10 @@ class Settling:
             self._release()
         for partition in self._owned.values():
             self._questions.ask(partition, now)
-        # Neither while a Kafka transaction is under way nor while one is in doubt: tending takes the end of the done
-        # log for known, and what that transaction wrote there would never be looked for.
+        # Neither while a Kafka transaction is under way nor while one is in doubt: tending the logs takes the end of
+        # the done log for known, and what that transaction wrote there would never be looked for.
         if self._flight is None and self._turns.is_open:
+            self._tending.tend(self._owned, now)
             if now - self._tended >= _TEND_S:
                 self._tended = now
                 self._tend()
@@ -174,6 +178,8 @@ class Settling:
             error = message.error()
             if error is not None:
                 self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
+                if is_out_of_range(error):
+                    self._tending.stands_still(message, now)
                 continue
             partition = self._owned.get(message.partition() or 0)
             if partition is None:
@@ -182,6 +188,7 @@ class Settling:
                 partition.feed_half(message, now)
             else:
                 partition.feed_op(message, now)
+        self._tending.look(self._owned, now)
         for partition in self._owned.values():
             partition.note_progress(now)
 
@@ -198,7 +205,7 @@ class Settling:
                 shares[number] = share
             elif self._claimed.get(number) is not partition:
                 # Nothing to settle: what is written is who owns it now, for those who may have to take it over.
-                shares[number] = Share([], [], *partition.settlement.checkpoints())
+                shares[number] = partition.claim()
         if not shares:
             return
         self._flight = _Flight({number: (self._owned[number], share) for number, share in shares.items()})
@@ -306,27 +313,11 @@ class Settling:
         return True
 
     def _tend(self) -> None:
-        """Let held transactions try again, refuse decisions without a half, and trim the logs."""
+        """Let held transactions try again."""
         for partition in self._owned.values():
             partition.held = sum(p.held for p in partition.settlement.decided.values())
         self._refused.keep(name for partition in self._owned.values() for name in partition.settlement.decided)
         self._release()
-        try:
-            points = [point for partition in self._owned.values() for point in self._tend_partition(partition)]
-            if points:
-                # Not waited for: what is not deleted now is deleted in the next round.
-                self._admin.delete_records(points, request_timeout=_ANSWER_S)
-        except KafkaException as error:
-            self._ration.warn("tend", "the logs of %s cannot be trimmed: %s", self._topics.prefix, reason(error))
-
-    def _tend_partition(self, partition: OwnedPartition) -> list[TopicPartition]:
-        settlement, number = partition.settlement, partition.number
-        if settlement.has_ahead:
-            partition.sweep(self._membership.logs.end(self._topics.half, number))
-        partition.mark(self._membership.logs.end(self._topics.done, number))
-        names = (self._topics.half, self._topics.op, self._topics.done)
-        points = zip(names, partition.trim_points(), strict=True)
-        return [TopicPartition(topic, number, offset) for topic, offset in points if offset > 0]
 
 
 __all__ = ["Settling"]
