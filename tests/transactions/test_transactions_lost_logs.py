@@ -1,14 +1,12 @@
-"""Half, op and done logs that somebody deletes, makes anew or cuts: told and counted, and never read past in silence."""
+"""Half, op and done logs that somebody deletes, makes anew or cuts: told, counted, and never read past in silence."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import TopicPartition
 from transaction_tools import Bench, prepared
 
 from penstock.kafka import TopicSpec, ensure_topics

@@ -32,6 +32,7 @@ from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.settling import Settling
 from penstock.transactions.takeover import Inheritance, LogReader
+from penstock.transactions.topic_settings import mend_settings
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
 from penstock.transactions.turns import Turns
 
@@ -157,7 +158,8 @@ class Coordinator:
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
-            ConfigurationError: the client library refused a setting.
+            ConfigurationError: the client library refused a setting, or a topic of the store has one that can lose
+                transactions and cannot be mended with the rights of this client.
             StoppedError: it was stopped before.
         """
         with self._start_lock:
@@ -211,6 +213,7 @@ class Coordinator:
         """Make all parts and return the thread that drives them, not started yet."""
         servers, stopping = self._bootstrap_servers, self._stopping
         topics = open_topics(self._admin, servers, self._prefix, self._partitions)
+        mend_settings(self._admin, servers, topics, refuses=True)
 
         clock = BrokerClock()
 

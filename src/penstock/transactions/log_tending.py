@@ -27,6 +27,8 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two looks at the logs, and two deletions of what is not needed.
 TEND_S = 5.0
+#: Op records that may wait for a half before no more are read; the leader of its log may be away for long.
+_WAITING = 20_000
 #: Seconds between two looks where somebody waits for the answer.
 _SOON_S = 0.2
 _ANSWER_S = 5.0
@@ -67,6 +69,8 @@ class LogTending:
         self._asked_at = self._trimmed_at = float("-inf")
         # Readers that stand still, by log and partition, since a monotonic second.
         self._stands: dict[tuple[str, int], float] = {}
+        # Partitions whose ops are not read on.
+        self._paused: dict[int, OwnedPartition] = {}
         # Deletions under way, by log and partition: from whom, and below which offset.
         self._deleting: dict[tuple[str, int], tuple[OwnedPartition, int, Future[Any]]] = {}
 
@@ -89,9 +93,21 @@ class LogTending:
                 asked = self._asked.get(number)
                 if bounds is not None and asked is not None and asked.partition is partition:
                     partition.learn_half_end(bounds.end, look.asked_at)
+        self._bound_waiting(owned)
         is_wanted = bool(self._stands) or any(partition.wants_look(now) for partition in owned.values())
         if now - self._asked_at >= (_SOON_S if is_wanted else TEND_S) and not self._bounds.is_asked:
             self._ask(owned, now)
+
+    def _bound_waiting(self, owned: Mapping[int, OwnedPartition]) -> None:
+        """Read no more ops of a partition while many wait for halves, or they would fill the memory."""
+        for number, partition in owned.items():
+            is_paused = self._paused.get(number) is partition
+            if partition.waiting >= _WAITING and not is_paused:
+                self._paused[number] = partition
+                self._logs.pause_ops(number)
+            elif is_paused and partition.waiting <= _WAITING // 2:
+                del self._paused[number]
+                self._logs.resume_ops(number)
 
     def _ask(self, owned: Mapping[int, OwnedPartition], now: float) -> None:
         self._asked_at = now

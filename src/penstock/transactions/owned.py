@@ -270,6 +270,11 @@ class OwnedPartition:
         return self.clock.now_ms(now)
 
     @property
+    def waiting(self) -> int:
+        """How many op records wait for halves."""
+        return len(self._waiting)
+
+    @property
     def op_read_to(self) -> int:
         """The next offset of the op log that was not read; what waits was read."""
         return self._waiting[-1].offset + 1 if self._waiting else self.settlement.op_position

@@ -60,6 +60,14 @@ class TwoLogs:
         self._ops.incremental_unassign([TopicPartition(self._op, number)])
         del self._next_op[number]
 
+    def pause_ops(self, number: int) -> None:
+        """Read no more ops of a partition until `resume_ops`: what was read of them waits for halves."""
+        self._ops.pause([TopicPartition(self._op, number)])
+
+    def resume_ops(self, number: int) -> None:
+        """Read the ops of a partition again."""
+        self._ops.resume([TopicPartition(self._op, number)])
+
     def restart(self, log: str, number: int, offset: int) -> None:
         """Read one of the logs of a partition on from another offset; what was fetched of it is forgotten.
 
