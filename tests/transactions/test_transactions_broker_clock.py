@@ -8,8 +8,10 @@ import pytest
 from confluent_kafka import Producer
 from transaction_tools import Bench, prepared
 
+from penstock.transactions import TransactionState
 from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.records import encode_half
+from penstock.transactions.ids import new_id
+from penstock.transactions.records import Half, encode_half
 from waiting import wait_until
 
 HOUR_MS = 3_600_000
@@ -24,6 +26,16 @@ def test_the_newest_append_time_moves_it_and_then_the_monotonic_clock() -> None:
     assert clock.now_ms(6.0) == 2_000
     assert clock.saw(10_000, 7.0) == 10_000, "what was read before was old"
     assert clock.now_ms(7.5) == 10_500
+
+
+def test_what_cannot_be_undone_waits_for_a_mark_but_not_for_ever() -> None:
+    clock = BrokerClock()
+    clock.saw(HOUR_MS, 5.0)
+
+    assert clock.sure_ms(6.0) == 0
+    assert clock.sure_ms(40.0) == clock.now_ms(40.0)
+    clock.marked(1_000, sent=41.0, acknowledged=41.0)
+    assert clock.sure_ms(41.0) == 1_000
 
 
 def test_a_mark_of_our_own_sets_it_back_where_a_record_was_ahead() -> None:
@@ -78,7 +90,7 @@ def test_a_record_an_hour_ahead_neither_publishes_a_delayed_message_early_nor_st
     bench: Bench, stamped_by: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []
-    producer = bench.producer(check=lambda half: checked.append(half.transaction_id))  # type: ignore[arg-type,func-returns-value] # no answer
+    producer = bench.producer(check=lambda half: checked.append(half.transaction_id) or TransactionState.UNKNOWN)
     coordinator = bench.coordinator()
     producer.send(bench.topic, value=b"later", deliver_at=time.time() + 600)
     wait_until(lambda: coordinator.statistics().delayed == 1)
@@ -105,9 +117,6 @@ def test_a_record_an_hour_ahead_neither_publishes_a_delayed_message_early_nor_st
 
 def ahead(bench: Bench) -> None:
     """Store a half whose producer's clock is an hour ahead."""
-    from penstock.transactions.ids import new_id
-    from penstock.transactions.records import Half
-
     half = Half(new_id(), "others", bench.topic, None, None, b"v", (), None)
     producer = Producer({"bootstrap.servers": bench.servers})
     in_an_hour = int(time.time() * 1000) + HOUR_MS

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+#: Seconds for which a first mark is waited for before what records say is taken for sure.
+_UNMARKED_S = 30.0
 #: Milliseconds by which the clocks of two brokers may differ, and part by which clocks may run apart.
 _APART_MS = 1_000
 _DRIFT = 0.001
@@ -35,6 +37,8 @@ class BrokerClock:
         # so that other threads never see one of the two without the other; the same for the mark.
         self._seen: tuple[float, float] | None = None
         self._mark: _Mark | None = None
+        # When a record first told the time, in monotonic seconds.
+        self._begun = float("inf")
         #: Monotonic seconds at which the clock was last set.
         self.set_at = float("-inf")
         #: Whether a record claimed a time that cannot be: a new mark shall tell.
@@ -47,6 +51,7 @@ class BrokerClock:
             The time to take for that of the record: its own, or the broker's time now where its own is ahead of that.
         """
         latest_ms = self._latest_ms(now)
+        self._begun = min(self._begun, now)
         if append_ms > latest_ms + _APART_MS:
             self.is_disputed = True
             return self.now_ms(now)
@@ -67,8 +72,17 @@ class BrokerClock:
 
     def assume(self, time_ms: int, now: float) -> None:
         """Take a time for the broker's as long as no record told it."""
+        self._begun = min(self._begun, now)
         if self._seen is None and self._mark is None:
             self._seen = time_ms, now
+
+    def sure_ms(self, now: float) -> int:
+        """Return the broker's time as `now_ms` does, for what cannot be undone: 0 before a mark told it.
+
+        Where no mark can be written for some time, records are believed.
+        """
+        is_sure = self._mark is not None or now - self._begun >= _UNMARKED_S
+        return self.now_ms(now) if is_sure else 0
 
     def _latest_ms(self, now: float) -> float:
         """Return the latest that the broker's time can be, as the newest mark tells."""
