@@ -151,7 +151,7 @@ def test_records_cut_while_no_coordinator_runs_are_told_and_counted(
     wait_until(lambda: seen(bench) >= set(later), PATIENCE_S)
 
     assert coordinator.statistics().lost >= 20 if log == "half" else coordinator.statistics().lost > 0
-    assert f"{topic}[0]: offsets" in caplog.text
+    assert f"{topic}[0]: records below offset" in caplog.text
 
 
 def test_a_done_log_cut_while_no_coordinator_runs_is_told_and_counted(
@@ -165,7 +165,7 @@ def test_a_done_log_cut_while_no_coordinator_runs_is_told_and_counted(
     bench.settled(coordinator)
 
     assert coordinator.statistics().lost > 0
-    assert f"{topic}[0]: offsets" in caplog.text
+    assert f"{topic}[0]: records below offset" in caplog.text
 
 
 @pytest.mark.parametrize("log", LOGS)

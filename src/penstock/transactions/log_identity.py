@@ -70,6 +70,11 @@ def decode_ids(metadata: str | None) -> dict[str, str]:
     return {name: topic_id for name, _, topic_id in pairs if name in LOGS and topic_id}
 
 
+def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
+    """Return the topic ids of the logs that were read. All positions are written together, with the ids of all logs."""
+    return {log: topic_id for one in committed.values() for log, topic_id in one.ids.items()}
+
+
 def starts_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Start]:
     """Tell where to read on in the three logs of a half partition.
 
@@ -77,17 +82,19 @@ def starts_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dic
         committed: how far each was read.
         ids: topic ids of the logs as they are now.
     """
-    # All positions are written together, with the ids of all logs; those of a topic that is deleted are forgotten.
-    were = {log: topic_id for one in committed.values() for log, topic_id in one.ids.items()}
-    is_read = any(committed[log].position is not None for log in (HALF, OP))
+    were = known_ids(committed)
     starts = {}
     for log, (position, low, end, _) in committed.items():
-        is_other = log in were and ids.get(log, were[log]) != were[log]
-        is_forgotten = is_read and position is None and (log != DONE or DONE in were)
+        if log in were and log in ids:
+            is_other = ids[log] != were[log]
+        else:
+            # The broker forgets the positions of a topic that is deleted. (That of op it forgets also after a week
+            # without commits, for the group is not subscribed to it.)
+            is_other = log == HALF and position is None and committed[OP].position is not None
         if log == DONE and not committed[HALF].ids and not committed[OP].ids:
             # An older version went on since, which does not write this position.
             position = None  # noqa: PLW2901 - it is none
-        starts[log] = start_of(position, low, end, is_other=is_other or is_forgotten)
+        starts[log] = start_of(position, low, end, is_other=is_other)
     return starts
 
 
@@ -109,7 +116,7 @@ def start_of(position: int | None, low: int, end: int, *, is_other: bool) -> Sta
     return Start(position, Fate.INTACT, 0)
 
 
-def explained(log: str, place: str, found: Committed, fate: Fate) -> str:
+def explained(log: str, place: str, found: Committed, fate: Fate, *, is_running: bool = False) -> str:
     """Say what became of a log, what that means, and what to do.
 
     Args:
@@ -117,27 +124,26 @@ def explained(log: str, place: str, found: Committed, fate: Fate) -> str:
         place: its topic and partition.
         found: to where it had been read, or from where it was needed, and where it begins and ends now.
         fate: what became of it.
+        is_running: whether it became so while a coordinator had it: what that knows is not lost.
     """
     position, low, end, _ = found
+    known = "" if position is None else f" (it was known to offset {position})"
     if fate is Fate.CUT:
-        what = f"{place}: offsets {position} to {low - 1} were deleted by somebody else before they were done with"
+        what = f"{place}: records below offset {low} were deleted by somebody else, and were needed{known}."
     else:
-        was = "an unknown offset" if position is None else f"offset {position}"
-        what = (
-            f"{place} was deleted and made again, or its end was cut off: it was known to {was}, and now goes from "
-            f"{low} to {end}"
-        )
-    return f"{what}. {_MEANS[log]} Check the retention of the store's topics, and who may delete them or from them."
+        what = f"{place} was deleted and made again, or its end was cut off{known}; it goes from {low} to {end} now."
+    kept = " What was read and is pending is kept, and written down anew." if is_running else ""
+    return f"{what}{kept} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
 
 
 _MEANS = {
     HALF: (
-        "Transactions whose halves lay there, and that were neither settled nor written down in the done log, are "
-        "gone, acknowledged ones among them: send them again. All that lies there now is read."
+        "Transactions whose halves lay there and were not read, or not written down in the done log, are gone, "
+        "acknowledged ones among them: send them again. All that lies there now is read."
     ),
     OP: (
-        "Decisions that lay there and had not taken effect are gone: their transactions are asked of their producers "
-        "again. All that lies there now is read."
+        "Decisions that lay there and were not read, or had not taken effect, are gone: the producers of their "
+        "transactions are asked. All that lies there now is read."
     ),
     DONE: (
         "What it said of settled transactions is gone: those whose halves or decisions lie above the committed "
@@ -157,6 +163,7 @@ __all__ = [
     "decode_ids",
     "encode_ids",
     "explained",
+    "known_ids",
     "start_of",
     "starts_of",
 ]

@@ -40,6 +40,7 @@ class _Asked(NamedTuple):
     partition: OwnedPartition
     half_position: int
     op_position: int
+    done_end: int
 
 
 class LogTending:
@@ -112,8 +113,8 @@ class LogTending:
     def _ask(self, owned: Mapping[int, OwnedPartition], now: float) -> None:
         self._asked_at = now
         self._asked = {
-            number: _Asked(partition, partition.settlement.half_position, partition.settlement.op_position)
-            for number, partition in owned.items()
+            number: _Asked(p, p.settlement.half_position, p.settlement.op_position, p.done_end)
+            for number, p in owned.items()
         }
         try:
             self._bounds.ask(owned, now)
@@ -133,15 +134,16 @@ class LogTending:
         self._take_deletions(owned)
         look, self._look = self._look, None
         if look is not None:
-            for number, (partition, *positions) in self._asked.items():
-                if owned.get(number) is partition:
-                    self._compare(partition, look, (*positions, None))
+            for number, asked in self._asked.items():
+                if owned.get(number) is asked.partition:
+                    self._compare(asked, look)
         if now - self._trimmed_at >= TEND_S:
             self._trimmed_at = now
             self._trim(owned)
 
-    def _compare(self, partition: OwnedPartition, look: Look, positions: tuple[int | None, ...]) -> None:
+    def _compare(self, asked: _Asked, look: Look) -> None:
         """Find out what became of the logs of a partition since they were read."""
+        partition, *positions = asked
         number = partition.number
         done = look.bounds.get((DONE, number))
         for log, position in zip(LOGS, positions, strict=True):
@@ -149,31 +151,32 @@ class LogTending:
             if bounds is None or done is None:
                 continue
             is_other = topic_id is not None and partition.ids.get(log, topic_id) != topic_id
-            known_to = partition.done_end if log == DONE else position
-            fate = start_of(known_to, 0, bounds.end, is_other=is_other).fate
+            fate = start_of(position, 0, bounds.end, is_other=is_other).fate
             if fate is Fate.ANEW:
-                self._tell(log, number, known_to, bounds, fate)
+                self._tell(log, number, position, bounds, fate)
                 self._counts.lost += 1
                 partition.make_anew(log, bounds.low, done.end)
                 self._read_from(HALF, number, partition.settlement.half_position)
                 self._read_from(OP, number, partition.op_read_to)
             elif partition.is_needed_below(log, bounds.low):
-                self._tell(log, number, position, bounds, Fate.CUT)
+                self._tell(log, number, None if log == DONE else position, bounds, Fate.CUT)
                 if partition.cut(log, bounds.low) and log != DONE:
                     self._read_from(log, number, bounds.low)
             if topic_id is not None:
                 partition.ids[log] = topic_id
         self._let_go_on(partition, look)
-        half, settlement, op_position = look.bounds.get((HALF, number)), partition.settlement, positions[1] or 0
+        half = look.bounds.get((HALF, number))
         if half is not None and HALF in look.ids:
-            partition.half_log_is_intact(op_position)
-        if half is not None and settlement.has_ahead:
-            partition.sweep(half.end, op_position)
+            partition.half_log_is_intact(asked.op_position)
+        if half is not None and partition.settlement.has_ahead:
+            partition.sweep(half.end, asked.op_position)
         if done is not None:
             partition.mark(done.end)
 
     def _tell(self, log: str, number: int, position: int | None, bounds: Bounds, fate: Fate) -> None:
-        _log.error(explained(log, f"{self._names[log]}[{number}]", Committed(position, *bounds, {}), fate))
+        _log.error(
+            explained(log, f"{self._names[log]}[{number}]", Committed(position, *bounds, {}), fate, is_running=True)
+        )
 
     def _read_from(self, log: str, number: int, offset: int) -> None:
         self._stands.pop((log, number), None)

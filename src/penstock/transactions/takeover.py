@@ -29,7 +29,18 @@ from penstock.transactions.done_records import Carry, Done, Note, decode_done
 from penstock.transactions.fencing import Fence
 from penstock.transactions.inherited import live_carries
 from penstock.transactions.log_bounds import topic_ids
-from penstock.transactions.log_identity import DONE, HALF, OP, Committed, Fate, Start, decode_ids, explained, starts_of
+from penstock.transactions.log_identity import (
+    DONE,
+    HALF,
+    OP,
+    Committed,
+    Fate,
+    Start,
+    decode_ids,
+    explained,
+    known_ids,
+    starts_of,
+)
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -303,7 +314,7 @@ def inherited(
         done.end,
         done.carries,
         starts[DONE].offset,
-        ids,
+        {**known_ids(committed), **ids},
         sum(start.lost for start in starts.values()),
         starts[DONE].fate is not Fate.INTACT,
     )

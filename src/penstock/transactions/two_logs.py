@@ -56,6 +56,7 @@ class TwoLogs:
 
     def remove(self, number: int) -> None:
         """Read the logs of a partition no more."""
+        self.resume_ops(number)
         self._halves.incremental_unassign([TopicPartition(self._half, number)])
         self._ops.incremental_unassign([TopicPartition(self._op, number)])
         del self._next_op[number]
