@@ -107,7 +107,11 @@ def test_a_log_made_anew_while_a_coordinator_runs_loses_nothing_that_was_acknowl
         wait_until(lambda: seen(bench) >= {*first, *second, *third}, PATIENCE_S)
         assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second, *third])
         wait_until(lambda: f"{topic}[0] was deleted and made again" in caplog.text, PATIENCE_S)
-        del coordinator
+        coordinator.stop()
+    again = bench.coordinator()
+    bench.settled(again)
+
+    assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second, *third]), "each once"
 
 
 @pytest.mark.parametrize("log", ["half", "op"])
