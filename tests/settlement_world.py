@@ -58,6 +58,8 @@ class World:
         self.now_ms = 1_000
         self.happened: Counter[str] = Counter()
         self.refused = 0
+        #: Nothing begins any more.
+        self.is_draining = False
         self.restart()
 
     def restart(self) -> None:
@@ -213,6 +215,8 @@ class World:
             assert share.half_checkpoint >= self.positions[0], "positions never go back"
             assert share.op_checkpoint >= self.positions[1], "positions never go back"
             self.positions = (share.half_checkpoint, share.op_checkpoint)
+            if not self.is_draining and self.chance.random() < 0.5:
+                self.go_on_before_it_is_known()
         if end == "committed":
             self.settlement.apply(share, self.marks.end)
         elif end.startswith("in doubt"):
@@ -220,6 +224,15 @@ class World:
             notes = [note for _, one in found for note in one.notes]
             self.settlement.settle(notes, live_carries(found))
         self.happened[end] += 1
+
+    def go_on_before_it_is_known(self) -> None:
+        """What was discarded is visible to all: it may be brought back, and read, before the coordinator knows."""
+        self.resume()
+        self.begin()
+        for _ in range(self.chance.choice((1, 2, 5))):
+            self.read_half()
+            self.read_op()
+        self.happened["brought back early"] += bool(self.settlement._reborn)
 
     def trim(self) -> None:
         """Delete what is not needed any more."""
@@ -229,6 +242,8 @@ class World:
         self.half_low, self.op_low = self.positions
         # Who has just started knows of no lower end yet.
         low = max(self.marks.low(*self.positions, carried), self.done_low)
+        uncarried = [pending.offset for pending in settlement.uncarried]
+        assert uncarried == sorted(uncarried), "the lowest goes first: where it is, reading starts after a restart"
         self.happened["trimmed"] += low - self.done_low
         self.done_low = low
 
@@ -261,6 +276,7 @@ class World:
 
     def drain(self) -> None:
         """Let all that can happen happen, from a restart."""
+        self.is_draining = True
         for life in self.lives:
             while len(life.places) < life.written:
                 self.store(life)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.transactions import inherited
+from penstock.transactions import inherited, settlement
 from penstock.transactions.delays import Delays
 from penstock.transactions.inherited import Inherited
 from penstock.transactions.key_order import KeyOrder
@@ -45,7 +45,7 @@ def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
         seen += world.happened
 
     ends = {"committed", "aborted", "in doubt, committed", "in doubt, aborted"}
-    assert set(+seen) == {*ends, "carried", "resumed", "trimmed", "restarted"}
+    assert set(+seen) == {*ends, "carried", "resumed", "brought back early", "trimmed", "restarted"}
 
 
 def forgets_carries(patch: pytest.MonkeyPatch) -> None:
@@ -145,9 +145,15 @@ def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pending, "remember_checks", lambda self, note: None)
 
 
+def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
+    """What was brought back before its discard was known stands behind all that was read since."""
+    patch.setattr(settlement, "_by_offset", lambda some: some)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        puts_what_came_back_last,
         forgets_carries,
         pops_notes_early,
         lets_later_halves_of_a_key_pass,

@@ -6,11 +6,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ClusterMetadata
 from transaction_tools import Bench
 
@@ -99,21 +101,43 @@ class Member:
         assert topic
         return partition
 
-    def end(self, topic: str, partition: int) -> int:
-        assert partition == 0
-        return len(self._log.records) if topic == TOPICS.done else 0
+
+#: What the client library calls the end of a log.
+LATEST = -1
+
+
+def answered(result: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
 
 
 class Admin:
-    """A broker without topics that deletes nothing."""
+    """A broker without topics of users, with the logs of one partition."""
+
+    def __init__(self, log: DoneLog) -> None:
+        self._log = log
+        #: How often the end of the done log was told.
+        self.told = 0
+
+    def list_offsets(self, places: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
+        assert request_timeout
+        is_end = next(iter(places.values()))._value == LATEST
+        self.told += is_end
+        ends = {TOPICS.done: len(self._log.records), TOPICS.half: 1, TOPICS.op: 1} if is_end else {}
+        return {place: answered(SimpleNamespace(offset=ends.get(place.topic, 0))) for place in places}
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        assert request_timeout
+        return {name: answered(SimpleNamespace(topic_id=f"id of {name}")) for name in topics.topic_names}
 
     def list_topics(self, *, timeout: float) -> ClusterMetadata:
         assert timeout
         return ClusterMetadata()
 
-    def delete_records(self, points: list[Any], request_timeout: float) -> None:
-        assert points
+    def delete_records(self, points: list[Any], request_timeout: float) -> dict[Any, Future[Any]]:
         assert request_timeout
+        return {point: answered(None) for point in points}
 
 
 class NoQuestions:
@@ -125,7 +149,7 @@ class NoQuestions:
 
 
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.settling._TEND_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.log_tending.TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
     owned = OwnedPartition(
         0,
@@ -139,6 +163,7 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.settlement.add_half(0, half)
     owned.settlement.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)
+    admin = Admin(log)
     left = LeftBehind("a test")
     slot = Slot(
         lambda _: log,  # type: ignore[arg-type,return-value] # what is used of it
@@ -149,7 +174,7 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
     settling = Settling(
         "servers",
         topics=TOPICS,
-        admin=Admin(),  # type: ignore[arg-type] # what is used of it
+        admin=admin,  # type: ignore[arg-type] # what is used of it
         membership=Member(owned, log),  # type: ignore[arg-type] # what is used of it
         slots=[slot],
         apart=[],
@@ -174,6 +199,7 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
     assert (log.doubts, counts.recoveries) == (1, 1)
     assert log.published == [half.transaction_id]
     assert counts.rolled_back == 1
+    assert admin.told > 1
 
 
 @pytest.fixture

@@ -241,3 +241,24 @@ def test_an_undecided_half_holds_its_key_in_kafka_and_the_wait_is_counted(bench:
     go_on.set()
     thread.join(60)
     wait_until(lambda: bench.visible() == [(b"b", b"3"), (b"a", b"1"), (b"a", b"2")], 60)
+
+
+def test_what_is_brought_back_before_its_discard_is_known_stands_before_what_was_stored_after_it() -> None:
+    line = Line("a")
+    line.decide(0, Verdict.DISCARD)
+    under_way = line.settlement.share(100, lambda _: True)
+    assert under_way is not None
+    again = line.halves[0]._replace(resumed="discarded[0]@0")
+    later = Half(new_id(), "g", "topic", None, b"a", b"v", (), None, order_key=b"a")
+    for half in (again, later):
+        line.settlement.add_half(len(line.halves), half)
+        line.halves.append(half)
+    line.decide(2)
+
+    line.settlement.apply(under_way)
+
+    assert [pending.offset for pending in line.settlement.uncarried] == [1, 2]
+    assert line.settlement.checkpoints()[0] == 1, "a restart reads what was brought back"
+    assert line.share() == [], "what was stored after it waits"
+    line.decide(1)
+    assert line.share() == [1, 2]

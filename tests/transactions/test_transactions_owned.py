@@ -105,7 +105,33 @@ def test_decisions_fetched_before_their_halves_take_effect_in_their_own_order() 
     assert owned.settlement.op_position == 3
 
 
-def test_a_decision_for_a_half_that_never_comes_holds_others_up_for_a_moment_only() -> None:
+def test_decisions_wait_for_a_half_however_long_its_log_is_not_read() -> None:
+    owned = taken_over(Counts(), Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0))
+    halves = [Half(new_id(), "orders", "topic", None, b"k", b"v", (), None) for _ in range(2)]
+    owned.feed_half(Fetched(0, b"v", encode_half(halves[0])), 0.0)  # type: ignore[arg-type] # what is used of it
+    for place, number in enumerate((1, 0)):
+        op = Op(halves[number].transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (number,), 0)
+        owned.feed_op(Fetched(place, encode_op(op)), 1.0)  # type: ignore[arg-type] # what is used of it
+
+    # What was asked for before the decision was read tells nothing of its half.
+    owned.learn_half_end(1, asked=0.9)
+    for now in (2.0, 4.0, 60.0):
+        owned.note_progress(now)
+        assert owned.wants_look(now)
+        assert decided_in_order(owned) == []
+    # It is there; how long reading it takes does not matter.
+    owned.learn_half_end(2, asked=60.0)
+    owned.note_progress(100.0)
+    assert decided_in_order(owned) == []
+    assert not owned.wants_look(100.0)
+
+    owned.feed_half(Fetched(1, b"v", encode_half(halves[1])), 100.0)  # type: ignore[arg-type] # what is used of it
+    owned.note_progress(100.0)
+
+    assert decided_in_order(owned) == [halves[1].transaction_id, halves[0].transaction_id]
+
+
+def test_a_decision_for_a_half_that_cannot_come_holds_others_up_only_until_the_end_of_the_half_log_is_known() -> None:
     counts = Counts()
     owned = taken_over(counts, Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0))
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
@@ -118,7 +144,8 @@ def test_a_decision_for_a_half_that_never_comes_holds_others_up_for_a_moment_onl
     owned.note_progress(0.9)
     assert decided_in_order(owned) == []
     assert owned.settlement.op_position == 0, "what waits would be read again after a restart"
-    owned.note_progress(1.1)
+    owned.learn_half_end(1, asked=0.9)
+    owned.note_progress(1.0)
 
     assert decided_in_order(owned) == [half.transaction_id]
     assert counts.forged == 1

@@ -347,7 +347,7 @@ def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restar
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.transactions.owned.GAP", 50)
-    monkeypatch.setattr("penstock.transactions.settling._TEND_S", INTERVAL_S)
+    monkeypatch.setattr("penstock.transactions.log_tending.TEND_S", INTERVAL_S)
     asked: list[str] = []
 
     def answer(half: HalfMessage) -> TransactionState:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kafka_tools import ANSWER_S, read_all
 from penstock.kafka import admin_client
@@ -108,6 +109,13 @@ class Bench:
         producer = Producer({"bootstrap.servers": self.servers})
         producer.produce(topic, value, key, partition, headers=headers or [])
         assert producer.flush(30) == 0
+
+    def alter(self, topic: str, settings: dict[str, str]) -> None:
+        """Change settings of a topic."""
+        entries = [ConfigEntry(name, it, incremental_operation=AlterConfigOpType.SET) for name, it in settings.items()]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+        for future in self.admin.incremental_alter_configs([resource]).values():
+            future.result()
 
     def ends(self, topic: str, isolation: str) -> int:
         """Return the sum of the ends of a topic's partitions, as a reader of that isolation sees them."""

@@ -7,16 +7,18 @@ and finds no heap of stale questions when it comes back.
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future
 from enum import Enum
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from penstock.kafka import reason
-from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.broker_clock import BrokerClock
+from penstock.transactions.delivery import AckedProducer, Report
 from penstock.transactions.ids import NO_ID
 from penstock.transactions.owned import OwnedPartition
 from penstock.transactions.pending import Pending
@@ -61,13 +63,22 @@ class Asker:
             back its readers.
         topics: the store's topics.
         ration: where to say what could repeat without end.
+        clock: the broker's time, which marks tell.
     """
 
-    def __init__(self, admin: AdminClient, sends: AckedProducer, topics: StoreTopics, ration: RationedLog) -> None:
+    def __init__(
+        self,
+        admin: AdminClient,
+        sends: AckedProducer,
+        topics: StoreTopics,
+        ration: RationedLog,
+        clock: BrokerClock,
+    ) -> None:
         self._admin = admin
         self._sends = sends
         self._topics = topics
         self._ration = ration
+        self._clock = clock
         # By producer group: when it was learnt, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
         self._asked: dict[str, Future[Any]] = {}
@@ -121,14 +132,26 @@ class Asker:
         self._send(self._topics.op, half_partition, half.transaction_id.encode(), encode_op(op))
 
     def tick(self, half_partition: int) -> None:
-        """Write a mark into the op log: once it is read back, all that was written before it was read."""
-        op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
-        self._send(self._topics.op, half_partition, None, encode_op(op))
+        """Write a mark into the op log: once it is read back, all that was written before it was read.
 
-    def _send(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> None:
+        Its acknowledgement tells the broker's time.
+        """
+        op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
+        report = partial(self._is_marked, time.monotonic())
+        self._send(self._topics.op, half_partition, None, encode_op(op), report)
+
+    def _is_marked(self, sent: float, error: KafkaError | None, message: Message) -> None:
+        """Take the report on a mark, in the delivery thread."""
+        kind, append_ms = message.timestamp()
+        if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
+            self._clock.marked(append_ms, sent, time.monotonic())
+
+    def _send(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, report: Report | None = None
+    ) -> None:
         """Send without waiting what is sent again anyhow where it was lost."""
         try:
-            self._sends.try_send(topic, partition, key, value)
+            self._sends.try_send(topic, partition, key, value, report=report)
         except KafkaException as error:
             text = "a record for %s[%d] could not be sent: %s; it is tried again"
             self._ration.warn(f"not sent {topic}", text, topic, partition, reason(error))

@@ -33,7 +33,8 @@ def to_carry(settlement: Settlement, done_end: int, gap: int) -> list[Pending]:
     gap = max(gap, 4 * len(settlement.pending))
     chosen: list[Pending] = []
     room = _MOST_BYTES
-    for pending in _candidates(settlement, done_end, gap):
+    at_risk = [p for p in settlement.at_risk if _can_be_carried(p)]
+    for pending in at_risk or _candidates(settlement, done_end, gap):
         room -= pending.size_bytes
         if len(chosen) == _MOST or (room < 0 and chosen):
             break
@@ -59,7 +60,7 @@ def _candidates(settlement: Settlement, done_end: int, gap: int) -> Iterator[Pen
     if lowest is not None and settlement.half_position - lowest.offset > gap:
         for pending in settlement.uncarried:
             is_old = settlement.half_position - pending.offset > gap // 2
-            if not is_old or not pending.is_complete or pending.size_bytes > LARGEST_BYTES:
+            if not is_old or not _can_be_carried(pending):
                 break
             yield pending
     for pending in settlement.pending.values():
@@ -69,6 +70,10 @@ def _candidates(settlement: Settlement, done_end: int, gap: int) -> Iterator[Pen
         op_is_old = pending.is_op_open and settlement.op_position - pending.decided_at > gap
         if op_is_old or done_end - pending.carried_at > gap:
             yield pending
+
+
+def _can_be_carried(pending: Pending) -> bool:
+    return pending.is_complete and pending.size_bytes <= LARGEST_BYTES
 
 
 __all__ = ["GAP", "LARGEST_BYTES", "pinning", "to_carry"]

@@ -39,6 +39,7 @@ from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.settling import Settling
 from penstock.transactions.slot import Slot
 from penstock.transactions.takeover import DoneRead, Inheritance, LogReader
+from penstock.transactions.topic_settings import mend_settings
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ class Coordinator:
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
-            ConfigurationError: the client library refused a setting.
+            ConfigurationError: the client library refused a setting, or a topic of the store has one that can lose
+                transactions and cannot be mended with the rights of this client.
             StoppedError: it was stopped before.
         """
         with self._start_lock:
@@ -219,6 +221,7 @@ class Coordinator:
         """Make all parts and return the thread that drives them, not started yet."""
         servers, stopping = self._bootstrap_servers, self._stopping
         topics = open_topics(self._admin, servers, self._prefix, self._partitions)
+        mend_settings(self._admin, servers, topics, refuses=True)
 
         clock = BrokerClock()
 
@@ -265,7 +268,7 @@ class Coordinator:
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._for_producers}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        asker = Asker(self._admin, sends, topics, self._ration)
+        asker = Asker(self._admin, sends, topics, self._ration, clock)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
         questions = Questions(
             policy=self._policy,

@@ -21,11 +21,11 @@ class Inherited:
 
     Attributes:
         notes: by transaction id, one for each life of the id that may be met, by rising offsets.
-        places: offset and index of each decision that is settled already.
+        places: offset and index of each decision that is settled already, with the id of its transaction.
     """
 
     notes: dict[str, list[Note]] = field(default_factory=dict)
-    places: set[tuple[int, int]] = field(default_factory=set)
+    places: dict[tuple[int, int], str] = field(default_factory=dict)
     _notes_end: int = 0
     _places_end: int = 0
 
@@ -33,7 +33,7 @@ class Inherited:
         """Take in what can matter to a reader that starts from these positions. Notes come as the done log has them."""
         for note in notes:
             if note.op_offset >= op_position and note.verdict is not Verdict.UNKNOWN:
-                self.places.add((note.op_offset, note.op_index))
+                self.places[note.op_offset, note.op_index] = note.transaction_id
                 self._places_end = max(self._places_end, note.op_offset + 1)
             if note.half_offset < half_position:
                 continue
@@ -53,6 +53,10 @@ class Inherited:
         if offset + 1 >= self._notes_end:
             self.notes.clear()
         return found
+
+    def forget_halves(self) -> None:
+        """Forget what is known of halves: they will not be met again."""
+        self.notes.clear()
 
     def pass_ops(self, op_position: int) -> None:
         """Forget places that will not be met again."""

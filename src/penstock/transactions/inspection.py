@@ -6,25 +6,29 @@ the same state machine. But it waits for nobody's transaction: what is settled w
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, MessageFormatError
-from penstock.kafka import base_config, reason
+from penstock.kafka import admin_client, base_config, reason
 from penstock.transactions.delivery import wire_headers
-from penstock.transactions.done_records import Carry, Note, decode_done
-from penstock.transactions.inherited import live_carries
+from penstock.transactions.done_records import Done, Note, decode_done
+from penstock.transactions.log_bounds import topic_ids
+from penstock.transactions.log_identity import DONE, HALF, OP
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import CHECK_NUMBER as _CHECK_NUMBER
 from penstock.transactions.records import REASON as _REASON
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Settlement
+from penstock.transactions.takeover import DoneRead, Inheritance, committed_at, inherited, tell_of_log
 from penstock.transactions.topics import StoreTopics
 
 T = TypeVar("T")
@@ -144,6 +148,7 @@ class Inspection:
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
         }
+        self._admin = admin_client(bootstrap_servers, config)
         # Nobody's member.
         self._settings.pop("group.instance.id", None)
 
@@ -154,20 +159,14 @@ class Inspection:
             BrokerConnectionError: a broker does not answer, or not in time.
         """
         numbers = range(self._topics.partitions)
-        positions = self._positions(numbers)
-        notes: dict[int, list[Note]] = {number: [] for number in numbers}
-        done: dict[int, list[tuple[int, Message]]] = {number: [] for number in numbers}
-        for message in self.read(self._topics.done, dict.fromkeys(numbers, 0)):
-            done[message.partition() or 0].append((message.offset() or 0, message))
+        inheritances = self._inheritances(numbers)
         read: dict[int, _Partition] = {}
-        for number in numbers:
-            carries = _take_done(done[number], notes[number])
-            half_position, op_position = (positions[topic, number] for topic in (self._topics.half, self._topics.op))
-            read[number] = _Partition(Settlement(half_position, op_position))
-            read[number].settlement.remember(notes[number], carries)
-        for message in self.read(self._topics.half, {n: positions[self._topics.half, n] for n in numbers}):
+        for number, inheritance in inheritances.items():
+            read[number] = _Partition(Settlement(inheritance.half_position, inheritance.op_position))
+            read[number].settlement.remember(inheritance.notes, inheritance.carries)
+        for message in self.read(self._topics.half, {n: one.half_position for n, one in inheritances.items()}):
             _take_half(read[message.partition() or 0].settlement, message)
-        for message in self.read(self._topics.op, {n: positions[self._topics.op, n] for n in numbers}):
+        for message in self.read(self._topics.op, {n: one.op_position for n, one in inheritances.items()}):
             _take_op(read[message.partition() or 0], message)
         found = [one for number, partition in read.items() for one in _found(number, partition)]
         return sorted(found, key=lambda one: one.pending.birth_ms)
@@ -198,11 +197,23 @@ class Inspection:
         """Return how many partitions a topic has; 0 where there is none."""
         return self._ask(lambda asker: len(asker.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions))
 
-    def _positions(self, numbers: Iterable[int]) -> dict[tuple[str, int], int]:
-        """Return the coordinators' checkpoints; the beginning where there is none."""
-        places = [TopicPartition(topic, n) for n in numbers for topic in (self._topics.half, self._topics.op)]
-        found = self._ask(lambda asker: asker.committed(places, _ANSWER_S))
-        return {(place.topic, place.partition): max(0, place.offset) for place in found}
+    def _inheritances(self, numbers: Iterable[int]) -> dict[int, Inheritance]:
+        """Return what a coordinator would start from, and say where a log is not what was read."""
+        names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
+        ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
+        places = [TopicPartition(topic, n) for n in numbers for topic in names.values()]
+        committed = {(one.topic, one.partition): one for one in self._ask(lambda one: one.committed(places, _ANSWER_S))}
+        bounds = {log: self._bounds(name, numbers) for log, name in names.items()}
+        done: dict[int, list[tuple[int, Done]]] = {number: [] for number in numbers}
+        for message in self.read(self._topics.done, dict.fromkeys(numbers, 0)):
+            with contextlib.suppress(MessageFormatError):
+                done[message.partition() or 0].append((message.offset() or 0, decode_done(message.value())))
+        found = {}
+        for number in numbers:
+            logs = {log: committed_at(committed[name, number], *bounds[log][number]) for log, name in names.items()}
+            read = DoneRead(bounds[DONE][number][1], done[number])
+            found[number] = inherited(logs, ids, read, partial(tell_of_log, names, number))
+        return found
 
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
         wanted = [TopicPartition(topic, number) for number in numbers]
@@ -260,19 +271,6 @@ class Inspection:
             f"the store {self._topics.prefix} at {self._bootstrap_servers} cannot be read: {reason(error)}; "
             "check that all brokers run"
         )
-
-
-def _take_done(messages: Iterable[tuple[int, Message]], notes: list[Note]) -> list[tuple[int, Carry]]:
-    """Read done records; add their notes, and return the carries that are still needed."""
-    records = []
-    for offset, message in messages:
-        try:
-            record = decode_done(message.value())
-        except MessageFormatError:
-            continue
-        notes.extend(record.notes)
-        records.append((offset, record))
-    return live_carries(records)
 
 
 def _take_half(settlement: Settlement, message: Message) -> None:

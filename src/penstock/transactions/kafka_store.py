@@ -35,6 +35,7 @@ from penstock.transactions.records import (
     encode_half,
 )
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.topic_settings import mend_settings
 from penstock.transactions.topics import StoreTopics, open_topics, require_prefix
 
 _log = logging.getLogger("penstock.transactions")
@@ -169,6 +170,7 @@ class KafkaStore:
             BrokerConnectionError: no broker answered.
         """
         self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
+        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False)
         self._ops = OpBatches(self._sends, self._topics.op)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()

@@ -16,7 +16,8 @@ from penstock.transactions.records import Line
 class KeyOrder:
     """The lines of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    Halves are added in the order of their offsets, which is the order in which they were sent.
+    Halves are added in the order of their offsets, which is the order in which they were sent; `sort` is for those
+    that are not.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,11 @@ class KeyOrder:
             del self._lines[line]
             return None
         return next(iter(standing.values())) if was_head else None
+
+    def sort(self, line: Line) -> None:
+        """Let all of a line stand in the order of their offsets: one was added whose half had been read before."""
+        standing = self._lines[line]
+        self._lines[line] = OrderedDict(sorted(standing.items(), key=lambda one: one[1].offset))
 
     @property
     def behind(self) -> int:

@@ -144,7 +144,8 @@ class CoordinatorStatistics:
         no_producer: checks that were due and reached nobody.
         groups: Kafka transactions committed; `committed / groups` is the mean group size.
         recoveries: times the Kafka producer was replaced because the end of a transaction was in doubt.
-        lost: records of the half and op logs that were deleted before they were read.
+        lost: records of the half, op and done logs that somebody else deleted before they were done with; a log that
+            was deleted and made again counts as one at least, for nobody knows how many they were.
         held_by_key: transactions that wait for an earlier one of their group and key, with `order="half"`.
         delayed: committed transactions that wait for their `deliver_at`.
         hung_checks: calls of a discard policy given up because they did not return in time.

@@ -7,23 +7,21 @@ starts from what the logs say.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from confluent_kafka import Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from penstock.errors import MessageFormatError
 from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.carrying import GAP, to_carry
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
+from penstock.transactions.counts import Counts
 from penstock.transactions.delivery import wire_headers
-from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
+from penstock.transactions.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Pending, Refusal, Settlement, Share
@@ -36,9 +34,9 @@ _log = logging.getLogger("penstock.transactions")
 _IDLE_S = 2.0
 #: Seconds between two looks for what is to be carried.
 _CARRY_S = 0.5
-#: Seconds that an op record waits for a half it names: whoever decided knew that it was stored, so it comes with the
-#: next fetch. A forged one names what never comes.
-_HALF_S = 1.0
+#: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
+#: stored, so nearly always it comes with the next fetch.
+_HALF_S = 0.1
 
 
 class _OpRecord(NamedTuple):
@@ -57,87 +55,6 @@ class _OpRecord(NamedTuple):
     ops: list[Op] | MessageFormatError
     needs: int
     since: float
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a coordinator counted. Written by its thread; other threads read single numbers, which is safe.
-
-    Attributes:
-        lock: held while settled transactions are counted and leave what is pending, and by `statistics`, so that none
-            is in both or in neither. Whoever holds it waits for nobody.
-    """
-
-    committed: int = 0
-    rolled_back: int = 0
-    discarded: int = 0
-    refused: int = 0
-    forged: int = 0
-    checks: int = 0
-    answered_checks: int = 0
-    no_producer: int = 0
-    groups: int = 0
-    recoveries: int = 0
-    left_behind: int = 0
-    lost: int = 0
-    hung_checks: int = 0
-    #: A call into the Kafka client that has not returned for long, and its age.
-    slow_call: str = ""
-    slow_call_s: float = 0.0
-    #: By `FINISH_BUCKETS_S`, with one more for what took longer.
-    finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
-    finish_seconds: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def statistics(self, partitions: list[OwnedPartition]) -> CoordinatorStatistics:
-        """Return a snapshot together with what is pending now."""
-        with self.lock:
-            return self._statistics(partitions)
-
-    def _statistics(self, partitions: list[OwnedPartition]) -> CoordinatorStatistics:
-        now = time.monotonic()
-        ages = [
-            p.clock.now_ms(now) - birth
-            for p in partitions
-            if p.settlement.pending and (birth := p.oldest_birth_ms) is not None
-        ]
-        return CoordinatorStatistics(
-            partitions=sum(p.taken_over for p in partitions),
-            pending=sum(len(p.settlement.pending) for p in partitions),
-            held_by_key=sum(p.behind for p in partitions),
-            delayed=sum(len(p.settlement.decisions.delays) for p in partitions),
-            oldest_pending_age=max(0.0, max(ages) / 1000) if ages else 0.0,
-            held=sum(len(p.settlement.decisions.aside) for p in partitions),
-            committed=self.committed,
-            rolled_back=self.rolled_back,
-            discarded=self.discarded,
-            refused=self.refused,
-            forged=self.forged,
-            checks=self.checks,
-            answered_checks=self.answered_checks,
-            no_producer=self.no_producer,
-            groups=self.groups,
-            recoveries=self.recoveries,
-            lost=self.lost,
-            left_behind=self.left_behind,
-            slow_call=self.slow_call,
-            slow_call_s=self.slow_call_s,
-            hung_checks=self.hung_checks,
-            finish_times=tuple(self.finish_times),
-            finish_seconds=self.finish_seconds,
-        )
-
-    def settled(self, pending: Pending, now_ms: int) -> None:
-        """Count a transaction by how it ended; `now_ms` is the broker's time."""
-        if pending.verdict is Verdict.COMMIT:
-            self.committed += 1
-            took_s = max(0, now_ms - pending.birth_ms) / 1000
-            self.finish_times[bisect_left(FINISH_BUCKETS_S, took_s)] += 1
-            self.finish_seconds += took_s
-        elif pending.verdict is Verdict.DISCARD:
-            self.discarded += 1
-        else:
-            self.rolled_back += 1
 
 
 class OwnedPartition:
@@ -170,10 +87,17 @@ class OwnedPartition:
         for pending in self.settlement.remember(inheritance.notes, inheritance.carries):
             self.schedule.add(pending)
         self.clock = clock
+        # Logs of which it was said that producers stamp their records.
+        self._stamped: set[str] = set()
         #: Append times of the newest op and half that were read, in the broker's milliseconds.
         self.ops_read_to_ms = self.halves_read_to_ms = 0
         # Op records fetched before a half they name, and all after them: decisions take effect in their order.
         self._waiting: deque[_OpRecord] = deque()
+        # Op records with decisions on halves that should have been read, and were not: that is so, too, where the half
+        # log was made anew, and then they are read again. Kept until a look at it told.
+        self._unknown: deque[int] = deque()
+        # The end of the half log, and when it was asked for, in monotonic seconds.
+        self._half_end, self._half_end_asked = 0, float("-inf")
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
         # When something was last chosen to be settled, in monotonic seconds.
@@ -188,6 +112,14 @@ class OwnedPartition:
         self.done_end = inheritance.done_end
         #: Positions as last committed.
         self.checkpoints = (inheritance.half_position, inheritance.op_position)
+        #: Below which the done log is not needed, as committed; and as it is to be committed next.
+        self.done_committed = self.done_checkpoint = inheritance.done_position
+        #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
+        self.trimmed_to = {HALF: 0, OP: 0, DONE: 0}
+        # Where logs began when it was found that somebody else had deleted what is needed.
+        self._cut_to = {HALF: 0, OP: 0, DONE: 0}
+        #: Topic ids of the logs that the positions belong to, as far as they are known.
+        self.ids = dict(inheritance.ids)
         #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the half.
         self.asked: dict[str, list[tuple[float, int, Pending]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
@@ -199,11 +131,11 @@ class OwnedPartition:
         halves = max((note.half_offset for note in inheritance.notes), default=-1) + 1
         ops = max((note.op_offset for note in inheritance.notes), default=-1) + 1
         self._marks = DoneMarks(Mark(inheritance.done_end, halves, ops))
+        counts.lost += inheritance.lost
 
     def feed_half(self, message: Message, now: float) -> None:
         """Take a record of the half log in; it was read at `now`, in monotonic seconds."""
-        offset, birth_ms = message.offset() or 0, message.timestamp()[1]
-        self.clock.saw(birth_ms, now)
+        offset, birth_ms = message.offset() or 0, self._append_ms("half", message, now)
         self.halves_read_to_ms = birth_ms
         settlement = self.settlement
         if offset < settlement.half_position:
@@ -229,8 +161,7 @@ class OwnedPartition:
 
     def feed_op(self, message: Message, now: float) -> None:
         """Take a record of the op log in; it was read at `now`, in monotonic seconds."""
-        offset, appended_ms = message.offset() or 0, message.timestamp()[1]
-        self.clock.saw(appended_ms, now)
+        offset, appended_ms = message.offset() or 0, self._append_ms("op", message, now)
         ops: list[Op] | MessageFormatError
         try:
             ops = self._read_ops(message)
@@ -242,6 +173,33 @@ class OwnedPartition:
             self._waiting.append(record)
         else:
             self._decide(record)
+
+    def _append_ms(self, log: str, message: Message, now: float) -> int:
+        """Return when a record was appended, by the broker's clock; where a producer stamped it, when it was read."""
+        kind, time_ms = message.timestamp()
+        if kind == TIMESTAMP_LOG_APPEND_TIME:
+            return self.clock.saw(time_ms, now)
+        self.clock.assume(int(time.time() * 1000), now)
+        if log not in self._stamped:
+            self._stamped.add(log)
+            _log.warning(
+                "the %s log of partition %d has records with their producers' time, from offset %d on: they count as "
+                "of when they are read; set message.timestamp.type=LogAppendTime on the topic",
+                log,
+                self.number,
+                message.offset() or 0,
+            )
+        return self.clock.now_ms(now)
+
+    @property
+    def waiting(self) -> int:
+        """How many op records wait for halves."""
+        return len(self._waiting)
+
+    @property
+    def op_read_to(self) -> int:
+        """The next offset of the op log that was not read; what waits was read."""
+        return self._waiting[-1].offset + 1 if self._waiting else self.settlement.op_position
 
     @property
     def waits_for_halves(self) -> bool:
@@ -268,6 +226,8 @@ class OwnedPartition:
             refusal = settlement.add_op(offset, op, appended_ms, index)
             if refusal is not None:
                 self._refuse(op.transaction_id, offset, refusal)
+                if refusal is Refusal.SETTLED_OR_UNKNOWN:
+                    self._unknown.append(offset)
         settlement.skip_op(offset)
         self._counts.answered_checks += settlement.answers - answers
 
@@ -299,18 +259,43 @@ class OwnedPartition:
     def note_progress(self, now: float) -> None:
         """Look how far reading came, and what time it is. Called between records, never within one."""
         waiting = self._waiting
-        while waiting and (waiting[0].needs < self.settlement.half_position or now - waiting[0].since >= _HALF_S):
+        while waiting and self._has_halves(waiting[0]):
             self._decide(waiting.popleft())
         first = next(iter(self.settlement.pending.values()), None)
         self.oldest_birth_ms = None if first is None else first.birth_ms
-        self.settlement.now_ms = self.clock.now_ms(now)
+        self.settlement.now_ms = self.clock.sure_ms(now)
         self.behind = self.settlement.decisions.keys.behind
         half_end, op_end = self._ends_found
         self.taken_over = self.settlement.half_position >= half_end and self.settlement.op_position >= op_end
 
-    def sweep(self, half_end: int) -> None:
-        """Refuse decisions whose half cannot come any more."""
-        dropped = self.settlement.sweep_ahead(half_end)
+    def _has_halves(self, record: _OpRecord) -> bool:
+        """Tell whether the halves that an op record names were read, or cannot come.
+
+        A half is stored before its decision is written: what lies at or past an end that was asked for after the
+        decision was read was never stored. As long as that is not known, as when the leader of the half log does not
+        answer, the record waits, and all behind it: else later decisions of its key would pass it.
+        """
+        if record.needs < self.settlement.half_position:
+            return True
+        return self._half_end_asked >= record.since and self._half_end <= record.needs
+
+    def wants_look(self, now: float) -> bool:
+        """Tell whether something waits for a look at the half log: can a half come, and is it the log that was read."""
+        waiting = self._waiting
+        return bool(self._unknown) or (bool(waiting) and self._half_end_asked < waiting[0].since <= now - _HALF_S)
+
+    def half_log_is_intact(self, read_to: int) -> None:
+        """Take in that the half log was as it was after the op log had been read up to an offset."""
+        while self._unknown and self._unknown[0] < read_to:
+            self._unknown.popleft()
+
+    def learn_half_end(self, end: int, asked: float) -> None:
+        """Take in the end of the half log, as it was asked for at `asked`, in monotonic seconds."""
+        self._half_end, self._half_end_asked = end, asked
+
+    def sweep(self, half_end: int, read_to: int) -> None:
+        """Refuse decisions whose half cannot come any more; `read_to` as `Settlement.sweep_ahead` has it."""
+        dropped = self.settlement.sweep_ahead(half_end, read_to)
         if dropped:
             self._counts.refused += dropped
             self._log.warn(
@@ -328,6 +313,7 @@ class OwnedPartition:
             self.schedule.add(pending)
         if share.moves:
             self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
+            self.done_committed = share.done_checkpoint
 
     def settled_in_doubt(self, inheritance_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
         """Take in what the done log told after a Kafka transaction ended in doubt.
@@ -352,6 +338,18 @@ class OwnedPartition:
             out: names the topic for whose sake a transaction cannot be published with others now, or None.
             room_bytes: bytes of messages to take at most.
         """
+        share = self._share(limit, out, room_bytes)
+        return None if share is None else self._placed(share)
+
+    def claim(self) -> Share:
+        """Return a share that settles nothing: what is written is who owns the partition."""
+        return self._placed(Share([], [], *self.settlement.checkpoints()))
+
+    def _placed(self, share: Share) -> Share:
+        share.done_checkpoint, share.log_ids = self.done_checkpoint, encode_ids(self.ids)
+        return share
+
+    def _share(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> Share | None:
         # Before all is read that its predecessors left, what is pending is not known.
         carry, now = [], time.monotonic()
         if self.taken_over and now >= self._carry_at:
@@ -365,7 +363,8 @@ class OwnedPartition:
             # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
             self._idle_since = now
             checkpoints = self.settlement.checkpoints()
-            return Share([], [], *checkpoints) if checkpoints != self.checkpoints else None
+            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
+            return None if is_as_written else Share([], [], *checkpoints)
         if share is not None:
             self._idle_since = now
         return share
@@ -375,11 +374,98 @@ class OwnedPartition:
         self.done_end = done_end
         self._marks.add(Mark(done_end, self.settlement.half_position, self.settlement.op_position))
 
-    def trim_points(self) -> tuple[int, int, int]:
-        """Return the offsets below which the half, op and done logs are not needed any more."""
+    def trim_points(self) -> dict[str, int]:
+        """Return the offsets below which the logs are not needed any more, by log.
+
+        For the done log that is what was committed: whoever takes over knows then that nothing else was deleted.
+        """
         half, op = self.checkpoints
+        if self._unknown:
+            op = min(op, self._unknown[0])
+        return {HALF: half, OP: op, DONE: self.done_committed}
+
+    def trimmed(self, log: str, offset: int) -> None:
+        """Take in that a log was deleted below an offset.
+
+        What the done log says of halves and ops is needed as long as those are there: without committed positions they
+        would be read again. So it is trimmed last.
+        """
+        self.trimmed_to[log] = offset
         carried = (p.carried_at for p in self.settlement.pending.values() if p.carried_at is not None)
-        return half, op, self._marks.low(half, op, carried)
+        low = self._marks.low(self.trimmed_to[HALF], self.trimmed_to[OP], carried)
+        self.done_checkpoint = max(self.done_checkpoint, low)
+
+    def make_anew(self, log: str, low: int, done_end: int) -> None:
+        """Take in that a log was deleted and made again: what is pending is kept.
+
+        Both logs are to be read on from the positions of the settlement.
+
+        Args:
+            log: which.
+            low: where it begins now.
+            done_end: where the done log ends.
+        """
+        settlement = self.settlement
+        self.trimmed_to[log] = self._cut_to[log] = low
+        if log == HALF:
+            settlement.lose_half_log(low)
+            if self._unknown:
+                # What waits is read again behind them.
+                self._waiting.clear()
+                settlement.op_position = self._unknown[0]
+                self._unknown.clear()
+            self._half_end_asked = float("-inf")
+            self._ends_found = (0, self._ends_found[1])
+        elif log == OP:
+            while self._waiting:
+                # They were read, and are not in the log any more.
+                self._decide(self._waiting.popleft())
+            settlement.lose_op_log(low)
+            self._ends_found = (self._ends_found[0], 0)
+        else:
+            settlement.lose_done_log()
+            self.done_committed = self.done_checkpoint = low
+            self.done_end = done_end
+        # What the done log says up to here speaks of nothing in the new log.
+        self._marks = DoneMarks(Mark(done_end, settlement.half_position, settlement.op_position))
+        self._write_down()
+
+    def _write_down(self) -> None:
+        """Let the positions be committed soon, with all that is here alone."""
+        self._carry_at = 0.0
+        self.checkpoints = (-1, -1)
+
+    def cut(self, log: str, low: int) -> int:
+        """Take in that a log was deleted below an offset by somebody else; return how many records were not read.
+
+        What was read and is pending is written down anew, as soon as it can be.
+        """
+        settlement = self.settlement
+        self._write_down()
+        self.trimmed_to[log] = self._cut_to[log] = low
+        if log == HALF:
+            lost = max(0, low - settlement.half_position)
+            settlement.cut_half_log(low)
+        elif log == OP:
+            lost = max(0, low - settlement.op_position)
+            settlement.cut_op_log(low)
+        else:
+            lost = low - self.done_committed
+            settlement.lose_done_log()
+            self.done_committed = self.done_checkpoint = low
+        self._counts.lost += lost
+        return lost
+
+    def is_needed_below(self, log: str, low: int) -> bool:
+        """Tell whether something below the beginning of a log is not done with, and that was not seen before."""
+        if low <= self._cut_to[log]:
+            return False
+        if log == HALF:
+            first = next(iter(self.settlement.uncarried), None)
+            return self.settlement.half_position < low or (first is not None and first.offset < low)
+        if log == OP:
+            return self.settlement.checkpoints()[1] < low
+        return self.done_committed < low
 
     def _refuse(self, transaction_id: str, offset: int, refusal: Refusal, *, forged: bool = False) -> None:
         if forged:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from penstock.transactions.done_records import Carried, Carry, Note
 from penstock.transactions.records import Author, Half, Op, Verdict
 
-_NOWHERE = (-1, 0)
+#: A place in the op log that is none.
+NOWHERE = (-1, 0)
 #: What a carried header takes beside its name and content; what penstock's own fields take, generously.
 _HEADER_BYTES = 8
 _FIELDS_BYTES = 1_000
@@ -92,7 +93,7 @@ class Pending:
         self.check_count = 0
         self.answered_ms = 0
         #: Place of that answer: what lies at or below it was judged before.
-        self.answered_at = _NOWHERE
+        self.answered_at = NOWHERE
         #: Number of the check that was asked last; 0 when none was.
         self.requested = 0
         #: The client library refused a question about it, and that was said.
@@ -190,4 +191,4 @@ class Pending:
         return Carry(self.note(), tuple(Carried(offset, self.birth_ms, half) for offset, half in places))
 
 
-__all__ = ["Parts", "Pending", "size_of"]
+__all__ = ["NOWHERE", "Parts", "Pending", "size_of"]

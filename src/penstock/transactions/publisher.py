@@ -357,11 +357,13 @@ class Publisher:
 
     def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
         if self._apart:
-            return [TopicPartition(self._topics.done, partition, 0) for partition in shares]
+            return [TopicPartition(self._topics.discarded, partition, 0) for partition in shares]
         positions, claim = [], self._claim()
         for partition, share in shares.items():
-            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, claim))
-            positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint))
+            beside = f"{claim} {share.log_ids}".rstrip()
+            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, beside))
+            positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint, share.log_ids))
+            positions.append(TopicPartition(self._topics.done, partition, share.done_checkpoint, share.log_ids))
         return positions
 
     def _produce_decided(self, producer: Producer, share: Share) -> None:

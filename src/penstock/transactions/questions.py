@@ -86,7 +86,8 @@ class Questions:
         time_s = partition.clock.now_ms(now) / 1000
         is_due = due is not None and due <= time_s
         # At first, what was read may be of long ago: only what is written now tells what time it is.
-        is_unsure = partition.ticked_at < 0 or now - partition.clock.set_at > _CLOCK_S
+        clock = partition.clock
+        is_unsure = partition.ticked_at < 0 or now - clock.set_at > _CLOCK_S or clock.is_disputed
         if is_unsure or (is_due and partition.ops_read_to_ms / 1000 < time_s - _TICK_S):
             self._tick(partition, now)
         if is_due:

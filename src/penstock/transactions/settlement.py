@@ -17,10 +17,12 @@ from enum import Enum
 
 from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.inherited import Inherited, restored
-from penstock.transactions.pending import Pending
+from penstock.transactions.pending import NOWHERE, Pending
 from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.sharing import Decisions, Share
 
+#: The offset of an op record that is gone.
+_NO_PLACE = -1
 #: Decisions that move all messages of a transaction, and so need all of its halves.
 _NEED_ALL = frozenset({Verdict.COMMIT, Verdict.DISCARD})
 
@@ -77,8 +79,10 @@ class Settlement:
     _open_ops: OrderedDict[int, int] = field(default_factory=OrderedDict)
     # Halves brought back from the discarded topic before it is known here that they went there: place, half, birth.
     _reborn: dict[str, tuple[int, Half, int]] = field(default_factory=dict)
-    # Pending transactions that are in the half log alone.
+    # Pending transactions that are in the half log alone, by rising offsets.
     _uncarried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
+    # Pending transactions that shall be written down as soon as can be, for a log that held something of them is gone.
+    _at_risk: dict[str, Pending] = field(default_factory=dict)
 
     def remember(self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry]] = ()) -> list[Pending]:
         """Take in what the done log says, before the half log is read from the half checkpoint.
@@ -155,7 +159,8 @@ class Settlement:
             index: which decision of its record it is.
         """
         self.op_position = offset + 1
-        if self._inherited.places and (offset, index) in self._inherited.places:
+        places = self._inherited.places
+        if places and places.get((offset, index)) == op.transaction_id:
             # Read again after a restart: what it decided is settled.
             return None
         pending = self.pending.get(op.transaction_id)
@@ -215,17 +220,22 @@ class Settlement:
         self._close(ahead.offset)
         return refusal
 
-    def sweep_ahead(self, half_end: int) -> int:
+    def sweep_ahead(self, half_end: int, read_to: int | None = None) -> int:
         """Refuse decisions whose half cannot come any more, and return how many there were.
 
         Args:
             half_end: the end of the half log, asked for after the decisions were read. A half is stored before its
                 decision is written, so a decision that names an offset at or past the end is forged.
+            read_to: the next offset of the op log when it was asked for: decisions at or above it are left; None: all
+                had been read.
         """
         dropped = 0
         for transaction_id in list(self._ahead):
             kept: list[_Ahead] = []
             for ahead in self._ahead[transaction_id]:
+                if read_to is not None and ahead.offset >= read_to:
+                    kept.append(ahead)
+                    continue
                 if ahead.limit is None:
                     ahead.limit = half_end
                 if (
@@ -252,6 +262,59 @@ class Settlement:
     def uncarried(self) -> Iterable[Pending]:
         """Pending transactions that are in the half log alone, lowest first."""
         return self._uncarried.values()
+
+    @property
+    def at_risk(self) -> Iterable[Pending]:
+        """Pending transactions that a restart would lose, or would not know for pending: a log of theirs is gone."""
+        return self._at_risk.values()
+
+    def lose_half_log(self, low: int) -> None:
+        """Take in that the half log was made again and begins at `low`: what is pending is here alone."""
+        self.half_position = low
+        self._at_risk.update(self._uncarried)
+        self._uncarried.clear()
+        self._reborn.clear()
+        self._inherited.forget_halves()
+
+    def cut_half_log(self, low: int) -> list[Pending]:
+        """Take in that the half log was deleted below `low`; return what is pending, lay there, and is here alone."""
+        self.half_position = max(self.half_position, low)
+        gone = {name: pending for name, pending in self._uncarried.items() if pending.offset < low}
+        for name in gone:
+            del self._uncarried[name]
+        self._at_risk.update(gone)
+        return list(gone.values())
+
+    def lose_op_log(self, low: int) -> None:
+        """Take in that the op log was made again and begins at `low`: places in the former one mean nothing."""
+        self.op_position = low
+        self._open_ops.clear()
+        self._inherited.places.clear()
+        for pending in self.pending.values():
+            pending.answered_at = NOWHERE
+            pending.is_op_open = False
+            if pending.verdict is not None:
+                pending.decided_at, pending.decided_index = NOWHERE
+                self._at_risk[pending.half.transaction_id] = pending
+        for waiting in self._ahead.values():
+            for ahead in waiting:
+                ahead.offset = _NO_PLACE
+
+    def cut_op_log(self, low: int) -> None:
+        """Take in that the op log was deleted below `low`: decisions there that are not applied are here alone."""
+        self.op_position = max(self.op_position, low)
+        for name, pending in self.decisions.all.items():
+            if pending.is_op_open and pending.decided_at < low:
+                self._at_risk[name] = pending
+
+    def lose_done_log(self) -> None:
+        """Take in that what the done log said is gone.
+
+        What is pending is to be written down, so that the checkpoints pass what is settled.
+        """
+        for name, pending in self.pending.items():
+            pending.carried_at = None
+            self._at_risk[name] = pending
 
     @property
     def has_ahead(self) -> bool:
@@ -382,6 +445,12 @@ class Settlement:
             if pending.half.transaction_id in self._reborn:
                 begun.append(self._begin(*self._reborn.pop(pending.half.transaction_id)))
                 self.join_ahead(pending.half.transaction_id)
+        if begun:
+            # Others were read meanwhile, which lie above them.
+            self._uncarried = _by_offset(self._uncarried)
+            self.pending = _by_offset(self.pending)
+            for line in {line for pending in begun if (line := pending.half.line) is not None}:
+                self.decisions.sort(line)
         return begun
 
     def settle(
@@ -418,6 +487,7 @@ class Settlement:
             return
         pending.carried_at = done_from
         self._uncarried.pop(carry.note.transaction_id, None)
+        self._at_risk.pop(carry.note.transaction_id, None)
         self._is_noted(carry.note)
         # A decision that came while the carry was under way is not in it.
         if pending.is_op_open and carry.note.verdict is not Verdict.UNKNOWN:
@@ -428,7 +498,9 @@ class Settlement:
         transaction_id = pending.half.transaction_id
         del self.pending[transaction_id]
         if pending.carried_at is None:
-            del self._uncarried[transaction_id]
+            self._uncarried.pop(transaction_id, None)
+        if self._at_risk:
+            self._at_risk.pop(transaction_id, None)
         if self.answered:
             self.answered.pop(transaction_id, None)
         if pending.is_op_open:
@@ -444,6 +516,10 @@ def _overrules(op: Op, pending: Pending) -> bool:
     """
     is_discard = op.verdict is Verdict.DISCARD and op.author is Author.OPERATOR
     return is_discard and pending.verdict is Verdict.COMMIT and not pending.in_flight
+
+
+def _by_offset(some: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
+    return OrderedDict(sorted(some.items(), key=lambda one: one[1].offset))
 
 
 __all__ = ["Pending", "Refusal", "Settlement", "Share"]

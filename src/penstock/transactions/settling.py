@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.disposable import LeftBehind
 from penstock.kafka import partition_counts, reason
 from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit
+from penstock.transactions.log_tending import LogTending
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import InDoubtError, NotPublishedError, TooLargeError
@@ -32,6 +32,7 @@ from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.slot import Landing, Slot
 from penstock.transactions.targets import NOT_KNOWN, Targets
 from penstock.transactions.topics import StoreTopics
+from penstock.transactions.two_logs import is_out_of_range
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -41,8 +42,7 @@ _IDLE_S = 0.05
 _BUSY_S = 0.001
 #: Seconds between two reads while a Kafka transaction is under way.
 _ALOFT_S = 0.005
-#: Seconds between rounds of housekeeping: trimming the logs, letting topics out of quarantine.
-_TEND_S = 5.0
+#: Seconds between two looks whether a topic may leave quarantine.
 _RELEASE_S = 0.25
 _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
@@ -179,7 +179,8 @@ class Settling:
         self._quarantine = Quarantine()
         # Topics that were found to be missing.
         self._absent: set[str] = set()
-        self._tended = self._released = time.monotonic()
+        self._tending = LogTending(admin, topics, membership.logs, counts, ration)
+        self._released = time.monotonic()
 
     def round(self) -> None:
         """Do once what the coordinator does for ever."""
@@ -208,9 +209,7 @@ class Settling:
         # Not while a common transaction is under way or in doubt: tending takes the end of the done log for known, and
         # what that transaction wrote there would never be looked for.
         if self._flight is None and self._doubted is None:
-            if now - self._tended >= _TEND_S:
-                self._tended = now
-                self._tend()
+            self._tending.tend(self._owned, now)
             slot = self._slots[self._turn]
             if self._gate.is_open and self._targets.were_heard and now >= self._not_before and slot.is_ready:
                 self._publish(slot)
@@ -299,6 +298,8 @@ class Settling:
             error = message.error()
             if error is not None:
                 self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
+                if is_out_of_range(error):
+                    self._tending.stands_still(message, now)
                 continue
             partition = self._owned.get(message.partition() or 0)
             if partition is None:
@@ -307,6 +308,7 @@ class Settling:
                 partition.feed_half(message, now)
             else:
                 partition.feed_op(message, now)
+        self._tending.look(self._owned, now)
         for partition in self._owned.values():
             partition.note_progress(now)
 
@@ -322,7 +324,7 @@ class Settling:
                 shares[number] = share
             elif self._claimed.get(number) is not partition:
                 # Nothing to settle: what is written is who owns it now, for those who may have to take it over.
-                shares[number] = Share([], [], *partition.settlement.checkpoints())
+                shares[number] = partition.claim()
         if not shares:
             return
         self._flight = self._taking_off(shares, None)
@@ -587,25 +589,6 @@ class Settling:
                 topic,
                 why,
             )
-
-    def _tend(self) -> None:
-        """Refuse decisions without a half, and trim the logs."""
-        try:
-            points = [point for partition in self._owned.values() for point in self._tend_partition(partition)]
-            if points:
-                # Not waited for: what is not deleted now is deleted in the next round.
-                self._admin.delete_records(points, request_timeout=_ANSWER_S)
-        except KafkaException as error:
-            self._ration.warn("tend", "the logs of %s cannot be trimmed: %s", self._topics.prefix, reason(error))
-
-    def _tend_partition(self, partition: OwnedPartition) -> list[TopicPartition]:
-        settlement, number = partition.settlement, partition.number
-        if settlement.has_ahead:
-            partition.sweep(self._membership.logs.end(self._topics.half, number))
-        partition.mark(self._membership.logs.end(self._topics.done, number))
-        names = (self._topics.half, self._topics.op, self._topics.done)
-        points = zip(names, partition.trim_points(), strict=True)
-        return [TopicPartition(topic, number, offset) for topic, offset in points if offset > 0]
 
 
 def _publishes(pending: Pending) -> bool:

@@ -27,6 +27,8 @@ class Share:
         answered: pending transactions whose count of answered checks is written down by it.
         half_checkpoint: where reading of the half log would start once it is committed.
         op_checkpoint: the same for the op log.
+        done_checkpoint: the offset of the done log below which nothing is needed.
+        log_ids: topic ids of the logs, as they stand beside the positions.
         counts: notes on these as they were when it was chosen: answers may come while it is under way.
         carried: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
         moves: whether positions are committed with it: what is tried apart from the others moves none.
@@ -38,6 +40,8 @@ class Share:
     op_checkpoint: int
     counts: list[Note] = field(default_factory=list)
     carried: list[Carry] = field(default_factory=list)
+    done_checkpoint: int = 0
+    log_ids: str = ""
     moves: bool = True
 
     def notes(self) -> list[Note]:
@@ -104,6 +108,14 @@ class Decisions:
             head = self.keys.remove(line, pending)
             if head is not None and head.verdict is Verdict.COMMIT and head.half.transaction_id not in self.delays:
                 self._ready.setdefault(head.half.transaction_id, head)
+
+    def sort(self, line: Line) -> None:
+        """Let all of a line stand in the order of their offsets; who does not stand in front any more is not ready."""
+        self.keys.sort(line)
+        head = self.keys.head(line)
+        for pending in self.keys.standing(line):
+            if pending is not head and pending.verdict is Verdict.COMMIT:
+                self._ready.pop(pending.half.transaction_id, None)
 
     def release_due(self, now_ms: int) -> None:
         """Let delayed transactions go whose time has come."""

@@ -1,5 +1,8 @@
 """Taking half partitions over: where to read on, and what was settled above that point.
 
+Whether the logs are still those that were read is asked first of all: one that was deleted and made again, or cut, is
+read from where it begins now, and what that means is said and counted.
+
 The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
 predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
 past. A transaction that does not end by itself is ended under its owner's name, which stands beside the position. Then
@@ -14,16 +17,30 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, StoppedError
-from penstock.kafka import base_config, reason
+from penstock.kafka import admin_client, base_config, reason
 from penstock.transactions.done_records import Carry, Done, Note, decode_done
 from penstock.transactions.fencing import Fence
 from penstock.transactions.inherited import live_carries
+from penstock.transactions.log_bounds import topic_ids
+from penstock.transactions.log_identity import (
+    DONE,
+    HALF,
+    OP,
+    Committed,
+    Fate,
+    Start,
+    decode_ids,
+    explained,
+    known_ids,
+    starts_of,
+)
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -49,6 +66,10 @@ class Inheritance:
         notes: what the done log says.
         done_end: the end of the done log when it was read.
         carries: pending transactions that the done log holds whole, each with the offset of its record.
+        done_position: the offset below which the done log is known not to be needed.
+        ids: topic ids of the three logs, as far as they are known.
+        lost: records that are gone and were not read, at least.
+        is_done_lost: whether something that the done log said is gone.
     """
 
     half_position: int
@@ -58,6 +79,10 @@ class Inheritance:
     notes: list[Note]
     done_end: int
     carries: list[tuple[int, Carry]] = field(default_factory=list)
+    done_position: int = 0
+    ids: Mapping[str, str] = field(default_factory=dict)
+    lost: int = 0
+    is_done_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +128,8 @@ class LogReader:
         fence: Fence,
     ) -> None:
         self._topics = topics
+        self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
+        self._admin = admin_client(bootstrap_servers, config)
         self._fence = fence
         self._stopping = stopping
         self._settings: dict[str, Any] = {
@@ -125,15 +152,13 @@ class LogReader:
             StoppedError: the coordinator stops.
         """
         wanted = list(partitions)
-        bounds = self._committed(wanted)
+        ids = topic_ids(self._admin, self._topics)
+        committed = self._committed(wanted)
         done = self.done(wanted, {})
         inheritances = {}
         for p in wanted:
-            half_position, half_end = bounds[self._topics.half, p]
-            op_position, op_end = bounds[self._topics.op, p]
-            inheritances[p] = Inheritance(
-                half_position, op_position, half_end, op_end, done[p].notes, done[p].end, done[p].carries
-            )
+            found = {log: committed[name, p] for log, name in self._names.items()}
+            inheritances[p] = inherited(found, ids, done[p], partial(tell_of_log, self._names, p))
         return inheritances
 
     def await_coordinator(self) -> None:
@@ -150,20 +175,20 @@ class LogReader:
         finally:
             consumer.close()
 
-    def _committed(self, partitions: list[int]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return where to read each half and op log from, and where it ends."""
-        places = [TopicPartition(topic, p) for p in partitions for topic in (self._topics.half, self._topics.op)]
+    def _committed(self, partitions: list[int]) -> dict[tuple[str, int], Committed]:
+        """Return how far each log was read, and where it begins and ends."""
+        places = [TopicPartition(topic, p) for p in partitions for topic in self._names.values()]
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
-            found: dict[tuple[str, int], tuple[int, int]] = {}
+            found: dict[tuple[str, int], Committed] = {}
             patient_until = time.monotonic() + _PATIENCE_S
             while len(found) < len(places):
                 self._check_stopping()
                 open_places = [place for place in places if (place.topic, place.partition) not in found]
                 for place in self._ask_committed(consumer, open_places):
                     if place.error is None:
-                        low, end = consumer.get_watermark_offsets(place, _ANSWER_S)
-                        found[place.topic, place.partition] = self._start(place, low), end
+                        bounds = consumer.get_watermark_offsets(place, _ANSWER_S)
+                        found[place.topic, place.partition] = committed_at(place, *bounds)
                 if len(found) < len(places) and time.monotonic() >= patient_until:
                     patient_until = time.monotonic() + _PATIENCE_S
                     self._end_predecessors([p for p in places if (p.topic, p.partition) not in found])
@@ -195,19 +220,6 @@ class LogReader:
             time.sleep(_POLL_S)
         return answers
 
-    def _start(self, place: TopicPartition, low: int) -> int:
-        if place.offset == _INVALID:
-            return low
-        if place.offset < low:
-            _log.error(
-                "%s[%d] begins at %d but was read only to %d: records were deleted; check its retention settings",
-                place.topic,
-                place.partition,
-                low,
-                place.offset,
-            )
-        return max(place.offset, low)
-
     def done(self, partitions: Iterable[int], starts: Mapping[int, int]) -> dict[int, DoneRead]:
         """Read done logs to their ends, waiting for open transactions to end.
 
@@ -224,7 +236,8 @@ class LogReader:
         """
         bounds = self._done_bounds(partitions)
         found = {p: DoneRead(end, []) for p, (_, end) in bounds.items()}
-        begins = {p: max(starts.get(p, 0), low) for p, (low, _) in bounds.items()}
+        # A log that ends below was made again: all that it says is read.
+        begins = {p: low if starts.get(p, 0) > end else max(starts.get(p, 0), low) for p, (low, end) in bounds.items()}
         behind = {p for p in found if begins[p] < found[p].end}
         if not behind:
             return found
@@ -271,4 +284,55 @@ class LogReader:
             raise StoppedError(f"the coordinator of {self._topics.prefix} stops while taking partitions over")
 
 
-__all__ = ["DoneRead", "Inheritance", "LogReader"]
+def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
+    """Return a committed position as the client library tells it, with the bounds of its log."""
+    return Committed(None if place.offset == _INVALID else place.offset, low, end, decode_ids(place.metadata))
+
+
+def tell_of_log(names: Mapping[str, str], partition: int, log: str, found: Committed, start: Start) -> None:
+    """Log that a log is not as it was; `names` are those of the topics, by log."""
+    _log.error(explained(log, f"{names[log]}[{partition}]", found, start.fate))
+
+
+def inherited(
+    committed: Mapping[str, Committed],
+    ids: Mapping[str, str],
+    done: DoneRead,
+    tell: Callable[[str, Committed, Start], None],
+) -> Inheritance:
+    """Return what a half partition starts from. Pure.
+
+    Args:
+        committed: how far each log was read, by log.
+        ids: topic ids of the logs as they are now.
+        done: what the done log says.
+        tell: called for each log that is not as it was.
+    """
+    starts = starts_of(committed, ids)
+    for log, start in starts.items():
+        if start.fate is not Fate.INTACT:
+            tell(log, committed[log], start)
+    notes = done.notes
+    # What it says of a log that is gone would be taken for the new one: offsets are given anew there.
+    if starts[HALF].fate is Fate.ANEW:
+        notes = [note._replace(half_offset=-1) for note in notes]
+    if starts[OP].fate is Fate.ANEW:
+        notes = [note._replace(op_offset=-1) for note in notes]
+    # Decisions on the new halves may have been read, and refused as unknown.
+    op_position = committed[OP].low if starts[HALF].fate is Fate.ANEW else starts[OP].offset
+    return Inheritance(
+        starts[HALF].offset,
+        op_position,
+        committed[HALF].end,
+        committed[OP].end,
+        notes,
+        done.end,
+        done.carries,
+        starts[DONE].offset,
+        {**known_ids(committed), **ids},
+        sum(start.lost for start in starts.values()),
+        starts[DONE].fate is not Fate.INTACT,
+    )
+
+
+__all__ = ["DoneRead", "Inheritance", "LogReader", "committed_at", "inherited", "tell_of_log"]

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from penstock.garbage import collection_put_off
+from penstock.transactions.log_identity import HALF, OP
 from penstock.transactions.records import DECISION_BYTES
 from penstock.transactions.topics import StoreTopics
 
-_ANSWER_S = 5.0
+#: What a reader is told whose next offset is not there: it stands still until it is told where to go on.
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})  # noqa: SLF001 - the library's public constants look so
 #: How large op records are taken for before one was seen: the first comes alone.
 _FIRST_OP_BYTES = 1 << 20
 
@@ -26,7 +28,8 @@ class TwoLogs:
     """Reads both logs. Used by the coordinator's thread.
 
     Args:
-        config: settings of the consumers.
+        config: settings of the consumers. A reader must not choose a new offset by itself (`auto.offset.reset=error`):
+            a log that is not as it was would be read past in silence.
         topics: the store's topics.
         make: makes a consumer.
 
@@ -53,9 +56,32 @@ class TwoLogs:
 
     def remove(self, number: int) -> None:
         """Read the logs of a partition no more."""
+        self.resume_ops(number)
         self._halves.incremental_unassign([TopicPartition(self._half, number)])
         self._ops.incremental_unassign([TopicPartition(self._op, number)])
         del self._next_op[number]
+
+    def pause_ops(self, number: int) -> None:
+        """Read no more ops of a partition until `resume_ops`: what was read of them waits for halves."""
+        self._ops.pause([TopicPartition(self._op, number)])
+
+    def resume_ops(self, number: int) -> None:
+        """Read the ops of a partition again."""
+        self._ops.resume([TopicPartition(self._op, number)])
+
+    def restart(self, log: str, number: int, offset: int) -> None:
+        """Read one of the logs of a partition on from another offset; what was fetched of it is forgotten.
+
+        Args:
+            log: `HALF` or `OP`.
+            number: the half partition.
+            offset: the next to be read.
+        """
+        reader, topic = (self._halves, self._half) if log == HALF else (self._ops, self._op)
+        reader.incremental_unassign([TopicPartition(topic, number)])
+        reader.incremental_assign([TopicPartition(topic, number, offset)])
+        if log == OP:
+            self._next_op[number] = offset
 
     def close(self) -> None:
         """Close the consumers."""
@@ -100,13 +126,10 @@ class TwoLogs:
     def _known_end(reader: Consumer, topic: str, number: int) -> int:
         return reader.get_watermark_offsets(TopicPartition(topic, number), cached=True)[1]
 
-    def end(self, topic: str, partition: int) -> int:
-        """Ask the broker for the end of a log.
 
-        Raises:
-            KafkaException: it does not answer.
-        """
-        return self._halves.get_watermark_offsets(TopicPartition(topic, partition), _ANSWER_S)[1]
+def is_out_of_range(error: KafkaError) -> bool:
+    """Tell whether a reader stands still because the log does not have the offset that it wants."""
+    return error.code() in _OUT_OF_RANGE
 
 
 def _take(reader: Consumer, timeout_s: float, most: int) -> list[Message]:
@@ -118,4 +141,4 @@ def _take(reader: Consumer, timeout_s: float, most: int) -> list[Message]:
         return [first, *(reader.consume(most - 1, 0) if most > 1 else ())]
 
 
-__all__ = ["TwoLogs"]
+__all__ = ["TwoLogs", "is_out_of_range"]

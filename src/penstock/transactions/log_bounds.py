@@ -1,0 +1,143 @@
+"""Where the half, op and done logs begin and end, and which topics they are: asked without waiting.
+
+The coordinator's loop asks, goes on, and looks later whether the answer is there. What is in an answer was true at some
+time after the question: that is what makes an end that was learnt so worth more than one that a fetch brought along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
+
+from penstock.kafka import reason
+from penstock.transactions.log_identity import DONE, HALF, OP
+from penstock.transactions.topics import StoreTopics
+
+#: Seconds that a broker may take to answer.
+_ANSWER_S = 5.0
+#: What a broker says that has no topic ids: 16 zero bytes in base 64.
+_NO_ID = "A" * 22
+
+
+class Bounds(NamedTuple):
+    """Where a log begins and ends."""
+
+    low: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the brokers answered.
+
+    Attributes:
+        asked_at: when they were asked, in monotonic seconds.
+        bounds: by log and half partition; what was not answered is not there.
+        ids: topic ids by log.
+        failures: why something is not there, by what was asked.
+    """
+
+    asked_at: float
+    bounds: Mapping[tuple[str, int], Bounds]
+    ids: Mapping[str, str]
+    failures: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    at: float
+    lows: Mapping[TopicPartition, Future[Any]]
+    ends: Mapping[TopicPartition, Future[Any]]
+    ids: Mapping[str, Future[Any]]
+
+    def futures(self) -> Iterable[Future[Any]]:
+        return (*self.lows.values(), *self.ends.values(), *self.ids.values())
+
+
+class LogBounds:
+    """Asks for the bounds of logs. Used by one thread; never waits.
+
+    Args:
+        admin: an admin client.
+        topics: the store's topics.
+    """
+
+    def __init__(self, admin: AdminClient, topics: StoreTopics) -> None:
+        self._admin = admin
+        self._logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
+        self._asked: _Asked | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is on its way."""
+        return self._asked is not None
+
+    def ask(self, partitions: Iterable[int], now: float) -> None:
+        """Ask for the bounds of the logs of half partitions, unless an answer is on its way.
+
+        Args:
+            partitions: which.
+            now: monotonic seconds.
+
+        Raises:
+            KafkaException: the client library refused to ask.
+        """
+        wanted = list(partitions)
+        if self._asked is not None or not wanted:
+            return
+        places = [TopicPartition(topic, number) for topic in self._logs for number in wanted]
+        first: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
+        last: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
+        self._asked = _Asked(
+            now,
+            self._admin.list_offsets(dict.fromkeys(places, first), request_timeout=_ANSWER_S),
+            self._admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ANSWER_S),
+            self._admin.describe_topics(TopicCollection(list(self._logs)), request_timeout=_ANSWER_S),
+        )
+
+    def answer(self) -> Look | None:
+        """Return what was answered, once; None as long as it is not complete."""
+        asked = self._asked
+        if asked is None or not all(future.done() for future in asked.futures()):
+            return None
+        self._asked = None
+        failures: dict[str, str] = {}
+        lows, ends = _results(asked.lows, failures), _results(asked.ends, failures)
+        bounds = {
+            (self._logs[place.topic], place.partition): Bounds(lows[place].offset, ends[place].offset)
+            for place in lows
+            if place in ends
+        }
+        return Look(asked.at, bounds, _ids(self._logs, _results(asked.ids, failures)), failures)
+
+
+def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
+    """Return the ids of half, op and done by log, waiting for the answer; without those that are not told."""
+    logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
+    asked = admin.describe_topics(TopicCollection(list(logs)), request_timeout=_ANSWER_S)
+    return _ids(logs, _results(asked, {}))
+
+
+def _ids(logs: Mapping[str, str], described: Mapping[str, Any]) -> dict[str, str]:
+    named = {logs[name]: str(found.topic_id) for name, found in described.items()}
+    return {log: topic_id for log, topic_id in named.items() if topic_id != _NO_ID}
+
+
+def _results(futures: Mapping[Any, Future[Any]], failures: dict[str, str]) -> dict[Any, Any]:
+    """Return what was answered; why something was not goes into `failures`."""
+    found = {}
+    for key, future in futures.items():
+        try:
+            found[key] = future.result()
+        except KafkaException as error:
+            name = f"{key.topic}[{key.partition}]" if isinstance(key, TopicPartition) else str(key)
+            failures[name] = reason(error)
+    return found
+
+
+__all__ = ["Bounds", "LogBounds", "Look", "topic_ids"]

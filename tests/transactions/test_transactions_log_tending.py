@@ -1,0 +1,224 @@
+"""Trimming of half, op and done logs, and looks at them that wait for nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from transaction_tools import Bench
+
+from kafka_proxy import Fault, KafkaProxy, What
+from penstock.transactions import Coordinator, log_tending
+from penstock.transactions.broker_clock import BrokerClock
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.ids import new_id
+from penstock.transactions.log_tending import TEND_S, LogTending
+from penstock.transactions.owned import Counts, OwnedPartition
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.takeover import Inheritance
+from penstock.transactions.topics import StoreTopics
+from waiting import wait_until
+
+TOPICS = StoreTopics("store", 1)
+#: What the client library calls the end of a log.
+LATEST = -1
+FETCH = 1
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A record as the client hands it over."""
+
+    place: int
+    content: bytes | None
+    named: list[tuple[str, bytes | None]] = field(default_factory=list)
+
+    def offset(self) -> int:
+        return self.place
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self.named
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, int(time.time() * 1000)
+
+
+class Admin:
+    """A broker that answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.ends = {TOPICS.half: 0, TOPICS.op: 0, TOPICS.done: 0}
+        #: Deletions that were asked for and not answered: topic and offset.
+        self.deleting: list[tuple[str, int, Future[Any]]] = []
+
+    def list_offsets(self, places: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
+        assert request_timeout
+        is_end = next(iter(places.values()))._value == LATEST
+        return {place: done(SimpleNamespace(offset=self.ends[place.topic] if is_end else 0)) for place in places}
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        assert request_timeout
+        return {name: done(SimpleNamespace(topic_id=f"id of {name}")) for name in topics.topic_names}
+
+    def delete_records(self, points: list[TopicPartition], request_timeout: float) -> dict[Any, Future[Any]]:
+        assert request_timeout
+        asked: dict[Any, Future[Any]] = {point: Future() for point in points}
+        self.deleting += [(point.topic, point.offset, future) for point, future in asked.items()]
+        return asked
+
+    def answer(self, error: KafkaException | None = None) -> list[tuple[str, int]]:
+        """Answer what was asked, and return it."""
+        asked, self.deleting = self.deleting, []
+        for _, _, future in asked:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        return [(topic, offset) for topic, offset, _ in asked]
+
+
+def done(result: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+class Room:
+    """A partition with one settled transaction, whose logs are tended; a test moves the time."""
+
+    def __init__(self) -> None:
+        self.admin, self.now = Admin(), 100.0
+        counts, ration = Counts(), RationedLog()
+        self.partition = OwnedPartition(
+            0,
+            Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
+            policy=CheckPolicy(6, 30, 15),
+            counts=counts,
+            log=ration,
+            may_publish_to=lambda _: True,
+            clock=BrokerClock(),
+        )
+        self.tending = LogTending(self.admin, TOPICS, None, counts, ration)  # type: ignore[arg-type] # what is used
+        half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+        self.partition.feed_half(Fetched(0, b"v", encode_half(half)), self.now)  # type: ignore[arg-type] # as used
+        op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0)
+        self.partition.feed_op(Fetched(0, encode_op(op)), self.now)  # type: ignore[arg-type] # what is used of it
+        self.partition.note_progress(self.now)
+        self.commit()
+        self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
+
+    def commit(self) -> int:
+        """Commit what there is, and return the checkpoint of the done log."""
+        share = self.partition.share(100, lambda _: True) or self.partition.claim()
+        self.partition.settled(share)
+        return share.done_checkpoint
+
+    def tend(self, after_s: float = TEND_S) -> list[tuple[str, int]]:
+        """Tend the logs after some time, and return what is being deleted."""
+        self.now += after_s
+        self.tending.look({0: self.partition}, self.now)
+        self.tending.look({0: self.partition}, self.now)
+        self.tending.tend({0: self.partition}, self.now)
+        return [(topic, offset) for topic, offset, _ in self.admin.deleting]
+
+
+def test_the_done_log_is_trimmed_last_after_half_and_op_were_and_below_what_was_committed() -> None:
+    room = Room()
+
+    assert sorted(room.tend()) == [(TOPICS.half, 1), (TOPICS.op, 1)]
+    assert sorted(room.tend()) == [(TOPICS.half, 1), (TOPICS.op, 1)], "they are under way, and not asked for again"
+    assert room.commit() == 0, "what it says is needed as long as they are not known to be deleted"
+    room.admin.answer()
+    assert room.tend() == []
+    assert room.commit() == 2
+    assert room.tend() == [(TOPICS.done, 2)]
+    room.admin.answer()
+    assert room.tend() == []
+
+
+def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = Room()
+    room.tend()
+
+    room.admin.answer(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    assert len(room.tend()) == 2
+
+    assert "store.half[0] cannot be trimmed below offset 1" in caplog.text
+    assert "the right to DELETE on topic store.half" in caplog.text
+    assert room.commit() == 0
+
+
+def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_tending, "_WAITING", 4)
+    room, said = Room(), []
+    room.tending._logs = SimpleNamespace(  # type: ignore[assignment] # what is used of it
+        pause_ops=lambda number: said.append(("pause", number)),
+        resume_ops=lambda number: said.append(("resume", number)),
+    )
+    halves = [Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(4)]
+    for place, half in enumerate(halves, 1):
+        op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (place,), 0)
+        room.partition.feed_op(Fetched(place, encode_op(op)), room.now)  # type: ignore[arg-type] # as used
+        room.tend(0.01)
+    assert said == [("pause", 0)]
+
+    for place, half in enumerate(halves, 1):
+        room.partition.feed_half(Fetched(place, b"v", encode_half(half)), room.now)  # type: ignore[arg-type] # as used
+        room.partition.note_progress(room.now)
+        room.tend(0.01)
+
+    assert said == [("pause", 0), ("resume", 0)]
+
+
+def test_a_half_log_whose_leader_is_silent_for_seconds_does_not_reorder_a_key(bench: Bench) -> None:
+    with KafkaProxy(bench.servers) as proxy:
+        coordinator = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
+        with coordinator:
+            producer = bench.producer()
+            producer.send(bench.topic, key=b"k", value=b"0")
+            wait_until(lambda: coordinator.statistics().committed == 1, 60)
+            partition = bench.topics.half_partition(b"k")
+            with proxy.fault(FETCH, What.DELAY_ANSWER, holding=topic_id(bench, bench.topics.half)) as silence:
+                wait_until(lambda: silence.fired)
+                # Decided in the other order: the first half is decided last.
+                transactions = [producer.transaction(bench.topic, key=b"k", value=b"%d" % n) for n in range(1, 5)]
+                for transaction in transactions:
+                    transaction.__enter__()
+                for transaction in reversed(transactions):
+                    transaction.__exit__(None, None, None)
+                assert partition >= 0
+                stands_for(silence, 3.0)
+                assert coordinator.statistics().committed == 1
+            wait_until(lambda: coordinator.statistics().committed == 5, 60)
+
+    assert [value for _, value in bench.visible()] == [b"0", b"4", b"3", b"2", b"1"]
+
+
+def topic_id(bench: Bench, topic: str) -> bytes:
+    """Return a topic's id as requests hold it."""
+    from confluent_kafka import TopicCollection
+
+    found = bench.admin.describe_topics(TopicCollection([topic]))[topic].result().topic_id
+    high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
+    return (high & (2**64 - 1)).to_bytes(8) + (low & (2**64 - 1)).to_bytes(8)
+
+
+def stands_for(fault: Fault, seconds: float) -> None:
+    """Let a fault last: its length is what is tested."""
+    assert fault.fired
+    time.sleep(seconds)

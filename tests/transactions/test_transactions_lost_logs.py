@@ -1,0 +1,214 @@
+"""Half, op and done logs that somebody deletes, makes anew or cuts: told, counted, and never read past in silence."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import TopicPartition
+from transaction_tools import Bench, prepared
+
+from penstock.kafka import TopicSpec, ensure_topics
+from penstock.transactions.administration import KafkaAdministration
+from penstock.transactions.done_records import decode_done
+from penstock.transactions.records import Verdict
+from waiting import wait_until
+
+LOGS = ["half", "op", "done"]
+PATIENCE_S = 60.0
+
+
+def sent(bench: Bench, first: int, count: int) -> list[bytes]:
+    """Send transactions whose decisions are acknowledged, and return their values."""
+    values = [b"%d" % number for number in range(first, first + count)]
+    producer = bench.producer()
+    for value in values:
+        producer.send(bench.topic, key=value, value=value)
+    return values
+
+
+def made_anew(bench: Bench, log: str) -> str:
+    """Delete one of the store's topics and make it again."""
+    topic = f"{bench.topics.prefix}.{log}"
+    bench.admin.delete_topics([topic])[topic].result()
+
+    def made() -> bool:
+        try:
+            ensure_topics(bench.admin, bench.servers, [TopicSpec(topic, bench.topics.partitions, SETTINGS)])
+        except Exception:  # noqa: BLE001 - it is being deleted still
+            return False
+        return bool(bench.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+
+    wait_until(made)
+    return topic
+
+
+SETTINGS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "message.timestamp.type": "LogAppendTime",
+}
+
+
+def cut(bench: Bench, log: str) -> str:
+    """Delete all that lies in one of the store's topics."""
+    topic = f"{bench.topics.prefix}.{log}"
+    places = [TopicPartition(topic, number, -1) for number in range(bench.topics.partitions)]
+    for future in bench.admin.delete_records(places).values():
+        future.result()
+    return topic
+
+
+def seen(bench: Bench) -> set[bytes | None]:
+    return {value for _, value in bench.visible()}
+
+
+@contextlib.contextmanager
+def filled(bench: Bench) -> Iterator[list[bytes]]:
+    """Have transactions settled by a coordinator, whose positions are committed when it ends."""
+    with bench.coordinator() as coordinator:
+        values = sent(bench, 0, 20)
+        bench.settled(coordinator, committed=20)
+        wait_until(lambda: min(bench.positions("read_committed", bench.topics.half, bench.topics.op)) > 0, PATIENCE_S)
+        yield values
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_made_anew_while_no_coordinator_runs_is_told_and_counted_and_read_from_its_start(
+    bench: Bench, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with filled(bench) as first:
+        pass
+    topic = made_anew(bench, log)
+    # More than before: the ends alone would tell nothing.
+    second = sent(bench, 100, 60)
+
+    coordinator = bench.coordinator()
+    wait_until(lambda: seen(bench) >= {*first, *second}, PATIENCE_S)
+
+    assert coordinator.statistics().lost > 0
+    assert f"{topic}[0] was deleted and made again" in caplog.text
+    if log != "done":
+        assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second]), "each once"
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_made_anew_while_a_coordinator_runs_loses_nothing_that_was_acknowledged_since(
+    bench: Bench, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with filled(bench) as first:
+        coordinator = bench.coordinator()
+        topic = made_anew(bench, log)
+        second = sent(bench, 100, 12)
+        wait_until(lambda: seen(bench) >= {*first, *second}, PATIENCE_S)
+        third = sent(bench, 200, 30)
+        wait_until(lambda: seen(bench) >= {*first, *second, *third}, PATIENCE_S)
+        assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second, *third])
+        wait_until(lambda: f"{topic}[0] was deleted and made again" in caplog.text, PATIENCE_S)
+        coordinator.stop()
+    again = bench.coordinator()
+    bench.settled(again)
+
+    assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second, *third]), "each once"
+
+
+@pytest.mark.parametrize("log", ["half", "op"])
+def test_what_is_pending_survives_that_its_log_is_made_anew_and_a_restart_after_that(
+    bench: Bench, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = bench.producer()
+    coordinator = bench.coordinator(transaction_timeout=1000.0)
+    stored = prepared(producer, bench.topic, b"pending")
+    wait_until(lambda: coordinator.statistics().pending == 1, PATIENCE_S)
+    made_anew(bench, log)
+    wait_until(lambda: coordinator.statistics().lost > 0, PATIENCE_S)
+
+    def is_written_down() -> bool:
+        records = [decode_done(message.value()) for message in bench.messages(bench.topics.done)]
+        return any(record.carries for record in records)
+
+    if log == "half":
+        wait_until(is_written_down, PATIENCE_S)
+    coordinator.stop()
+    again = bench.coordinator(transaction_timeout=1000.0)
+    wait_until(lambda: again.statistics().partitions == 2, PATIENCE_S)
+
+    with KafkaAdministration(bench.servers, bench.topics.prefix) as hands:
+        hands.decide(stored.halves[0].transaction_id, Verdict.COMMIT, "test")
+    wait_until(lambda: seen(bench) == {b"pending"}, PATIENCE_S)
+    caplog.clear()
+
+
+@pytest.mark.parametrize("log", ["half", "op"])
+def test_records_cut_while_no_coordinator_runs_are_told_and_counted(
+    bench: Bench, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with filled(bench):
+        pass
+    sent(bench, 100, 20)
+    topic = cut(bench, log)
+    later = sent(bench, 200, 20)
+
+    coordinator = bench.coordinator()
+    wait_until(lambda: seen(bench) >= set(later), PATIENCE_S)
+
+    assert coordinator.statistics().lost >= 20 if log == "half" else coordinator.statistics().lost > 0
+    assert f"{topic}[0]: records below offset" in caplog.text
+
+
+def test_a_done_log_cut_while_no_coordinator_runs_is_told_and_counted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    with filled(bench):
+        pass
+    topic = cut(bench, "done")
+
+    coordinator = bench.coordinator()
+    bench.settled(coordinator)
+
+    assert coordinator.statistics().lost > 0
+    assert f"{topic}[0]: records below offset" in caplog.text
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_cut_while_a_coordinator_runs_loses_nothing_that_was_read(
+    bench: Bench, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = bench.coordinator(transaction_timeout=1000.0)
+    stored = [prepared(bench.producer(), bench.topic, b"%d" % number) for number in range(6)]
+    wait_until(lambda: coordinator.statistics().pending == len(stored), PATIENCE_S)
+    sent(bench, 100, 12)
+    wait_until(lambda: coordinator.statistics().committed == 12, PATIENCE_S)
+    topic = cut(bench, log)
+    if log != "op":
+        # All decisions were applied: nothing of the op log was needed.
+        wait_until(lambda: f"{topic}[" in caplog.text, PATIENCE_S)
+        wait_until(lambda: sum(len(record.carries) for record in done_records(bench)) == len(stored), PATIENCE_S)
+    coordinator.stop()
+    again = bench.coordinator(transaction_timeout=1000.0)
+    wait_until(lambda: again.statistics().partitions == 2, PATIENCE_S)
+
+    assert again.statistics().pending == len(stored)
+    assert len(bench.visible()) == 12
+
+
+def done_records(bench: Bench) -> list[object]:
+    return [decode_done(message.value()) for message in bench.messages(bench.topics.done)]
+
+
+@pytest.mark.parametrize("log", ["half", "op"])
+def test_an_operators_list_does_not_read_past_a_log_made_anew(
+    bench: Bench, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with filled(bench):
+        pass
+    topic = made_anew(bench, log)
+    prepared(bench.producer(), bench.topic, b"pending")
+
+    with KafkaAdministration(bench.servers, bench.topics.prefix) as hands:
+        pending = hands.pending()
+
+    assert [one.topics for one in pending] == [(bench.topic,)]
+    assert f"{topic}[0] was deleted and made again" in caplog.text
