@@ -57,12 +57,14 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
+    from penstock.cli.dead_letter_text import printable
     from penstock.cli.tx_text import discarded_rows, pending_rows
     from penstock.transactions.administration import KafkaAdministration
 
     place = Place(bootstrap_servers, prefix, sql, file, config)
     if discarded:
         place.require_kafka("--discarded")
+    told: list[str] = []
     with place.open() as store:
         if discarded and isinstance(store, KafkaAdministration):
             now_ms = time.time() * 1000
@@ -73,11 +75,14 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             found = [one for one in store.pending() if one.age_s >= older_than and group in {None, one.group}]
             rows = pending_rows(found)
             head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
+            told = store.told() if isinstance(store, KafkaAdministration) else []
     _print_rows(head, rows[:limit])
     kind = "discarded message" if discarded else "pending transaction"
     typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {place.name}")
     if len(rows) > limit:
         typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
+    for line in told:
+        typer.echo(printable(line))
 
 
 def show(  # noqa: PLR0917 - as `ls`

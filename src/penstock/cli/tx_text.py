@@ -132,7 +132,7 @@ def _waits(one: PendingTransaction) -> str:
         return f"{one.held_by}, before it in its key"
     if one.waits_for == "its time" and one.deliver_at_ms is not None:
         return time_text(one.deliver_at_ms)
-    return one.waits_for or "a decision"
+    return printable(one.waits_for) or "a decision"
 
 
 def _half_lines(half: Half, place: str, *, payload: bool) -> Iterator[str]:

@@ -23,6 +23,7 @@ from penstock.transactions.delivery import ANY_SIZE, AckedProducer
 from penstock.transactions.done_records import Note
 from penstock.transactions.inspection import Discarded, Found, Inspection
 from penstock.transactions.model import PendingTransaction
+from penstock.transactions.obstacles import told_lines
 from penstock.transactions.records import Author, Op, Verdict, encode_half, encode_op
 from penstock.transactions.resuming import Resuming
 from penstock.transactions.topics import StoreTopics
@@ -124,6 +125,10 @@ class KafkaAdministration:
     def discarded(self) -> list[Discarded]:
         """Return what lies in the discarded topic, oldest first; also what was brought back since."""
         return self._inspection.discarded()
+
+    def told(self) -> list[str]:
+        """Return what the coordinators tell of themselves, a line for each thing that is the matter."""
+        return told_lines(self._inspection.statuses(), time.time() * 1000)
 
     def acts(self, transaction_id: str | None = None) -> list[Audited]:
         """Return what operators did, oldest first; to one transaction, or to all."""
