@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from penstock.client_log import ClientLog
 from penstock.config import ClientConfig, not_empty
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
 
@@ -37,7 +38,13 @@ _CONNECTION_PREFIXES = (
     "reconnect.",
 )
 
+#: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
+#: later than the broker is back.
+_LONGEST_RECONNECT_MS = 1_000
+
 _log = logging.getLogger("penstock.kafka")
+#: Shared by all clients: what they say of one broker is the same.
+_client_log = ClientLog(_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class TopicSpec:
 
 
 def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
-    """Return a client configuration: the user's keys, the addresses, and the library's log in ours.
+    """Return a client configuration: the user's keys, the addresses, and the library's log in ours, rationed.
 
     Raises:
         ConfigurationError: no addresses, or the addresses are given twice and differ.
@@ -69,7 +76,10 @@ def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
         raise ConfigurationError(
             f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
         )
-    return {"logger": _log, **config, "bootstrap.servers": bootstrap_servers}
+    settings: dict[str, Any] = {"logger": _client_log, **config, "bootstrap.servers": bootstrap_servers}
+    if "reconnect.backoff.ms" not in config:
+        settings.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
+    return settings
 
 
 def connection_config(config: ClientConfig) -> dict[str, Any]:
