@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
 from penstock.transactions.administration import Decided, Effect
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class SqlHands:
 
     Raises:
         ConfigurationError: it is no such address.
+        StoreConnectionError: the database does not answer.
         PenstockError: there is no store.
     """
 
@@ -46,7 +47,7 @@ class SqlHands:
                 "penstock_tx"
             )
         except sa.exc.SQLAlchemyError as error:
-            raise PenstockError(
+            raise StoreConnectionError(
                 f"the database {name} cannot be read: {type(error).__name__}; see whether it runs"
             ) from error
         if not is_there:

@@ -23,7 +23,7 @@ from penstock.transactions.delivery import ANY_SIZE, AckedProducer
 from penstock.transactions.done_records import Note
 from penstock.transactions.inspection import Discarded, Found, Inspection
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.obstacles import told_lines
+from penstock.transactions.obstacles import Cause, told_lines
 from penstock.transactions.records import Author, Op, Verdict, encode_half, encode_op
 from penstock.transactions.resuming import Resuming
 from penstock.transactions.topics import StoreTopics
@@ -120,7 +120,7 @@ class KafkaAdministration:
 
     def find(self, transaction_id: str) -> Found | None:
         """Return one pending transaction with its messages, or None."""
-        return next((one for one in self._inspection.pending() if one.transaction_id == transaction_id), None)
+        return self._inspection.find(transaction_id)
 
     def discarded(self) -> list[Discarded]:
         """Return what lies in the discarded topic, oldest first; also what was brought back since."""
@@ -138,6 +138,9 @@ class KafkaAdministration:
         self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 30.0
     ) -> Decided:
         """Write the act down, store the decision, and wait until it took effect.
+
+        It counts if it is the first. A ROLLBACK also counts against a COMMIT whose message waits for its `deliver_at`,
+        and a DISCARD against one that its target does not take.
 
         Args:
             transaction_id: a pending one.
@@ -158,7 +161,7 @@ class KafkaAdministration:
                 "`penstock tx show` tells whether it was discarded"
             )
         pending, number = found.pending, found.half_partition
-        if pending.verdict is not None:
+        if pending.verdict is not None and not self._may_follow(found, verdict):
             return Decided(Effect.REFUSED, pending.verdict, self.describe(found).waits_for)
         if not pending.is_complete and verdict is not Verdict.ROLLBACK:
             raise TransactionError(f"not all messages of transaction {transaction_id} are stored: only roll it back")
@@ -168,6 +171,19 @@ class KafkaAdministration:
         op = Op(transaction_id, verdict, Author.OPERATOR, group, number, pending.offsets, 0, actor)
         op_offset = self._send(op)
         return self._await(found, op_offset, done_from, timeout_s)
+
+    def _may_follow(self, found: Found, verdict: Verdict) -> bool:
+        """Tell whether a decision may count though another one stands; the coordinator judges it.
+
+        What is committed and not due can be taken back; what its target refuses can be discarded.
+        """
+        pending = found.pending
+        if pending.verdict is not Verdict.COMMIT:
+            return False
+        if verdict is Verdict.ROLLBACK:
+            return pending.half.deliver_at_ms is not None
+        by_target = found.obstacle is not None and found.obstacle.cause in {Cause.TARGET, Cause.EARLIER}
+        return verdict is Verdict.DISCARD and (by_target or bool(self._missing([found])))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back, undecided, with a fresh count of checks; return its messages.

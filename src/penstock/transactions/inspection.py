@@ -180,6 +180,10 @@ class Inspection:
         found = [one for number, partition in read.items() for one in _found(number, partition, statuses, now_ms)]
         return sorted(found, key=lambda one: one.pending.birth_ms)
 
+    def find(self, transaction_id: str) -> Found | None:
+        """Return one that is not settled, or None. Raises as `pending` does."""
+        return next((one for one in self.pending() if one.transaction_id == transaction_id), None)
+
     def discarded(self) -> list[Discarded]:
         """Return what lies in the discarded topic, oldest first. Raises as `pending` does."""
         numbers = dict.fromkeys(range(self.partitions_of(self._topics.discarded)), 0)

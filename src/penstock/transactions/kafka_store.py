@@ -15,14 +15,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from penstock.config import ClientConfig
 from penstock.errors import (
     ConfigurationError,
-    DecisionNotStoredError,
     HalfNotStoredError,
     MessageFormatError,
     StoppedError,
     TopicNotFoundError,
+    TransactionError,
 )
 from penstock.kafka import admin_client, base_config, client_refused, partition_counts, reason
+from penstock.transactions.cancelling_in_kafka import cancel
 from penstock.transactions.delivery import AckedProducer, Report, wire_headers
+from penstock.transactions.inspection import Inspection
 from penstock.transactions.op_batches import OpBatches
 from penstock.transactions.published import DoneWatch
 from penstock.transactions.records import (
@@ -55,7 +57,7 @@ class StoredHalves(NamedTuple):
     offsets: tuple[int, ...]
 
 
-def _log_lost(error: DecisionNotStoredError | None) -> None:
+def _log_lost(error: TransactionError | None) -> None:
     if error is not None:
         _log.warning("%s", error)
 
@@ -258,12 +260,30 @@ class KafkaStore:
         """
         half = request.half
         place = (request.half_partition, (request.half_offset,))
-        op = Op(half.transaction_id, verdict, author, half.group, *place, request.check_number)
-        heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
+        self._await_stored(Op(half.transaction_id, verdict, author, half.group, *place, request.check_number))
+
+    def _await_stored(self, op: Op) -> None:
+        """Store a decision and return once it is durable, or raise `DecisionNotStoredError`."""
+        heard: SimpleQueue[TransactionError | None] = SimpleQueue()
         self._ops.add(op, heard.put)
         error = heard.get()
         if error is not None:
             raise error
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:
+        """Take a committed message back that is not due yet, and return once it is rolled back; see `Store.cancel`.
+
+        It reads what is pending, for no index of ids is kept.
+        """
+        inspection = Inspection(self._bootstrap_servers, consumer_config(self._config), self._topics)
+        cancel(
+            inspection,
+            self._topics,
+            self._await_stored,
+            transaction_id=transaction_id,
+            group=group,
+            wait_s=wait_s,
+        )
 
     def watch(self, transaction_id: str, told: ToldSettled) -> None:
         """Tell how a transaction is settled, as soon as a committed reader of the done log sees it."""

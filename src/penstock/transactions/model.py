@@ -104,7 +104,8 @@ class ProducerStatistics:
         committed: COMMIT decisions stored by this producer.
         rolled_back: ROLLBACK decisions stored by this producer.
         unknown: transactions left to a check.
-        failed: halves or decisions that are not known to be stored.
+        failed: halves or decisions that are not known to be stored, and decisions that the store refused at once,
+            because another one stands.
         checks: checks answered by this producer, whatever the answer.
         failed_checks: checks whose function raised or answered nonsense; they count as UNKNOWN.
         skipped_checks: requests not taken up because all check workers were busy; they are asked again.
@@ -140,7 +141,7 @@ class CoordinatorStatistics:
         refused: decisions refused: a second one, an unknown or long settled id, a wrong group.
         forged: records of the half and op topics that could not be what they claim to be.
         checks: check requests sent.
-        answered_checks: checks answered UNKNOWN.
+        answered_checks: answers of checks that counted: UNKNOWN, or the decision.
         no_producer: checks that were due and reached nobody.
         groups: Kafka transactions committed; `committed / groups` is the mean group size.
         recoveries: times the Kafka producer was replaced because the end of a transaction was in doubt.

@@ -56,6 +56,7 @@ class Pending:
     __slots__ = (
         "answered_at",
         "answered_ms",
+        "author",
         "birth_ms",
         "carried_at",
         "check_count",
@@ -83,6 +84,8 @@ class Pending:
         self.last_offset = offset
         #: The first decision, or None.
         self.verdict: Verdict | None = None
+        #: Who decided; None where nobody did, or the done log told of it, which does not say.
+        self.author: Author | None = None
         #: Place of the decision: offset of the op record, and index in it.
         self.decided_at = -1
         self.decided_index = 0
@@ -136,6 +139,11 @@ class Pending:
     def is_complete(self) -> bool:
         """Whether all its halves are there and fit together."""
         return self.parts is None or (not self.parts.missing and not self.parts.is_spoiled)
+
+    @property
+    def discard_reason(self) -> str:
+        """Why it goes to the discarded topic, where it does."""
+        return "by an operator" if self.author is Author.OPERATOR else "checks exhausted"
 
     def add_part(self, offset: int, half: Half) -> bool:
         """Take another half with its id in, and tell whether it is one of its own."""

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from penstock.transactions.cancelling import may_cancel
 from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.inherited import Inherited, restored
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Half, Op, Verdict
+from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.sharing import Decisions, Share
 
 #: Decisions that move all messages of a transaction, and so need all of its halves.
@@ -60,7 +61,7 @@ class Settlement:
         pending: transactions not settled, by id, in the order of the half log.
         decisions: those of them that have a decision.
         answered: pending transactions with a count of answered checks that is not in the done log yet.
-        answers: how many answered checks were counted.
+        answers: how many answers of checks counted, whatever they said.
         now_ms: the broker's time, for what is delayed; the caller moves it on.
     """
 
@@ -276,16 +277,44 @@ class Settlement:
             return None
         if pending.verdict is not None:
             is_again = pending.decided_at == offset and pending.decided_index == index
-            return None if is_again else Refusal.ALREADY_DECIDED
+            if is_again or not self._is_cancellation(pending, op, appended_ms):
+                return None if is_again else Refusal.ALREADY_DECIDED
+            self._take_back(pending)
         if op.verdict in _NEED_ALL and not pending.is_complete:
             return Refusal.INCOMPLETE
+        self.answers += op.author is Author.CHECK
         pending.verdict = op.verdict
+        pending.author = op.author
         pending.decided_at = offset
         pending.decided_index = index
         pending.is_op_open = True
         self._open(offset)
         self.decisions.add(pending)
         return None
+
+    def _is_cancellation(self, pending: Pending, op: Op, appended_ms: int) -> bool:
+        """Tell whether a decision takes a COMMIT back: the one that counts though it is not the first.
+
+        By the broker's clock it was stored before the message was due, and nobody has begun to publish it. Delays end
+        only once all is read that was stored before a restart, so the restart changes nothing of it.
+        """
+        due_ms = pending.half.deliver_at_ms
+        return (
+            may_cancel(op.verdict, op.author)
+            and pending.verdict is Verdict.COMMIT
+            and op.transaction_id in self.decisions.delays
+            and due_ms is not None
+            and appended_ms < due_ms
+        )
+
+    def _take_back(self, pending: Pending) -> None:
+        """Undo the decision of a delayed transaction; another one follows."""
+        transaction_id = pending.half.transaction_id
+        del self.decisions.all[transaction_id]
+        self.decisions.delays.remove(transaction_id)
+        if pending.is_op_open:
+            pending.is_op_open = False
+            self._close(pending.decided_at)
 
     def _open(self, op_offset: int) -> None:
         """Note that a decision of an op record is not applied yet."""
@@ -408,8 +437,9 @@ class Settlement:
         pending.carried_at = done_from
         self._uncarried.pop(carry.note.transaction_id, None)
         self._is_noted(carry.note)
-        # A decision that came while the carry was under way is not in it.
-        if pending.is_op_open and carry.note.verdict is not Verdict.UNKNOWN:
+        # A decision that came while the carry was under way is not in it, nor that another one was taken back.
+        place = carry.note.op_offset, carry.note.op_index
+        if pending.is_op_open and place == (pending.decided_at, pending.decided_index):
             pending.is_op_open = False
             self._close(pending.decided_at)
 

@@ -82,6 +82,15 @@ class Shelf:
                 return
         heapq.heappush(self._ready, (kept.decided, kept))
 
+    def hold_back(self, kept: Kept) -> bool:
+        """Take out a transaction that waits for its time; tell whether it did."""
+        left = [entry for entry in self._delayed if entry[2] is not kept]
+        if len(left) == len(self._delayed):
+            return False
+        heapq.heapify(left)
+        self._delayed = left
+        return True
+
     def remove(self, kept: Kept) -> None:
         """Take out a transaction that is settled, wherever it waits."""
         kept.settled = True

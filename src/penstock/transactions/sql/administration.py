@@ -39,6 +39,9 @@ class SqlAdministration:
     def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
         """Store an operator's decision, with who it was.
 
+        It counts if it is the first. A ROLLBACK also counts against a COMMIT, as long as the message waits for its
+        `deliver_at`.
+
         Raises:
             TransactionRefusedError: another decision stands, or there is no such transaction.
             DecisionNotStoredError: it is not known to be durable.

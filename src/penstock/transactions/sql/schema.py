@@ -168,6 +168,11 @@ def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
     )
 
 
+def is_delayed(database: Database) -> sa.ColumnElement[bool]:
+    """Return the condition that a transaction is committed and waits for its time, by the database's clock."""
+    return sa.and_(tx.c.state == COMMIT, tx.c.settled_at.is_(None), tx.c.deliver_at_ms > database.now * 1000)
+
+
 def message_rows(halves: Iterable[Half]) -> list[dict[str, Any]]:
     """Return the rows of a transaction's messages."""
     return [
@@ -223,6 +228,7 @@ __all__ = [
     "decode_headers",
     "encode_headers",
     "half_of",
+    "is_delayed",
     "message",
     "message_rows",
     "metadata",
