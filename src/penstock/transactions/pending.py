@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.transactions.done_records import Carried, Carry, Note
-from penstock.transactions.records import Author, Half, Op, Verdict
+from penstock.transactions.records import BY_OPERATOR, EXHAUSTED, Author, Half, Op, Verdict
 
 _NOWHERE = (-1, 0)
 #: What a carried header takes beside its name and content; what penstock's own fields take, generously.
@@ -143,7 +143,7 @@ class Pending:
     @property
     def discard_reason(self) -> str:
         """Why it goes to the discarded topic, where it does."""
-        return "by an operator" if self.author is Author.OPERATOR else "checks exhausted"
+        return BY_OPERATOR if self.author is Author.OPERATOR else EXHAUSTED
 
     def add_part(self, offset: int, half: Half) -> bool:
         """Take another half with its id in, and tell whether it is one of its own."""
