@@ -13,7 +13,8 @@ from penstock.transactions.administration import Decided, Effect
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.transactions.model import PendingTransaction
+    from penstock.transactions.audit import Audited
+    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.records import Verdict
 
 _LOOK_S = 0.2
@@ -70,6 +71,14 @@ class SqlHands:
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
         return self._administration.show(transaction_id)
+
+    def discarded(self) -> Sequence[DiscardedTransaction]:
+        """Return what was discarded and can be resumed."""
+        return self._administration.discarded()
+
+    def acts(self, transaction_id: str) -> Sequence[Audited]:
+        """Return what operators did to a transaction, oldest first."""
+        return self._administration.acts(transaction_id)
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
         """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""

@@ -25,7 +25,7 @@ from penstock.transactions.inspection import Discarded, Found, Inspection
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.obstacles import Cause, told_lines
 from penstock.transactions.records import Author, Op, Verdict, encode_half, encode_op
-from penstock.transactions.resuming import Resuming
+from penstock.transactions.resuming import Resuming, marked
 from penstock.transactions.topics import StoreTopics
 
 #: Seconds that a record may take to be acknowledged.
@@ -123,8 +123,8 @@ class KafkaAdministration:
         return self._inspection.find(transaction_id)
 
     def discarded(self) -> list[Discarded]:
-        """Return what lies in the discarded topic, oldest first; also what was brought back since."""
-        return self._inspection.discarded()
+        """Return what lies in the discarded topic, oldest first; also what was brought back since, with who did so."""
+        return marked(self._inspection.discarded(), self._audit.read(), self._topics)
 
     def told(self) -> list[str]:
         """Return what the coordinators tell of themselves, a line for each thing that is the matter."""
@@ -191,9 +191,15 @@ class KafkaAdministration:
         The act in the audit log is the claim: what stands at a place of the discarded topic is brought back once.
 
         Raises:
-            TransactionError: it is not in the discarded topic, or was brought back before and `again` is not set.
+            TransactionError: it is not in the discarded topic; or it was brought back before and `again` is not set, or
+                is pending since.
             PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
         """
+        if again and self.find(transaction_id) is not None:
+            raise TransactionError(
+                f"transaction {transaction_id} is pending: there is nothing to bring back; see what it waits for with "
+                "`penstock tx show`"
+            )
         halves = self._resuming.claim(transaction_id, actor, why, again=again)
         first = halves[0]
         keys = (first.order_key, first.key, transaction_id.encode())

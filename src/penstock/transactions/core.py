@@ -283,14 +283,26 @@ class Flight:
         self.give_up_watch()
         half = self.halves[0]
         due_s = (half.deliver_at_ms or 0) / 1000
-        hint = "it will be published: see whether a coordinator runs"
         if due_s > time.time():
             due = datetime.fromtimestamp(due_s, UTC).isoformat(timespec="milliseconds")
             hint = f"it will be published when it is due, at {due}"
+        else:
+            hint = self._hint()
         self.error = PublicationNotSeenError(
             f"transaction {half.transaction_id} for {half.topic} is committed, but {cause}; {hint}"
         )
         self._tell()
+
+    def _hint(self) -> str:
+        """Say what the message waits for, where that can be known, and how to look."""
+        transaction_id = self.halves[0].transaction_id
+        look = f"look with `penstock tx show {transaction_id}`"
+        why = ""
+        if not self._core.patience.stopping:
+            why = self._core.store.waits_for(transaction_id, [half.topic for half in self.halves])
+        if why:
+            return f"it waits for {why}; it is published then: {look}"
+        return f"it will be published: {look} what it waits for"
 
     def give_up_watch(self) -> None:
         """Wait no longer for the message to become visible."""

@@ -113,6 +113,7 @@ class Discarded:
         reason: why it was discarded.
         check_count: answered checks it had.
         at_ms: when it came there, in milliseconds since the epoch.
+        resumed_by: who brought it back since; empty: it waits here.
     """
 
     partition: int
@@ -121,6 +122,7 @@ class Discarded:
     reason: str
     check_count: int
     at_ms: int
+    resumed_by: str = ""
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ from penstock.transactions.records import (
 )
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
 from penstock.transactions.topics import StoreTopics, open_topics, require_prefix
+from penstock.transactions.why_unseen import WhyUnseen, looker
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -157,6 +158,8 @@ class KafkaStore:
         self._topics = StoreTopics(prefix, partitions)
         # Set by start() before any other call; it writes to the op topic of these topics.
         self._ops = OpBatches(self._sends, self._topics.op)
+        # Set by start() before any other call.
+        self._why: WhyUnseen
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
         self._watch_lock = threading.Lock()
@@ -172,6 +175,9 @@ class KafkaStore:
         """
         self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
         self._ops = OpBatches(self._sends, self._topics.op)
+        inspection = Inspection(self._bootstrap_servers, consumer_config(self._config), self._topics)
+        look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
+        self._why = WhyUnseen(look, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
 
@@ -298,6 +304,10 @@ class KafkaStore:
         """Give a watch up."""
         if self._watch is not None:
             self._watch.remove(transaction_id)
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
+        """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
+        return self._why.cause(transaction_id, topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the questions to a producer group: its share of `<prefix>.check`."""

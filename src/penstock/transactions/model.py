@@ -107,7 +107,8 @@ class TransactionResult(NamedTuple):
 
     Attributes:
         transaction_id: the id of the transaction.
-        state: the decision that was stored; UNKNOWN when it was left to a check.
+        state: the decision that was stored; UNKNOWN when it was left to a check. In a store in Kafka it does not say
+            that no check or operator had decided before: only `wait="published"` does.
         topic: the topic the message is published to when it commits.
     """
 

@@ -265,8 +265,10 @@ class TransactionalProducer:
 
         Left normally it commits; left by an exception it rolls back and the exception goes on; left by an interrupt
         (KeyboardInterrupt, SystemExit, a cancelled task), or after `tx.unknown()`, it is left to a check. Committed
-        means decided for good: the message becomes visible some milliseconds later. With `async with` it is the same
-        from an event loop, which is not held up.
+        means that the decision is stored; it stands, and the message becomes visible some milliseconds later, unless a
+        check or an operator was faster. SQL and file stores tell that at once; one in Kafka learns it when it reads its
+        log, so there only `wait="published"` tells. With `async with` it is the same from an event loop, which is not
+        held up.
 
         Args:
             topic: where the message is published; it must exist.
@@ -290,7 +292,8 @@ class TransactionalProducer:
             DecisionNotStoredError: on leaving normally: a check will settle the transaction, or an operator where the
                 group has none.
             PublicationNotSeenError: on leaving with `wait="published"`: committed, but not seen to be visible in time.
-            TransactionRefusedError: on leaving with `wait="published"`: a check had decided otherwise before.
+            TransactionRefusedError: on leaving: a check or an operator had decided otherwise before; in a store in
+                Kafka only with `wait="published"`.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
         return Transaction(self._desk, half.transaction_id, (half,), None, self._chosen(wait))
@@ -365,7 +368,8 @@ class TransactionalProducer:
                 commits at once.
 
         Returns:
-            The id and the stored decision.
+            The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in
+            `transaction`.
         """
         under = self._terms(check_immunity, deliver_at)
         half = self._half(topic, key, value, headers, partition, under)

@@ -112,6 +112,16 @@ class Store(Protocol):
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
 
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
+        """Say what a committed transaction waits for, as far as that is known within seconds; empty: it is not.
+
+        Raises nothing: it is asked where something else has failed.
+
+        Args:
+            transaction_id: whose.
+            topics: where its messages go.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:

@@ -43,7 +43,7 @@ class Shelf:
     @property
     def paused(self) -> int:
         """How many wait because Kafka refused them."""
-        return len(self._paused)
+        return sum(not kept.settled for _, _, kept in self._paused)
 
     @property
     def held_by_key(self) -> int:

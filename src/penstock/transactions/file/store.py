@@ -348,6 +348,14 @@ class FileStore:
         if opened is not None:
             opened.forget(transaction_id)
 
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the store itself tells
+        """Say what a committed transaction waits for; see `Store.waits_for`."""
+        try:
+            shown = self.administration().show(transaction_id)
+        except StoppedError:
+            return ""
+        return "" if shown is None else shown.waits_for
+
     def settler(self, options: CoordinatorOptions) -> Settler:
         """Return a coordinator for this store, not started. A store has one at a time."""
         # It builds on the store.

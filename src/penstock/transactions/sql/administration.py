@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.errors import DecisionNotStoredError, TransactionError, TransactionRefusedError
+from penstock.transactions.audit import Act, Audited
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction, TransactionState
 from penstock.transactions.records import Author, Verdict
 from penstock.transactions.sql import schema
@@ -56,6 +57,19 @@ class SqlAdministration:
                 check_count=row.check_count,
                 at_ms=int(row.settled_at * 1000),
             )
+            for row in rows
+        ]
+
+    def acts(self, transaction_id: str) -> Sequence[Audited]:
+        """Return what operators did to a transaction, oldest first: it is kept for ever."""
+        audit = schema.audit
+        with self._database.read() as connection:
+            rows = connection.execute(
+                sa.select(audit).where(audit.c.tx == transaction_id).order_by(audit.c.number)
+            ).all()
+        # The actor has the reason in it.
+        return [
+            Audited(Act(row.actor, row.what, row.tx, "", "penstock_audit"), row.number, int(row.at * 1000))
             for row in rows
         ]
 

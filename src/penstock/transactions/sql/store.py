@@ -253,6 +253,14 @@ class SqlStore:
         if watch is not None:
             watch.remove(transaction_id)
 
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the database tells
+        """Say what a committed transaction waits for; see `Store.waits_for`."""
+        try:
+            shown = self.administration().show(transaction_id)
+        except sa.exc.SQLAlchemyError:
+            return ""
+        return "" if shown is None else shown.waits_for
+
     def outbox(self, connection: object) -> Outbox:
         """Return what sends messages within the user's own SQL transaction: they are published iff it commits.
 
