@@ -49,6 +49,8 @@ class World:
         self.lives: list[Life] = []
         self.halves: list[Half] = []
         self.ops: list[list[Op]] = []
+        #: When each was stored, by the broker's clock.
+        self.appended: list[int] = []
         self.done: list[Done] = []
         self.half_low = self.op_low = self.done_low = 0
         self.positions = (0, 0)
@@ -70,8 +72,11 @@ class World:
         halves = [self.positions[0], *(note.half_offset + 1 for note in notes)]
         ops = [self.positions[1], *(note.op_offset + 1 for note in notes)]
         self.marks = DoneMarks(Mark(len(self.done), max(halves), max(ops)))
-        # As in a coordinator: the clock starts from what the logs tell.
-        self.settlement.now_ms = self.now_ms
+
+    def look_at_the_clock(self) -> None:
+        """Let what is due go, as a coordinator does once it has read what there was when it began."""
+        if self.settlement.op_position >= len(self.ops):
+            self.settlement.now_ms = self.now_ms
 
     def begin(self) -> None:
         """A producer starts a transaction: most have one half."""
@@ -118,7 +123,19 @@ class World:
         settled = [life for life in self.lives[-12:] if len(life.places) == life.written]
         if settled:
             lives = self.chance.sample(settled, min(len(settled), self.chance.choice((1, 1, 2, 4))))
-            self.ops.append([self.decision(life) for life in lives])
+            self.append([self.decision(life) for life in lives])
+
+    def append(self, ops: list[Op]) -> None:
+        self.ops.append(ops)
+        self.appended.append(self.now_ms)
+
+    def cancel(self) -> None:
+        """Its producer, or an operator, takes a message back that is to be published later; others try it, too."""
+        later = [life for life in self.lives if life.deliver_at_ms is not None and life.is_whole]
+        if later:
+            life = self.chance.choice(later)
+            author = self.chance.choice((Author.PRODUCER, Author.OPERATOR, Author.CHECK))
+            self.append([Op(life.transaction_id, Verdict.ROLLBACK, author, GROUP, 0, tuple(life.places), 0)])
 
     def decision(self, life: Life) -> Op:
         chance = self.chance
@@ -175,7 +192,7 @@ class World:
         if offset < len(self.ops):
             assert offset >= self.op_low, "what was trimmed is needed"
             for index, op in enumerate(self.ops[offset]):
-                refusal = self.settlement.add_op(offset, op, 1000 + offset, index)
+                refusal = self.settlement.add_op(offset, op, self.appended[offset], index)
                 self.refused += refusal is not None
             self.settlement.skip_op(offset)
 
@@ -193,7 +210,7 @@ class World:
 
     def publish(self, limit: int, *, refuses: str | None = None, end: str = "committed") -> None:
         """One Kafka transaction: targets, completions and positions, all or nothing."""
-        self.settlement.now_ms = self.now_ms
+        self.look_at_the_clock()
         share = self.settlement.share(
             limit, lambda pending: "topic" if pending.half.transaction_id == refuses else None, self.carry()
         )
@@ -285,7 +302,7 @@ class World:
             if life.order_key is not None and self.first_decision(life) is None:
                 places = tuple(life.places)
                 verdict = Verdict.DISCARD if life.is_whole else Verdict.ROLLBACK
-                self.ops.append([Op(life.transaction_id, verdict, Author.COORDINATOR, GROUP, 0, places, 0)])
+                self.append([Op(life.transaction_id, verdict, Author.COORDINATOR, GROUP, 0, places, 0)])
         self.restart()
         self.now_ms += 1_000
         while self.settlement.half_position < len(self.halves) or self.settlement.op_position < len(self.ops):
@@ -301,7 +318,7 @@ class World:
         for pending in rest:
             name = pending.half.transaction_id
             if self.ends[name, Verdict.ROLLBACK]:
-                self.ops.append([Op(name, Verdict.ROLLBACK, Author.COORDINATOR, GROUP, 0, pending.offsets, 0)])
+                self.append([Op(name, Verdict.ROLLBACK, Author.COORDINATOR, GROUP, 0, pending.offsets, 0)])
                 self.ends[name, Verdict.ROLLBACK] -= 1
         while self.settlement.op_position < len(self.ops):
             self.read_op()
@@ -351,21 +368,31 @@ class World:
             assert line == sorted(line), "per key in send order"
 
     def first_decision(self, life: Life) -> Verdict | None:
-        for op in self.valid(life):
-            if op.verdict in ENDS and (op.verdict is Verdict.ROLLBACK or life.is_whole):
-                return op.verdict
-        return None
+        """Return what the op log says: the first decision, unless it is a COMMIT that was taken back in time."""
+        decided = None
+        for op, appended_ms in self.valid(life):
+            if decided is None and op.verdict in ENDS and (op.verdict is Verdict.ROLLBACK or life.is_whole):
+                decided = op.verdict
+            elif (
+                decided is Verdict.COMMIT
+                and (life.deliver_at_ms or 0) > appended_ms
+                and op.verdict is Verdict.ROLLBACK
+                and op.author in {Author.PRODUCER, Author.OPERATOR}
+            ):
+                self.happened["cancelled"] += 1
+                return Verdict.ROLLBACK
+        return decided
 
     def answered(self, life: Life) -> int:
         count = 0
-        for op in self.valid(life):
+        for op, _ in self.valid(life):
             count += op.verdict is Verdict.UNKNOWN and op.check_number == count + 1
         return count
 
-    def valid(self, life: Life) -> list[Op]:
+    def valid(self, life: Life) -> list[tuple[Op, int]]:
         return [
-            op
-            for ops in self.ops
+            (op, appended_ms)
+            for ops, appended_ms in zip(self.ops, self.appended, strict=True)
             for op in ops
             if op.transaction_id == life.transaction_id and op.group == GROUP and self.names(op, life)
         ]
@@ -385,6 +412,7 @@ MOVES = (
     (World.go_on, 4),
     (World.decide, 14),
     (World.resume, 2),
+    (World.cancel, 1),
     (World.read_half, 22),
     (World.read_op, 22),
     (World.publish_somehow, 14),

@@ -23,6 +23,10 @@ class BrokerConnectionError(PenstockError, ConnectionError):
     """No broker answered in time at the given addresses."""
 
 
+class StoreConnectionError(PenstockError, ConnectionError):
+    """The database of a store did not answer."""
+
+
 class TopicNotFoundError(PenstockError, LookupError):
     """A topic that must exist does not."""
 
@@ -153,6 +157,7 @@ __all__ = [
     "SinkError",
     "SourceError",
     "StoppedError",
+    "StoreConnectionError",
     "StoreDamagedError",
     "StoreFailedError",
     "StoreInUseError",

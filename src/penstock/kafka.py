@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from penstock.client_log import ClientLog
 from penstock.config import ClientConfig, not_empty
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
 
@@ -37,7 +38,13 @@ _CONNECTION_PREFIXES = (
     "reconnect.",
 )
 
-_client_log = logging.getLogger("penstock.kafka")
+#: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
+#: later than the broker is back.
+_LONGEST_RECONNECT_MS = 1_000
+
+_log = logging.getLogger("penstock.kafka")
+#: Shared by all clients: what they say of one broker is the same.
+_client_log = ClientLog(_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +55,17 @@ class TopicSpec:
         name: name of the topic.
         partitions: number of partitions.
         config: topic settings by Kafka's names.
+        is_optional: whether it can be done without, where the broker refuses to create it.
     """
 
     name: str
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
+    is_optional: bool = False
 
 
 def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
-    """Return a client configuration: the user's keys, the addresses, and the library's log in ours.
+    """Return a client configuration: the user's keys, the addresses, and the library's log in ours, rationed.
 
     Raises:
         ConfigurationError: no addresses, or the addresses are given twice and differ.
@@ -67,7 +76,10 @@ def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
         raise ConfigurationError(
             f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
         )
-    return {"logger": _client_log, **config, "bootstrap.servers": bootstrap_servers}
+    settings: dict[str, Any] = {"logger": _client_log, **config, "bootstrap.servers": bootstrap_servers}
+    if "reconnect.backoff.ms" not in config:
+        settings.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
+    return settings
 
 
 def connection_config(config: ClientConfig) -> dict[str, Any]:
@@ -134,7 +146,8 @@ def require_topics(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
 def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[TopicSpec]) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
-    A topic that exists is left as it is. The replication factor is the broker's default.
+    A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
+    and is refused is left out of what is returned, and a warning tells.
 
     Raises:
         BrokerConnectionError: no broker answered.
@@ -155,13 +168,20 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
                 future.result()
             except KafkaException as error:
                 # Two processes that start together both create: the loser finds what it wanted.
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                if not wanted[name].is_optional:
                     raise PenstockError(
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"
                     ) from error
-        _await_metadata(admin, {spec.name for spec in missing})
-        counts = {**counts, **{spec.name: spec.partitions for spec in missing}}
+                _log.warning(
+                    "topic %s is missing and could not be created: %s; it is done without", name, reason(error)
+                )
+                del wanted[name]
+        made = {spec.name: spec.partitions for spec in missing if spec.name in wanted}
+        _await_metadata(admin, set(made))
+        counts = {**counts, **made}
     return {name: counts[name] for name in wanted}
 
 

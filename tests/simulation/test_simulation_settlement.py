@@ -17,6 +17,7 @@ from penstock.transactions.delays import Delays
 from penstock.transactions.inherited import Inherited
 from penstock.transactions.key_order import KeyOrder
 from penstock.transactions.pending import Pending
+from penstock.transactions.records import Author, Op
 from penstock.transactions.settlement import Settlement
 from penstock.transactions.sharing import Decisions
 from settlement_world import World
@@ -45,7 +46,7 @@ def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
         seen += world.happened
 
     ends = {"committed", "aborted", "in doubt, committed", "in doubt, aborted"}
-    assert set(+seen) == {*ends, "carried", "resumed", "brought back early", "trimmed", "restarted"}
+    assert set(+seen) == {*ends, "cancelled", "carried", "resumed", "brought back early", "trimmed", "restarted"}
 
 
 def forgets_carries(patch: pytest.MonkeyPatch) -> None:
@@ -150,6 +151,22 @@ def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(settlement, "_by_offset", lambda some: some)
 
 
+def cancels_what_is_due(patch: pytest.MonkeyPatch) -> None:
+    """What is not published yet can be cancelled, however late that was stored."""
+    cancels = Settlement._is_cancellation
+    patch.setattr(Settlement, "_is_cancellation", lambda self, pending, op, _: cancels(self, pending, op, 0))
+
+
+def lets_checks_cancel(patch: pytest.MonkeyPatch) -> None:
+    """A check takes back what its producer has committed."""
+    cancels = Settlement._is_cancellation
+
+    def cancels_for_all(self: Settlement, pending: Pending, op: Op, appended_ms: int) -> bool:
+        return cancels(self, pending, op._replace(author=Author.PRODUCER), appended_ms)
+
+    patch.setattr(Settlement, "_is_cancellation", cancels_for_all)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -165,13 +182,15 @@ def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
         passes_halves_that_are_pending,
         takes_a_carry_for_the_decision_that_came_after_it,
         counts_answers_again,
+        cancels_what_is_due,
+        lets_checks_cancel,
     ],
 )
 def test_a_planted_defect_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
     with pytest.raises(AssertionError):
-        run_many(400)
+        run_many(1_000)
 
 
 def run_many(seeds: int) -> None:

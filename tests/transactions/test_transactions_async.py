@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 from transaction_tools import Bench
 
-from penstock.errors import BufferFullError, HalfNotStoredError, TopicNotFoundError
-from penstock.transactions import Outgoing, Transaction, TransactionState
+from penstock.errors import BufferFullError, HalfNotStoredError, StoppedError, TopicNotFoundError
+from penstock.transactions import Outgoing, Transaction, TransactionalProducer, TransactionState
 from waiting import wait_until
 
 
@@ -38,6 +39,28 @@ def test_many_async_transactions_fly_at_once_and_the_loop_goes_on(bench: Bench) 
 
     assert len(turns) > 3
     assert {value for _, value in bench.visible()} == {b"%d" % number for number in range(300) if number % 3}
+
+
+def test_a_producer_is_started_and_stopped_by_an_async_block_and_the_loop_goes_on(bench: Bench) -> None:
+    stopped_in: list[str] = []
+
+    class Watched(TransactionalProducer):
+        def stop(self, timeout: float = 30.0) -> None:
+            stopped_in.append(threading.current_thread().name)
+            super().stop(timeout)
+
+    async def main() -> TransactionState:
+        producer = Watched("orders", bootstrap_servers=bench.servers, prefix=bench.topics.prefix)
+        async with producer as entered:
+            assert entered is producer
+            sent = await producer.send_async(bench.topic, value=b"v")
+        with pytest.raises(StoppedError):
+            await producer.send_async(bench.topic, value=b"too late")
+        return sent.state
+
+    assert asyncio.run(main()) is TransactionState.COMMIT
+    assert stopped_in
+    assert threading.main_thread().name not in stopped_in
 
 
 def test_submitted_messages_can_be_awaited_from_two_loops(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -20,9 +21,11 @@ from sqlalchemy.pool import NullPool
 
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, TransactionRefusedError
-from penstock.transactions.barriers import barrier, barrier_check, clean_barrier, create_barrier_table
+from penstock.transactions import TransactionalProducer
+from penstock.transactions.barriers import BarrierCheck, barrier, barrier_check, clean_barrier, create_barrier_table
 from penstock.transactions.ids import new_id
 from penstock.transactions.model import HalfMessage, TransactionState
+from penstock.transactions.sql.connections import Kind
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -338,6 +341,43 @@ def test_a_missing_table_is_told_with_the_function_that_makes_it(database: TestD
             barrier(connection, new_id())
         with pytest.raises(ConfigurationError, match="create_barrier_table"):
             barrier_check(connect)(half_of(new_id()))
+
+
+def test_a_check_that_is_not_told_otherwise_waits_half_as_long_as_it_may_take(
+    database: TestDatabase, simple: Connect
+) -> None:
+    check = barrier_check(simple).within(1.0)
+    held = driver_connect(database)
+    begun = time.monotonic()
+
+    with local_transaction(held, running := new_id()):
+        assert check(half_of(running)) is UNKNOWN
+
+    # On SQLite whoever writes holds all: a check does not wait for them.
+    assert time.monotonic() - begun >= (0.05 if database.kind == "sqlite" else 0.4)
+    assert check._wait_s(Kind.SQLITE) == pytest.approx(0.1)
+    assert check._wait_s(Kind.POSTGRESQL) == pytest.approx(0.5)
+    assert barrier_check(simple, lock_timeout=3.0).within(1.0)._wait_s(Kind.SQLITE) == pytest.approx(3.0)
+
+
+def test_a_producer_tells_the_check_of_a_barrier_how_long_it_may_take() -> None:
+    check = barrier_check(lambda: None)
+
+    producer = TransactionalProducer("orders", bootstrap_servers="127.0.0.1:9", check=check, check_timeout=4.0)
+
+    assert producer._checker is not None
+    bounded = producer._checker._check
+    assert isinstance(bounded, BarrierCheck)
+    assert (check.check_timeout_s, bounded.check_timeout_s) == (30.0, 4.0)
+
+
+@pytest.mark.parametrize("age", [0.0, 3600.0, 7, None])
+def test_an_age_without_a_unit_is_refused_with_an_example(tmp_path: Any, age: Any) -> None:
+    with (
+        closing(sqlite3.connect(tmp_path / "test.db")) as connection,
+        pytest.raises(ConfigurationError, match=r"must be a timedelta, as timedelta\(days=7\)"),
+    ):
+        clean_barrier(connection, age)
 
 
 def test_wrong_arguments_are_told(tmp_path: Any) -> None:

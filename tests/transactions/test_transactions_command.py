@@ -9,9 +9,10 @@ from transaction_tools import Bench, decide, prepared, unknown
 
 from commands import Command, Outcome, commands
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.administration import Effect, KafkaAdministration
-from penstock.transactions.records import Half, Verdict, encode_half
+from penstock.transactions.administration import Decided, Effect, KafkaAdministration
+from penstock.transactions.records import Author, Half, Verdict, decode_ops, encode_half
 from penstock.transactions.resuming import Resuming
+from penstock.transactions.status import Status, encode_status
 from waiting import wait_until
 
 
@@ -144,7 +145,12 @@ def test_a_discarded_transaction_comes_back_once_with_a_fresh_count(bench: Bench
     second = tx("resume", result.transaction_id)
     bench.settled(coordinator, committed=1)
 
+    afterwards, all_of_them = tx("ls", "--discarded"), tx("ls", "--discarded", "--all")
+
     assert "checks exhausted" in row_of(listed, result.transaction_id)
+    assert result.transaction_id not in afterwards.out
+    assert "1 more were brought back since; see them with --all" in afterwards.out
+    assert "checks exhausted; brought back by " in row_of(all_of_them, result.transaction_id)
     assert "checks exhausted, 2 checks answered" in shown.out
     assert (resumed.code, second.code) == (0, 1)
     assert "was brought back before" in second.err
@@ -180,6 +186,40 @@ def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
     assert refused.code == 1
     assert "by another" in refused.err
     assert len([m for m in bench.messages(bench.topics.half) if dict(m.headers()).get("penstock-resumed")]) == 1
+
+
+def test_what_is_pending_is_not_brought_back_however_often_that_is_asked_for(bench: Bench, tx: Command) -> None:
+    coordinator = bench.coordinator(transaction_timeout=600)
+    identity = prepared(bench.producer(), bench.topic).halves[0].transaction_id
+    assert tx("discard", identity).code == 0
+    assert tx("resume", identity).code == 0
+    wait_until(lambda: coordinator.statistics().pending == 1)
+
+    again = tx("resume", identity, "--again")
+
+    assert again.code == 1
+    assert "is pending: there is nothing to bring back" in again.err
+    assert tx("commit", identity).code == 0
+    bench.settled(coordinator, committed=1)
+    assert bench.visible() == [(None, b"v")]
+
+
+def test_what_a_target_refuses_can_be_discarded_though_it_is_committed(bench: Bench) -> None:
+    identity = bench.producer().send(bench.topic, value=b"v").transaction_id
+    with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
+        refused = store.decide(identity, Verdict.DISCARD, "me", timeout_s=0.1)
+        status = Status("c1", 0, (0, 1), refused={identity: "too large"})
+        bench.write(bench.topics.status, 0, b"c1", encode_status(status))
+        stored = store.decide(identity, Verdict.DISCARD, "me", timeout_s=0.1)
+
+    # The first is refused by what stands, the second is for the coordinator to judge.
+    assert refused == Decided(Effect.REFUSED, Verdict.COMMIT, "a coordinator")
+    ops = [op for m in bench.messages(bench.topics.op) for op in decode_ops(m.value())]
+    assert [(op.verdict, op.author) for op in ops] == [
+        (Verdict.COMMIT, Author.PRODUCER),
+        (Verdict.DISCARD, Author.OPERATOR),
+    ]
+    assert stored.stands is not None
 
 
 def test_several_messages_of_a_discarded_transaction_come_back_together(

@@ -182,6 +182,7 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
         left=left,
         limit=GroupLimit(0.02),
         questions=NoQuestions(),  # type: ignore[arg-type] # nothing is due
+        status=lambda _status, _now: None,
         counts=counts,
         ration=ration,
         stopping=threading.Event(),

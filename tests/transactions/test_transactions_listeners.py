@@ -85,6 +85,28 @@ def test_rocketmq_3_style_takes_an_executor_per_call_and_a_check_listener(bench:
     assert sorted(value or b"" for _, value in bench.visible()) == [b"1", b"2"]
 
 
+def test_an_executor_may_be_a_plain_function_of_the_message_and_the_argument(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+    seen: list[tuple[str, object]] = []
+
+    def local(message: HalfMessage, argument: object) -> TransactionState:
+        seen.append((message.transaction_id, argument))
+        return TransactionState.COMMIT
+
+    sent = producer.send_in_transaction(Outgoing(bench.topic, b"v"), "a", executor=local)
+    bench.settled(coordinator, committed=1)
+
+    assert (seen, sent.state) == ([(sent.transaction_id, "a")], TransactionState.COMMIT)
+
+
+@pytest.mark.parametrize("executor", [object(), "local", 7])
+def test_an_executor_that_cannot_be_called_is_refused_before_anything_is_sent(executor: Any) -> None:
+    producer = TransactionalProducer("orders", bootstrap_servers="127.0.0.1:9")
+
+    with pytest.raises(ConfigurationError, match="executor must be"):
+        producer.send_in_transaction(Outgoing("orders", b"v"), executor=executor)
+
+
 @pytest.mark.parametrize("style", ["listener", "executor"])
 def test_a_send_in_transaction_takes_an_immunity_a_time_and_what_to_wait_for(bench: Bench, style: str) -> None:
     local, checks = Orders(None), Orders()

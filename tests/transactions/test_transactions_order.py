@@ -246,7 +246,7 @@ def test_an_undecided_half_holds_its_key_in_kafka_and_the_wait_is_counted(bench:
 def test_what_is_brought_back_before_its_discard_is_known_stands_before_what_was_stored_after_it() -> None:
     line = Line("a")
     line.decide(0, Verdict.DISCARD)
-    under_way = line.settlement.share(100, lambda _: True)
+    under_way = line.settlement.share(100, lambda _: None)
     assert under_way is not None
     again = line.halves[0]._replace(resumed="discarded[0]@0")
     later = Half(new_id(), "g", "topic", None, b"a", b"v", (), None, order_key=b"a")

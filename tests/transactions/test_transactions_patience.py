@@ -62,6 +62,12 @@ class MuteStore:
     def forget(self, transaction_id: str) -> None:
         self.watched.discard(transaction_id)
 
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> NoReturn:
+        raise NotImplementedError
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the same
+        return "something"
+
 
 @pytest.fixture
 def store() -> MuteStore:

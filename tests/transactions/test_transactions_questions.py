@@ -259,7 +259,7 @@ def test_a_decision_read_again_after_a_restart_is_not_a_refusal() -> None:
     first, held = room.half(0.0), room.half(0.0)
     room.op(commit(held, 1), 0.1)
     room.op(commit(first, 0), 0.2)
-    share = room.partition.settlement.share(10, lambda pending: pending.offset == 0)
+    share = room.partition.settlement.share(10, lambda pending: None if pending.offset == 0 else "topic")
     assert share is not None
     assert (share.half_checkpoint, share.op_checkpoint) == (1, 0), "what is held keeps its op"
 
@@ -317,7 +317,7 @@ def test_a_transaction_too_large_to_be_carried_that_holds_the_logs_is_named_now_
 def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
     room = Room()
     room.op(commit(room.half(0.0), 0), 0.5)
-    share = room.partition.share(10, lambda _: True)
+    share = room.partition.share(10, lambda _: None, 1 << 30)
     assert share is not None
     room.partition.clock.saw(int((BIRTH_S + 100_000) * 1000), time.monotonic())
 
@@ -335,12 +335,12 @@ def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(mo
     room.tick(1.0)
     room.partition.note_progress(1.0)
 
-    share = room.partition.share(10, lambda _: True)
+    share = room.partition.share(10, lambda _: None, 1 << 30)
 
     assert share is not None
     assert (share.decided, share.half_checkpoint, share.op_checkpoint) == ([], 0, 1)
     room.partition.settled(share)
-    assert room.partition.share(10, lambda _: True) is None
+    assert room.partition.share(10, lambda _: None, 1 << 30) is None
 
 
 def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restart(

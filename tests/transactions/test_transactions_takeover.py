@@ -14,9 +14,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import ANSWER_S
+from penstock.disposable import LeftBehind
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
-from penstock.transactions.fencing import Fence, decode_claim, encode_claim, transactional_ids
+from penstock.transactions.fencing import Fence, decode_claim, encode_claim, transactional_names
 from penstock.transactions.publisher import TRANSACTION_TIMEOUT_MS
 from waiting import wait_until
 
@@ -129,7 +130,7 @@ def test_who_owns_a_partition_is_written_beside_its_position_before_anything_is_
     with bench.coordinator(instance="named"):
         wait_until(lambda: all(claims(bench).values()))
 
-    ids = transactional_ids(bench.topics, "named")
+    ids = transactional_names(bench.topics, "named").all
     assert claims(bench) == dict.fromkeys(range(bench.topics.partitions), ids)
 
 
@@ -152,7 +153,7 @@ def test_an_instance_name_that_cannot_be_one_is_refused(name: str) -> None:
 
 
 def test_only_ids_of_coordinators_of_the_store_are_read_from_a_claim(bench: Bench) -> None:
-    ids = transactional_ids(bench.topics, "one")
+    ids = transactional_names(bench.topics, "one").all
 
     assert decode_claim(bench.topics, encode_claim(ids)) == ids
     assert decode_claim(bench.topics, f"somebody-else {ids[0]}  ") == ids[:1]
@@ -161,16 +162,18 @@ def test_only_ids_of_coordinators_of_the_store_are_read_from_a_claim(bench: Benc
 
 
 def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Bench) -> None:
-    own, other = transactional_ids(bench.topics, "own"), transactional_ids(bench.topics, "other")
+    own, other = transactional_names(bench.topics, "own").all, transactional_names(bench.topics, "other").all
     left = Producer({"bootstrap.servers": bench.servers, "transactional.id": other[0]})
     left.init_transactions(60)
     left.begin_transaction()
     left.produce(bench.topic, b"left open")
     left.flush(30)
 
-    ended = Fence(bench.servers, {}, bench.topics, own).end([encode_claim(own), encode_claim(other), None])
+    ended = Fence(bench.servers, {}, bench.topics, lambda: own, LeftBehind("a test")).end(
+        [encode_claim(own), encode_claim(other), None]
+    )
 
-    assert ended == 2
+    assert ended == len(other)
     assert bench.visible() == []
     with pytest.raises(Exception, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)

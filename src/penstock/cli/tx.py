@@ -50,34 +50,52 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     config: ClientSettings = None,
     group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
-    discarded: Annotated[bool, typer.Option("--discarded", help="Those in the discarded topic instead.")] = False,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Those that were discarded instead.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --discarded: also what was brought back since.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
 ) -> None:
     """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator.
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.tx_text import discarded_rows, pending_rows
+    from penstock.cli.dead_letter_text import printable
+    from penstock.cli.tx_text import discarded_letter, discarded_rows, pending_rows
     from penstock.transactions.administration import KafkaAdministration
 
     place = Place(bootstrap_servers, prefix, sql, file, config)
-    if discarded:
-        place.require_kafka("--discarded")
+    if discarded and place.file is not None:
+        raise ConfigurationError(
+            "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix in place "
+            "of --file"
+        )
+    told: list[str] = []
     with place.open() as store:
-        if discarded and isinstance(store, KafkaAdministration):
+        if discarded:
             now_ms = time.time() * 1000
-            letters = [one for one in store.discarded() if now_ms - one.at_ms >= older_than * 1000]
-            rows = discarded_rows([one for one in letters if group in {None, one.half.group}])
+            letters = [
+                one
+                for one in map(discarded_letter, store.discarded())
+                if now_ms - one.at_ms >= older_than * 1000 and group in {None, one.group}
+            ]
+            shown = [one for one in letters if everything or not one.resumed_by]
+            rows = discarded_rows(shown)
             head: tuple[str, ...] = ("transaction", "group", "topic", "reason", "checks", "since")
+            if len(shown) < len(letters):
+                told = [f"{len(letters) - len(shown)} more were brought back since; see them with --all"]
         else:
             found = [one for one in store.pending() if one.age_s >= older_than and group in {None, one.group}]
             rows = pending_rows(found)
             head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
+            told = store.told() if isinstance(store, KafkaAdministration) else []
     _print_rows(head, rows[:limit])
     kind = "discarded message" if discarded else "pending transaction"
     typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {place.name}")
     if len(rows) > limit:
         typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
+    for line in told:
+        typer.echo(printable(line))
 
 
 def show(  # noqa: PLR0917 - as `ls`
@@ -93,7 +111,7 @@ def show(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.tx_text import act_line, described_lines, discarded_lines, found_lines
+    from penstock.cli.tx_text import act_line, described_lines, discarded_letter, discarded_lines, found_lines
     from penstock.transactions.administration import KafkaAdministration
 
     _check_ids([transaction_id])
@@ -101,22 +119,21 @@ def show(  # noqa: PLR0917 - as `ls`
     if payload:
         place.require_kafka("--payload")
     with place.open() as store:
-        if not isinstance(store, KafkaAdministration):
-            shown = store.show(transaction_id)
-            if shown is None:
-                raise PenstockError(f"transaction {transaction_id} is not pending: it is settled, or never was")
-            typer.echo("\n".join(described_lines(shown)))
-            return
-        found = store.find(transaction_id)
-        lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
-        for letter in store.discarded():
-            if letter.half.transaction_id == transaction_id:
-                lines.extend(discarded_lines(letter, payload=payload))
-        lines.extend(act_line(act) for act in store.acts(transaction_id))
+        if isinstance(store, KafkaAdministration):
+            found = store.find(transaction_id)
+            lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
+        else:
+            described = store.show(transaction_id)
+            lines = [] if described is None else list(described_lines(described))
+        letters = [one for one in map(discarded_letter, store.discarded()) if one.transaction_id == transaction_id]
+        lines.extend(line for letter in letters for line in discarded_lines(letter, payload=payload))
+        acts = [act_line(act) for act in store.acts(transaction_id)]
+    if not lines and acts:
+        lines = [f"{transaction_id}  settled"]
+    lines.extend(acts)
     if not lines:
-        raise PenstockError(
-            f"transaction {transaction_id} is neither pending nor discarded: it is settled, or never was in {prefix}"
-        )
+        text = "is neither pending nor discarded: it is settled, or never was in"
+        raise PenstockError(f"transaction {transaction_id} {text} {place.name}")
     typer.echo("\n".join(lines))
 
 

@@ -9,12 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from penstock.errors import ConfigurationError
+import typer
+
+from penstock.errors import BrokerConnectionError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.transactions.model import PendingTransaction
+    from penstock.config import ClientConfig
+    from penstock.transactions.audit import Audited
+    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.records import Verdict
 
 
@@ -23,10 +27,22 @@ class FileHands:
 
     Args:
         folder: the store's folder, as `FileStore` has it.
+        bootstrap_servers: Kafka's addresses, where the audit log of its prefix is; None: it is not looked at.
+        prefix: what the names of the store's topics begin with.
+        config: client settings by librdkafka's names.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap_servers: str | None = None,
+        prefix: str = "penstock",
+        config: ClientConfig | None = None,
+    ) -> None:
         self._folder = folder
+        self._bootstrap_servers = bootstrap_servers
+        self._prefix = prefix
+        self._config = config or {}
 
     def __enter__(self) -> Self:
         return self
@@ -45,6 +61,26 @@ class FileHands:
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
         return next((one for one in self.pending() if one.transaction_id == transaction_id), None)
+
+    def discarded(self) -> Sequence[DiscardedTransaction]:
+        """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""
+        return ()
+
+    def acts(self, transaction_id: str) -> Sequence[Audited]:
+        """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
+        if self._bootstrap_servers is None:
+            return ()
+        from penstock.transactions.audit import read_audit
+        from penstock.transactions.inspection import Inspection
+        from penstock.transactions.topics import StoreTopics
+
+        topics = StoreTopics(self._prefix)
+        try:
+            return read_audit(Inspection(self._bootstrap_servers, self._config, topics), topics.audit, transaction_id)
+        except BrokerConnectionError as error:
+            # The store itself needs no Kafka to be looked at.
+            typer.echo(f"what operators did is not shown: {error}", err=True)
+            return ()
 
     def decide(
         self,

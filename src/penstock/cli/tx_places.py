@@ -61,7 +61,7 @@ class Place(NamedTuple):
         if self.file is not None:
             from penstock.cli.tx_file import FileHands
 
-            return FileHands(self.file)
+            return FileHands(self.file, self.bootstrap_servers, self.prefix, client_settings(self.config))
         if self.sql is not None:
             from penstock.cli.tx_sql import SqlHands
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
 from penstock.transactions.administration import Decided, Effect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.transactions.model import PendingTransaction
+    from penstock.transactions.audit import Audited
+    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.records import Verdict
 
 _LOOK_S = 0.2
@@ -27,6 +28,7 @@ class SqlHands:
 
     Raises:
         ConfigurationError: it is no such address.
+        StoreConnectionError: the database does not answer.
         PenstockError: there is no store.
     """
 
@@ -46,7 +48,7 @@ class SqlHands:
                 "penstock_tx"
             )
         except sa.exc.SQLAlchemyError as error:
-            raise PenstockError(
+            raise StoreConnectionError(
                 f"the database {name} cannot be read: {type(error).__name__}; see whether it runs"
             ) from error
         if not is_there:
@@ -69,6 +71,14 @@ class SqlHands:
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
         return self._administration.show(transaction_id)
+
+    def discarded(self) -> Sequence[DiscardedTransaction]:
+        """Return what was discarded and can be resumed."""
+        return self._administration.discarded()
+
+    def acts(self, transaction_id: str) -> Sequence[Audited]:
+        """Return what operators did to a transaction, oldest first."""
+        return self._administration.acts(transaction_id)
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
         """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from penstock.cli.dead_letter_text import printable, time_text
 from penstock.transactions.administration import Decided, Effect
 from penstock.transactions.audit import Audited
 from penstock.transactions.inspection import Discarded, Found
-from penstock.transactions.model import PendingTransaction
+from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.records import Author, Half, Verdict
 
 _DONE = {
@@ -42,14 +43,38 @@ def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
     ]
 
 
-def discarded_rows(found: Sequence[Discarded]) -> list[tuple[str, ...]]:
+class Letter(NamedTuple):
+    """A discarded transaction of any store, or one message of it, as far as it is printed."""
+
+    transaction_id: str
+    group: str
+    topics: tuple[str, ...]
+    reason: str
+    check_count: int
+    at_ms: int
+    resumed_by: str = ""
+    #: The message and its place, where the store can tell them.
+    half: Half | None = None
+    place: str = ""
+
+
+def discarded_letter(one: Discarded | DiscardedTransaction) -> Letter:
+    """Return what is printed of a discarded transaction."""
+    if isinstance(one, DiscardedTransaction):
+        return Letter(one.transaction_id, one.group, one.topics, one.reason, one.check_count, one.at_ms)
+    half, place = one.half, f"discarded {one.partition}:{one.offset}"
+    about = (half.transaction_id, half.group, (half.topic,), one.reason, one.check_count, one.at_ms)
+    return Letter(*about, one.resumed_by, half, place)
+
+
+def discarded_rows(found: Sequence[Letter]) -> list[tuple[str, ...]]:
     """Return the rows of `penstock tx ls --discarded`."""
     return [
         (
-            one.half.transaction_id,
-            printable(one.half.group),
-            one.half.topic,
-            printable(one.reason),
+            one.transaction_id,
+            printable(one.group),
+            ", ".join(dict.fromkeys(one.topics)),
+            _reason(one),
             str(one.check_count),
             time_text(one.at_ms),
         )
@@ -85,12 +110,15 @@ def found_lines(found: Found, described: PendingTransaction, *, payload: bool) -
         yield from _half_lines(half, f"half {found.half_partition}:{offset}", payload=payload)
 
 
-def discarded_lines(letter: Discarded, *, payload: bool) -> Iterator[str]:
+def discarded_lines(letter: Letter, *, payload: bool) -> Iterator[str]:
     """Return what there is to tell of a discarded message, line by line."""
-    yield f"{letter.half.transaction_id}  discarded {time_text(letter.at_ms)}"
-    yield f"  group      {printable(letter.half.group)}"
-    yield f"  reason     {printable(letter.reason)}, {letter.check_count} checks answered"
-    yield from _half_lines(letter.half, f"discarded {letter.partition}:{letter.offset}", payload=payload)
+    yield f"{letter.transaction_id}  discarded {time_text(letter.at_ms)}"
+    yield f"  group      {printable(letter.group)}"
+    yield f"  reason     {_reason(letter)}, {letter.check_count} checks answered"
+    if letter.half is None:
+        yield from (f"  message    to {topic}" for topic in letter.topics)
+    else:
+        yield from _half_lines(letter.half, letter.place, payload=payload)
 
 
 def act_line(audited: Audited) -> str:
@@ -123,6 +151,11 @@ def age_text(seconds: float) -> str:
     return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
+def _reason(letter: Letter) -> str:
+    since = f"; brought back by {printable(letter.resumed_by)}" if letter.resumed_by else ""
+    return f"{printable(letter.reason)}{since}"
+
+
 def _decided(one: PendingTransaction) -> str:
     return "" if one.decided is None else one.decided.name
 
@@ -132,7 +165,7 @@ def _waits(one: PendingTransaction) -> str:
         return f"{one.held_by}, before it in its key"
     if one.waits_for == "its time" and one.deliver_at_ms is not None:
         return time_text(one.deliver_at_ms)
-    return one.waits_for or "a decision"
+    return printable(one.waits_for) or "a decision"
 
 
 def _half_lines(half: Half, place: str, *, payload: bool) -> Iterator[str]:
@@ -160,6 +193,7 @@ __all__ = [
     "age_text",
     "decided_line",
     "described_lines",
+    "discarded_letter",
     "discarded_lines",
     "discarded_rows",
     "found_lines",

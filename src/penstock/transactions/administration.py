@@ -23,8 +23,9 @@ from penstock.transactions.delivery import ANY_SIZE, AckedProducer
 from penstock.transactions.done_records import Note
 from penstock.transactions.inspection import Discarded, Found, Inspection
 from penstock.transactions.model import PendingTransaction
+from penstock.transactions.obstacles import Cause, told_lines
 from penstock.transactions.records import Author, Op, Verdict, encode_half, encode_op
-from penstock.transactions.resuming import Resuming
+from penstock.transactions.resuming import Resuming, marked
 from penstock.transactions.topics import StoreTopics
 
 #: Seconds that a record may take to be acknowledged.
@@ -119,11 +120,15 @@ class KafkaAdministration:
 
     def find(self, transaction_id: str) -> Found | None:
         """Return one pending transaction with its messages, or None."""
-        return next((one for one in self._inspection.pending() if one.transaction_id == transaction_id), None)
+        return self._inspection.find(transaction_id)
 
     def discarded(self) -> list[Discarded]:
-        """Return what lies in the discarded topic, oldest first; also what was brought back since."""
-        return self._inspection.discarded()
+        """Return what lies in the discarded topic, oldest first; also what was brought back since, with who did so."""
+        return marked(self._inspection.discarded(), self._audit.read(), self._topics)
+
+    def told(self) -> list[str]:
+        """Return what the coordinators tell of themselves, a line for each thing that is the matter."""
+        return told_lines(self._inspection.statuses(), time.time() * 1000)
 
     def acts(self, transaction_id: str | None = None) -> list[Audited]:
         """Return what operators did, oldest first; to one transaction, or to all."""
@@ -133,6 +138,9 @@ class KafkaAdministration:
         self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 30.0
     ) -> Decided:
         """Write the act down, store the decision, and wait until it took effect.
+
+        It counts if it is the first. A ROLLBACK also counts against a COMMIT whose message waits for its `deliver_at`,
+        and a DISCARD against one that its target does not take.
 
         Args:
             transaction_id: a pending one.
@@ -153,7 +161,7 @@ class KafkaAdministration:
                 "`penstock tx show` tells whether it was discarded"
             )
         pending, number = found.pending, found.half_partition
-        if pending.verdict is not None:
+        if pending.verdict is not None and not self._may_follow(found, verdict):
             return Decided(Effect.REFUSED, pending.verdict, self.describe(found).waits_for)
         if not pending.is_complete and verdict is not Verdict.ROLLBACK:
             raise TransactionError(f"not all messages of transaction {transaction_id} are stored: only roll it back")
@@ -164,15 +172,34 @@ class KafkaAdministration:
         op_offset = self._send(op)
         return self._await(found, op_offset, done_from, timeout_s)
 
+    def _may_follow(self, found: Found, verdict: Verdict) -> bool:
+        """Tell whether a decision may count though another one stands; the coordinator judges it.
+
+        What is committed and not due can be taken back; what its target refuses can be discarded.
+        """
+        pending = found.pending
+        if pending.verdict is not Verdict.COMMIT:
+            return False
+        if verdict is Verdict.ROLLBACK:
+            return pending.half.deliver_at_ms is not None
+        by_target = found.obstacle is not None and found.obstacle.cause in {Cause.TARGET, Cause.EARLIER}
+        return verdict is Verdict.DISCARD and (by_target or bool(self._missing([found])))
+
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back, undecided, with a fresh count of checks; return its messages.
 
         The act in the audit log is the claim: what stands at a place of the discarded topic is brought back once.
 
         Raises:
-            TransactionError: it is not in the discarded topic, or was brought back before and `again` is not set.
+            TransactionError: it is not in the discarded topic; or it was brought back before and `again` is not set, or
+                is pending since.
             PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
         """
+        if again and self.find(transaction_id) is not None:
+            raise TransactionError(
+                f"transaction {transaction_id} is pending: there is nothing to bring back; see what it waits for with "
+                "`penstock tx show`"
+            )
         halves = self._resuming.claim(transaction_id, actor, why, again=again)
         first = halves[0]
         keys = (first.order_key, first.key, transaction_id.encode())

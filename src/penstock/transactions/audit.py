@@ -123,10 +123,7 @@ class AuditLog:
         Raises:
             BrokerConnectionError: a broker does not answer.
         """
-        if not self._inspection.partitions_of(self._topic):
-            return []
-        found = (_audited(message) for message in self._inspection.read(self._topic, {0: 0}))
-        return [one for one in found if one is not None and transaction_id in {None, one.act.transaction}]
+        return read_audit(self._inspection, self._topic, transaction_id)
 
 
 def _audited(message: Message) -> Audited | None:
@@ -139,9 +136,21 @@ def _audited(message: Message) -> Audited | None:
     return Audited(act, message.offset() or 0, message.timestamp()[1])
 
 
+def read_audit(inspection: Inspection, topic: str, transaction_id: str | None = None) -> list[Audited]:
+    """Return what was done, oldest first; to one transaction, or to all. Nobody has to write it for that.
+
+    Raises:
+        BrokerConnectionError: a broker does not answer.
+    """
+    if not inspection.partitions_of(topic):
+        return []
+    found = (_audited(message) for message in inspection.read(topic, {0: 0}))
+    return [one for one in found if one is not None and transaction_id in {None, one.act.transaction}]
+
+
 def acts_on(log: list[Audited], what: str, place: str) -> Iterator[Audited]:
     """Yield what was done of a kind to what stood at a place."""
     return (one for one in log if one.act.what == what and one.act.place == place)
 
 
-__all__ = ["VERBS", "Act", "AuditLog", "Audited", "acts_on"]
+__all__ = ["VERBS", "Act", "AuditLog", "Audited", "acts_on", "read_audit"]

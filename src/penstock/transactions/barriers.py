@@ -10,17 +10,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
 from penstock.config import a_callable, positive
 from penstock.errors import ConfigurationError, TransactionRefusedError
+from penstock.transactions.checker import CHECK_TIMEOUT_S
 from penstock.transactions.ids import is_id
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.sql.connections import Kind, UserConnection, adopt, is_lock_error, is_no_table_error, quoted
 
 _log = logging.getLogger("penstock.transactions")
 
+#: Seconds that another's write may take on SQLite, about: a check that finds somebody at it waits for no more.
+_SHORT_WRITE_S = 0.1
 #: Name of the barrier's table, where none is given.
 DEFAULT_TABLE = "penstock_barrier"
 
@@ -110,8 +114,12 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
 
 
 def barrier_check(
-    connect: Callable[[], Any], *, table: str = DEFAULT_TABLE, schema: str | None = None, lock_timeout: float = 15.0
-) -> Callable[[HalfMessage], TransactionState]:
+    connect: Callable[[], Any],
+    *,
+    table: str = DEFAULT_TABLE,
+    schema: str | None = None,
+    lock_timeout: float | None = None,
+) -> BarrierCheck:
     """Return a check that finds the answer in the barrier's table, for `TransactionalProducer(check=...)`.
 
     It answers COMMIT where the local transaction committed, ROLLBACK where it did not and now cannot any more, and
@@ -123,21 +131,46 @@ def barrier_check(
             primary server, not to a replica. It is called by several threads.
         table: the table's name.
         schema: the schema it is in.
-        lock_timeout: seconds to wait for a local transaction that is still running. (SQLite has one lock for all who
-            write: there any writer counts.)
+        lock_timeout: seconds to wait for a local transaction that is still running. None: on PostgreSQL half of the
+            producer's `check_timeout`, and on SQLite, which has one lock for all who write, no longer than a short
+            write takes. Give it where you call the check yourself, within another function.
 
     Raises:
         ConfigurationError: an argument is wrong. The check itself raises what the database does, save that it answers
             UNKNOWN where only a lock was in the way.
     """
     a_callable("connect", connect)
-    positive("lock_timeout", lock_timeout)
-    name = _name(table, schema)
+    if lock_timeout is not None:
+        positive("lock_timeout", lock_timeout)
+    return BarrierCheck(connect, _name(table, schema), lock_timeout)
 
-    def check(half: HalfMessage) -> TransactionState:
-        connection = connect()
+
+@dataclass(frozen=True, slots=True)
+class BarrierCheck:
+    """A check that looks into the barrier's table: what `barrier_check` returns. Called by several threads.
+
+    Attributes:
+        connect: opens a connection, which the check closes.
+        table: the table's name, quoted.
+        lock_timeout_s: seconds to wait for a local transaction that is still running; None: as the database has it.
+        check_timeout_s: seconds that the check may take.
+    """
+
+    connect: Callable[[], Any]
+    table: str
+    lock_timeout_s: float | None
+    check_timeout_s: float = CHECK_TIMEOUT_S
+
+    def within(self, check_timeout_s: float) -> BarrierCheck:
+        """Return the same check for a producer whose checks may take so long."""
+        return replace(self, check_timeout_s=check_timeout_s)
+
+    def __call__(self, half: HalfMessage) -> TransactionState:
+        """Say how the local transaction ended."""
+        connection = self.connect()
         try:
-            return _settle(adopt(connection), name, half.transaction_id, lock_timeout)
+            user = adopt(connection)
+            return _settle(user, self.table, half.transaction_id, self._wait_s(user.kind))
         except Exception as error:
             if not is_lock_error(error):
                 raise
@@ -146,7 +179,11 @@ def barrier_check(
         finally:
             connection.close()
 
-    return check
+    def _wait_s(self, kind: Kind) -> float:
+        if self.lock_timeout_s is not None:
+            return self.lock_timeout_s
+        half_s = self.check_timeout_s / 2
+        return min(_SHORT_WRITE_S, half_s) if kind is Kind.SQLITE else half_s
 
 
 def clean_barrier(
@@ -164,7 +201,14 @@ def clean_barrier(
 
     Returns:
         How many rows were deleted.
+
+    Raises:
+        ConfigurationError: the age is no `timedelta` above zero, or the connection or a name is of no known kind.
     """
+    if not isinstance(older_than, timedelta):
+        raise ConfigurationError(
+            f"older_than must be a timedelta, as timedelta(days=7), but is {older_than!r}, which has no unit"
+        )
     positive("older_than", older_than.total_seconds())
     user = adopt(connection)
     answer = user.run(
@@ -229,4 +273,12 @@ def _name(table: str, schema: str | None) -> str:
     return quoted(table) if schema is None else f"{quoted(schema)}.{quoted(table)}"
 
 
-__all__ = ["DEFAULT_TABLE", "HasId", "barrier", "barrier_check", "clean_barrier", "create_barrier_table"]
+__all__ = [
+    "DEFAULT_TABLE",
+    "BarrierCheck",
+    "HasId",
+    "barrier",
+    "barrier_check",
+    "clean_barrier",
+    "create_barrier_table",
+]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from confluent_kafka import KafkaException
 
@@ -18,6 +19,15 @@ from penstock.transactions.slots import Slots
 from penstock.transactions.store import CheckSource, Store
 
 Check = Callable[[HalfMessage], TransactionState]
+
+
+@runtime_checkable
+class TimedCheck(Protocol):
+    """A check that wants to know how long it may take, as that of a barrier does."""
+
+    def within(self, check_timeout_s: float) -> Check:
+        """Return the check for a producer whose checks may take so many seconds."""
+
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -168,4 +178,4 @@ class Checker:
         return TransactionState.UNKNOWN
 
 
-__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "Checker"]
+__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "Checker", "TimedCheck"]

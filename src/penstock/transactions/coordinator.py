@@ -38,6 +38,7 @@ from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.settling import Settling
 from penstock.transactions.slot import Slot
+from penstock.transactions.status import StatusLog
 from penstock.transactions.takeover import DoneRead, Inheritance, LogReader
 from penstock.transactions.topic_settings import mend_settings
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
@@ -289,6 +290,7 @@ class Coordinator:
             left=left,
             limit=GroupLimit(self._target_latency),
             questions=questions,
+            status=StatusLog(sends, topics).tell,
             counts=self._counts,
             ration=self._ration,
             stopping=stopping,

@@ -19,6 +19,7 @@ from penstock.errors import (
     HalfNotStoredError,
     PublicationNotSeenError,
     StoppedError,
+    TransactionError,
     TransactionRefusedError,
 )
 from penstock.transactions.in_flight import InFlight
@@ -282,14 +283,26 @@ class Flight:
         self.give_up_watch()
         half = self.halves[0]
         due_s = (half.deliver_at_ms or 0) / 1000
-        hint = "it will be published: see whether a coordinator runs"
         if due_s > time.time():
             due = datetime.fromtimestamp(due_s, UTC).isoformat(timespec="milliseconds")
             hint = f"it will be published when it is due, at {due}"
+        else:
+            hint = self._hint()
         self.error = PublicationNotSeenError(
             f"transaction {half.transaction_id} for {half.topic} is committed, but {cause}; {hint}"
         )
         self._tell()
+
+    def _hint(self) -> str:
+        """Say what the message waits for, where that can be known, and how to look."""
+        transaction_id = self.halves[0].transaction_id
+        look = f"look with `penstock tx show {transaction_id}`"
+        why = ""
+        if not self._core.patience.stopping:
+            why = self._core.store.waits_for(transaction_id, [half.topic for half in self.halves])
+        if why:
+            return f"it waits for {why}; it is published then: {look}"
+        return f"it will be published: {look} what it waits for"
 
     def give_up_watch(self) -> None:
         """Wait no longer for the message to become visible."""
@@ -324,7 +337,7 @@ class Flight:
         else:
             self._core.store.decide(answer, _TO_ROLL_BACK, self._is_rolled_back)
 
-    def _is_rolled_back(self, error: DecisionNotStoredError | None) -> None:
+    def _is_rolled_back(self, error: TransactionError | None) -> None:
         self._core.in_flight.leave(self._size)
         if error is not None:
             _log.warning("%s", error)
@@ -334,14 +347,17 @@ class Flight:
         told, self._told = self._told, _nobody
         told(self)
 
-    def _is_decided(self, error: DecisionNotStoredError | None) -> None:
+    def _is_decided(self, error: TransactionError | None) -> None:
         core = self._core
         core.in_flight.leave(self._size)
         try:
             self._awaited.pop()
         except IndexError:
             return
-        if error is not None:
+        if isinstance(error, TransactionRefusedError):
+            self._is_refused(error)
+            self._tell()
+        elif error is not None:
             self._lose(error)
             self._tell()
         else:
@@ -354,7 +370,14 @@ class Flight:
         # After it is told: whoever waits until nothing is owed waits until all are told.
         core.patience.owed.pop(self, None)
 
-    def _lose(self, error: DecisionNotStoredError) -> None:
+    def _is_refused(self, error: TransactionRefusedError) -> None:
+        """Take in that another decision stands."""
+        self.error = error
+        self._core.count_failure()
+        if self.wait == "published":
+            self.give_up_watch()
+
+    def _lose(self, error: TransactionError) -> None:
         """Take in that the decision is not known to be stored, and say who settles it: the store does not know."""
         self.error = DecisionNotStoredError(f"{error}; {self._core.who_settles(self.halves[0].group)}")
         self.error.__cause__ = error
@@ -378,8 +401,8 @@ class Flight:
                 return
             if self._settled is not Verdict.COMMIT and self._settled is not None:
                 self.error = TransactionRefusedError(
-                    f"transaction {self.halves[0].transaction_id}: its COMMIT came too late, it was settled before as "
-                    f"{self._settled.name} by a check or an operator; the message is not published"
+                    f"transaction {self.halves[0].transaction_id}: its COMMIT does not stand, it is settled as "
+                    f"{self._settled.name} by a check, an operator or a cancellation; the message is not published"
                 )
             self._tell()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -23,11 +23,13 @@ from penstock.transactions.done_records import Done, Note, decode_done
 from penstock.transactions.log_bounds import topic_ids
 from penstock.transactions.log_identity import DONE, HALF, OP
 from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.obstacles import Obstacle, obstacles
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import CHECK_NUMBER as _CHECK_NUMBER
 from penstock.transactions.records import REASON as _REASON
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
 from penstock.transactions.settlement import Settlement
+from penstock.transactions.status import STALE_S, Status, decode_status
 from penstock.transactions.takeover import DoneRead, Inheritance, committed_at, inherited, tell_of_log
 from penstock.transactions.topics import StoreTopics
 
@@ -37,6 +39,8 @@ _ANSWER_S = 10.0
 _READ_S = 60.0
 _POLL_S = 0.2
 _MESSAGES = 1_000
+#: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
+_STATUS_RECORDS = 5_000
 
 _STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
@@ -50,12 +54,14 @@ class Found:
         pending: all that is known of it.
         held_by: id of the transaction of its group and key that it waits for, or None.
         decision: the decision that stands, or None; it has not taken effect yet.
+        obstacle: what a coordinator told that stands in its way, or None.
     """
 
     half_partition: int
     pending: Pending
     held_by: str | None
     decision: Op | None
+    obstacle: Obstacle | None = None
 
     @property
     def transaction_id(self) -> str:
@@ -90,13 +96,14 @@ class Found:
             return "the rest of its messages"
         if pending.verdict is None:
             return ""
-        if pending.verdict is not Verdict.COMMIT or self.held_by is not None:
-            return "" if self.held_by is not None else "a coordinator"
-        if missing:
-            return f"topic {', '.join(missing)}, which does not exist"
-        if pending.half.deliver_at_ms is not None and pending.half.deliver_at_ms > now_ms:
-            return "its time"
-        return "a coordinator"
+        if self.held_by is not None:
+            return ""
+        if pending.verdict is Verdict.COMMIT:
+            if missing:
+                return f"topic {', '.join(missing)}, which does not exist"
+            if pending.half.deliver_at_ms is not None and pending.half.deliver_at_ms > now_ms:
+                return "its time"
+        return "a coordinator" if self.obstacle is None else self.obstacle.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ class Discarded:
         reason: why it was discarded.
         check_count: answered checks it had.
         at_ms: when it came there, in milliseconds since the epoch.
+        resumed_by: who brought it back since; empty: it waits here.
     """
 
     partition: int
@@ -118,6 +126,7 @@ class Discarded:
     reason: str
     check_count: int
     at_ms: int
+    resumed_by: str = ""
 
 
 @dataclass(slots=True)
@@ -168,14 +177,36 @@ class Inspection:
             _take_half(read[message.partition() or 0].settlement, message)
         for message in self.read(self._topics.op, {n: one.op_position for n, one in inheritances.items()}):
             _take_op(read[message.partition() or 0], message)
-        found = [one for number, partition in read.items() for one in _found(number, partition)]
+        statuses, now_ms = self.statuses(), time.time() * 1000
+        found = [one for number, partition in read.items() for one in _found(number, partition, statuses, now_ms)]
         return sorted(found, key=lambda one: one.pending.birth_ms)
+
+    def find(self, transaction_id: str) -> Found | None:
+        """Return one that is not settled, or None. Raises as `pending` does."""
+        return next((one for one in self.pending() if one.transaction_id == transaction_id), None)
 
     def discarded(self) -> list[Discarded]:
         """Return what lies in the discarded topic, oldest first. Raises as `pending` does."""
         numbers = dict.fromkeys(range(self.partitions_of(self._topics.discarded)), 0)
         found = [_discarded(message) for message in self.read(self._topics.discarded, numbers)]
         return sorted((one for one in found if one is not None), key=lambda one: one.at_ms)
+
+    def statuses(self) -> list[Status]:
+        """Return what each coordinator told last, unless that was long ago. Raises as `pending` does."""
+        topic = self._topics.status
+        if not self.partitions_of(topic):
+            return []
+        latest: dict[str, Status] = {}
+        begin = max(0, self.end(topic, 0) - _STATUS_RECORDS)
+        for message in self.read(topic, {0: begin}):
+            try:
+                status = decode_status(message.value())
+            except MessageFormatError:
+                continue
+            # The broker's time: ages are told by it everywhere.
+            latest[status.coordinator] = replace(status, at_ms=message.timestamp()[1])
+        oldest_ms = (time.time() - STALE_S) * 1000
+        return [latest[name] for name in sorted(latest) if latest[name].at_ms >= oldest_ms]
 
     def ends_of(self, transaction_id: str, half_partition: int, done_from: int) -> Note | None:
         """Return how a transaction was settled, as the done log says at or above an offset, or None."""
@@ -300,14 +331,15 @@ def _take_op(partition: _Partition, message: Message) -> None:
     settlement.skip_op(offset)
 
 
-def _found(number: int, partition: _Partition) -> Iterator[Found]:
+def _found(number: int, partition: _Partition, statuses: Sequence[Status], now_ms: float) -> Iterator[Found]:
     keys = partition.settlement.decisions.keys
+    in_the_way = obstacles(number, partition.settlement.pending.values(), statuses, now_ms)
     for pending in partition.settlement.pending.values():
         line = pending.half.line
         head = None if line is None else keys.head(line)
         held_by = None if head is None or head is pending else head.half.transaction_id
         decision = partition.decisions.get((pending.decided_at, pending.decided_index))
-        yield Found(number, pending, held_by, decision)
+        yield Found(number, pending, held_by, decision, in_the_way.get(pending.half.transaction_id))
 
 
 def _discarded(message: Message) -> Discarded | None:

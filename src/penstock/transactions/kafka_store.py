@@ -15,14 +15,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from penstock.config import ClientConfig
 from penstock.errors import (
     ConfigurationError,
-    DecisionNotStoredError,
     HalfNotStoredError,
     MessageFormatError,
     StoppedError,
     TopicNotFoundError,
+    TransactionError,
 )
 from penstock.kafka import admin_client, base_config, client_refused, partition_counts, reason
+from penstock.transactions.cancelling_in_kafka import cancel
 from penstock.transactions.delivery import AckedProducer, Report, wire_headers
+from penstock.transactions.inspection import Inspection
 from penstock.transactions.op_batches import OpBatches
 from penstock.transactions.published import DoneWatch
 from penstock.transactions.records import (
@@ -37,6 +39,7 @@ from penstock.transactions.records import (
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
 from penstock.transactions.topic_settings import mend_settings
 from penstock.transactions.topics import StoreTopics, open_topics, require_prefix
+from penstock.transactions.why_unseen import WhyUnseen, looker
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -56,7 +59,7 @@ class StoredHalves(NamedTuple):
     offsets: tuple[int, ...]
 
 
-def _log_lost(error: DecisionNotStoredError | None) -> None:
+def _log_lost(error: TransactionError | None) -> None:
     if error is not None:
         _log.warning("%s", error)
 
@@ -156,6 +159,8 @@ class KafkaStore:
         self._topics = StoreTopics(prefix, partitions)
         # Set by start() before any other call; it writes to the op topic of these topics.
         self._ops = OpBatches(self._sends, self._topics.op)
+        # Set by start() before any other call.
+        self._why: WhyUnseen
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
         self._watch_lock = threading.Lock()
@@ -172,6 +177,9 @@ class KafkaStore:
         self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False)
         self._ops = OpBatches(self._sends, self._topics.op)
+        inspection = Inspection(self._bootstrap_servers, consumer_config(self._config), self._topics)
+        look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
+        self._why = WhyUnseen(look, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
 
@@ -260,12 +268,30 @@ class KafkaStore:
         """
         half = request.half
         place = (request.half_partition, (request.half_offset,))
-        op = Op(half.transaction_id, verdict, author, half.group, *place, request.check_number)
-        heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
+        self._await_stored(Op(half.transaction_id, verdict, author, half.group, *place, request.check_number))
+
+    def _await_stored(self, op: Op) -> None:
+        """Store a decision and return once it is durable, or raise `DecisionNotStoredError`."""
+        heard: SimpleQueue[TransactionError | None] = SimpleQueue()
         self._ops.add(op, heard.put)
         error = heard.get()
         if error is not None:
             raise error
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:
+        """Take a committed message back that is not due yet, and return once it is rolled back; see `Store.cancel`.
+
+        It reads what is pending, for no index of ids is kept.
+        """
+        inspection = Inspection(self._bootstrap_servers, consumer_config(self._config), self._topics)
+        cancel(
+            inspection,
+            self._topics,
+            self._await_stored,
+            transaction_id=transaction_id,
+            group=group,
+            wait_s=wait_s,
+        )
 
     def watch(self, transaction_id: str, told: ToldSettled) -> None:
         """Tell how a transaction is settled, as soon as a committed reader of the done log sees it."""
@@ -280,6 +306,10 @@ class KafkaStore:
         """Give a watch up."""
         if self._watch is not None:
             self._watch.remove(transaction_id)
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
+        """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
+        return self._why.cause(transaction_id, topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the questions to a producer group: its share of `<prefix>.check`."""

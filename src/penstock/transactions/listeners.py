@@ -49,6 +49,7 @@ class TransactionCheckListener(Protocol):
         """Say what became of an undecided local transaction; what raises is UNKNOWN."""
 
 
+#: A local transaction as a function, given with a call in place of a `LocalTransactionExecutor`.
 Run = Callable[[HalfMessage, object], TransactionState | None]
 
 

@@ -81,12 +81,34 @@ class PendingTransaction:
     waits_for: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DiscardedTransaction:
+    """A transaction that was discarded: its messages lie in the discarded topic, and `resume` brings it back.
+
+    Attributes:
+        transaction_id: its id.
+        group: the producer group that might have decided.
+        topics: the topics of its messages, in the order of its parts.
+        reason: why it was discarded.
+        check_count: answered checks until then.
+        at_ms: when it was settled, in milliseconds since the epoch, by the store's clock.
+    """
+
+    transaction_id: str
+    group: str
+    topics: tuple[str, ...]
+    reason: str
+    check_count: int
+    at_ms: int
+
+
 class TransactionResult(NamedTuple):
     """What `TransactionalProducer.send` did. A named tuple, for it is quick to make.
 
     Attributes:
         transaction_id: the id of the transaction.
-        state: the decision that was stored; UNKNOWN when it was left to a check.
+        state: the decision that was stored; UNKNOWN when it was left to a check. In a store in Kafka it does not say
+            that no check or operator had decided before: only `wait="published"` does.
         topic: the topic the message is published to when it commits.
     """
 
@@ -104,7 +126,8 @@ class ProducerStatistics:
         committed: COMMIT decisions stored by this producer.
         rolled_back: ROLLBACK decisions stored by this producer.
         unknown: transactions left to a check.
-        failed: halves or decisions that are not known to be stored.
+        failed: halves or decisions that are not known to be stored, and decisions that the store refused at once,
+            because another one stands.
         checks: checks answered by this producer, whatever the answer.
         failed_checks: checks whose function raised or answered nonsense; they count as UNKNOWN.
         skipped_checks: requests not taken up because all check workers were busy; they are asked again.
@@ -140,7 +163,7 @@ class CoordinatorStatistics:
         refused: decisions refused: a second one, an unknown or long settled id, a wrong group.
         forged: records of the half and op topics that could not be what they claim to be.
         checks: check requests sent.
-        answered_checks: checks answered UNKNOWN.
+        answered_checks: answers of checks that counted: UNKNOWN, or the decision.
         no_producer: checks that were due and reached nobody.
         groups: Kafka transactions committed; `committed / groups` is the mean group size.
         recoveries: times the Kafka producer was replaced because the end of a transaction was in doubt.
@@ -186,6 +209,7 @@ __all__ = [
     "FINISH_BUCKETS_S",
     "CoordinatorStatistics",
     "DiscardPolicy",
+    "DiscardedTransaction",
     "HalfMessage",
     "Order",
     "PendingTransaction",

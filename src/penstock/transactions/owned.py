@@ -263,10 +263,12 @@ class OwnedPartition:
             self._decide(waiting.popleft())
         first = next(iter(self.settlement.pending.values()), None)
         self.oldest_birth_ms = None if first is None else first.birth_ms
-        self.settlement.now_ms = self.clock.sure_ms(now)
         self.behind = self.settlement.decisions.keys.behind
         half_end, op_end = self._ends_found
         self.taken_over = self.settlement.half_position >= half_end and self.settlement.op_position >= op_end
+        if self.taken_over:
+            # What is due waits until then: that it was cancelled in time may not be read yet.
+            self.settlement.now_ms = self.clock.sure_ms(now)
 
     def _has_halves(self, record: _OpRecord) -> bool:
         """Tell whether the halves that an op record names were read, or cannot come.

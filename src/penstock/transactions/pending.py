@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.transactions.done_records import Carried, Carry, Note
-from penstock.transactions.records import Author, Half, Op, Verdict
+from penstock.transactions.records import BY_OPERATOR, EXHAUSTED, Author, Half, Op, Verdict
 
 #: A place in the op log that is none.
 NOWHERE = (-1, 0)
@@ -57,6 +57,7 @@ class Pending:
     __slots__ = (
         "answered_at",
         "answered_ms",
+        "author",
         "birth_ms",
         "carried_at",
         "check_count",
@@ -84,6 +85,8 @@ class Pending:
         self.last_offset = offset
         #: The first decision, or None.
         self.verdict: Verdict | None = None
+        #: Who decided; None where nobody did, or the done log told of it, which does not say.
+        self.author: Author | None = None
         #: Place of the decision: offset of the op record, and index in it.
         self.decided_at = -1
         self.decided_index = 0
@@ -137,6 +140,11 @@ class Pending:
     def is_complete(self) -> bool:
         """Whether all its halves are there and fit together."""
         return self.parts is None or (not self.parts.missing and not self.parts.is_spoiled)
+
+    @property
+    def discard_reason(self) -> str:
+        """Why it goes to the discarded topic, where it does."""
+        return BY_OPERATOR if self.author is Author.OPERATOR else EXHAUSTED
 
     def add_part(self, offset: int, half: Half) -> bool:
         """Take another half with its id in, and tell whether it is one of its own."""

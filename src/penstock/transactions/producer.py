@@ -11,6 +11,7 @@ All ways to send are thin layers on one core that waits for nothing (`core`).
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import threading
@@ -19,18 +20,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from penstock.config import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
 from penstock.errors import ConfigurationError, StoppedError
-from penstock.transactions.checker import CHECK_TIMEOUT_S, Check, Checker
+from penstock.transactions.checker import CHECK_TIMEOUT_S, Check, Checker, TimedCheck
 from penstock.transactions.core import Core
 from penstock.transactions.futures import is_telling
-from penstock.transactions.ids import new_id
+from penstock.transactions.ids import is_id, new_id
 from penstock.transactions.in_flight import InFlight
 from penstock.transactions.kafka_store import KafkaStore
 from penstock.transactions.listeners import (
     LocalTransactionExecutor,
+    Run,
     TransactionCheckListener,
     TransactionListener,
     executing,
@@ -59,8 +61,8 @@ class TransactionalProducer:
     """Sends messages that become visible only if a local transaction commits.
 
     Thread-safe: any number of threads may have transactions in flight, and one thread or event loop thousands of them.
-    It connects at the first use, or at `start`; call `start` (or use it as a context manager) in a process that shall
-    answer checks without sending first.
+    It connects at the first use, or at `start`; call `start` (or use it as a context manager, with `with` or
+    `async with`) in a process that shall answer checks without sending first.
 
     Args:
         group: name of the producer group, 1 to 200 bytes: any live producer of the group may be asked to check a
@@ -126,6 +128,9 @@ class TransactionalProducer:
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         seconds("check_timeout", check_timeout)
+        timed: object = check
+        if isinstance(timed, TimedCheck):
+            check = timed.within(check_timeout)
         a_telemetry(telemetry)
         seconds("send_timeout", send_timeout)
         positive_int("max_in_flight", max_in_flight)
@@ -235,6 +240,15 @@ class TransactionalProducer:
     ) -> None:
         self.stop()
 
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
+
     def transaction(
         self,
         topic: str,
@@ -251,8 +265,10 @@ class TransactionalProducer:
 
         Left normally it commits; left by an exception it rolls back and the exception goes on; left by an interrupt
         (KeyboardInterrupt, SystemExit, a cancelled task), or after `tx.unknown()`, it is left to a check. Committed
-        means decided for good: the message becomes visible some milliseconds later. With `async with` it is the same
-        from an event loop, which is not held up.
+        means that the decision is stored; it stands, and the message becomes visible some milliseconds later, unless a
+        check or an operator was faster. SQL and file stores tell that at once; one in Kafka learns it when it reads its
+        log, so there only `wait="published"` tells. With `async with` it is the same from an event loop, which is not
+        held up.
 
         Args:
             topic: where the message is published; it must exist.
@@ -276,7 +292,8 @@ class TransactionalProducer:
             DecisionNotStoredError: on leaving normally: a check will settle the transaction, or an operator where the
                 group has none.
             PublicationNotSeenError: on leaving with `wait="published"`: committed, but not seen to be visible in time.
-            TransactionRefusedError: on leaving with `wait="published"`: a check had decided otherwise before.
+            TransactionRefusedError: on leaving: a check or an operator had decided otherwise before; in a store in
+                Kafka only with `wait="published"`.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
         return Transaction(self._desk, half.transaction_id, (half,), None, self._chosen(wait))
@@ -351,7 +368,8 @@ class TransactionalProducer:
                 commits at once.
 
         Returns:
-            The id and the stored decision.
+            The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in
+            `transaction`.
         """
         under = self._terms(check_immunity, deliver_at)
         half = self._half(topic, key, value, headers, partition, under)
@@ -423,7 +441,7 @@ class TransactionalProducer:
         message: Outgoing,
         argument: object = None,
         *,
-        executor: LocalTransactionExecutor | None = None,
+        executor: LocalTransactionExecutor | Run | None = None,
         check_immunity: float | None = None,
         deliver_at: datetime | float | None = None,
         wait: Wait | None = None,
@@ -436,13 +454,15 @@ class TransactionalProducer:
         Args:
             message: the message.
             argument: handed to the local transaction.
-            executor: the local transaction; the producer's `listener` where it is None.
+            executor: the local transaction: a function of the message and the argument, or an object with
+                `execute_local_transaction_branch`, as in RocketMQ 3.x; the producer's `listener` where it is None.
             check_immunity: as in `transaction`.
             deliver_at: as in `transaction`.
             wait: as in `transaction`.
         """
         if executor is not None:
-            run = executor.execute_local_transaction_branch
+            run: Run = getattr(executor, "execute_local_transaction_branch", None) or cast("Run", executor)
+            a_plain_function("executor", run)
         elif self._listener is not None:
             run = self._listener.execute_local_transaction
         else:
@@ -458,6 +478,31 @@ class TransactionalProducer:
             wait=wait,
             execute=executing(run, argument),
         )
+
+    def cancel(self, transaction_id: str, *, timeout: float = 30.0) -> None:
+        """Take a committed message back that waits for its `deliver_at`: once this returns it is never published.
+
+        Any producer of the group may do so; one that was cancelled before is cancelled. In a store in Kafka it reads
+        what is pending, for there is no index of ids, and then waits for a coordinator. An operator does the same with
+        `penstock tx rollback ID`. From an event loop: `await asyncio.to_thread(producer.cancel, ...)`.
+
+        Args:
+            transaction_id: as it was sent under.
+            timeout: seconds to wait until it took effect, in a store in Kafka.
+
+        Raises:
+            TransactionRefusedError: too late: it is due, or published; or it is not committed.
+            TransactionError: no such transaction of this group is known: it is settled long ago, or never was.
+            DecisionNotStoredError: it is not known whether it took effect; call it again.
+            BrokerConnectionError: the store cannot be asked.
+            ConfigurationError: that is no transaction's id.
+            StoppedError: the producer was stopped.
+        """
+        if not isinstance(transaction_id, str) or not is_id(transaction_id):
+            raise ConfigurationError("transaction_id is no transaction's id: give the one that the send returned")
+        seconds("timeout", timeout)
+        self.start()
+        self._store.cancel(transaction_id, self._group, timeout)
 
     def statistics(self) -> ProducerStatistics:
         """Return counts since the start. Safe from any thread."""

@@ -372,7 +372,7 @@ class Publisher:
                 self._produce_messages(producer, pending)
             elif pending.verdict is Verdict.DISCARD:
                 for half in pending.halves:
-                    headers = cast("Any", encode_discarded(half, "checks exhausted", pending.check_count))
+                    headers = cast("Any", encode_discarded(half, pending.discard_reason, pending.check_count))
                     failed = partial(self._refused, pending)
                     producer.produce(self._topics.discarded, half.value, half.key, -1, failed, headers=headers)
 

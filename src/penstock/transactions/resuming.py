@@ -6,10 +6,11 @@ halves is the store's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.errors import TransactionError
-from penstock.transactions.audit import Act, AuditLog, acts_on
+from penstock.transactions.audit import Act, Audited, AuditLog, acts_on
 from penstock.transactions.inspection import Discarded, Inspection
 from penstock.transactions.records import Half
 from penstock.transactions.topics import StoreTopics
@@ -59,7 +60,7 @@ class Resuming:
             )
         for topic in [one.half.topic for one in letters if not self._may_publish_to(one.half.topic)]:
             raise TransactionError(f"transaction {transaction_id} is forged: its target, {topic}, belongs to a store")
-        place = self._place(first)
+        place = place_of(self._topics, first)
         if not again:
             self._refuse_second(place, None)
         claim = self._audit.write(Act(actor, "resume", transaction_id, first.half.group, place, why))
@@ -67,10 +68,7 @@ class Resuming:
             # Two may have looked at the same time: the log has one order.
             self._refuse_second(place, claim)
         # With the claim in it, no two lives have the same name.
-        return [one.half._replace(resumed=f"{self._place(one)}#{claim}") for one in letters]
-
-    def _place(self, letter: Discarded) -> str:
-        return f"{self._topics.discarded}[{letter.partition}]@{letter.offset}"
+        return [one.half._replace(resumed=f"{place_of(self._topics, one)}#{claim}") for one in letters]
 
     def _newest_life(self, transaction_id: str) -> list[Discarded]:
         """Return the messages of a discarded transaction, in the order of their parts; of several lives the last."""
@@ -89,4 +87,28 @@ class Resuming:
             )
 
 
-__all__ = ["Resuming"]
+def place_of(topics: StoreTopics, letter: Discarded) -> str:
+    """Return where a discarded message stands, as claims name it."""
+    return f"{topics.discarded}[{letter.partition}]@{letter.offset}"
+
+
+def marked(letters: Sequence[Discarded], acts: Sequence[Audited], topics: StoreTopics) -> list[Discarded]:
+    """Return discarded messages, each with who brought it back, if somebody did.
+
+    Args:
+        letters: all that lie in the discarded topic.
+        acts: the audit log.
+        topics: the store's topics.
+    """
+    claims = {one.act.place: one.act.who for one in acts if one.act.what == "resume"}
+    # A claim names the first message of a transaction, and is for all of that life.
+    lives = {_life(one): claims[place] for one in letters if (place := place_of(topics, one)) in claims}
+    return [replace(one, resumed_by=lives.get(_life(one), "")) for one in letters]
+
+
+def _life(letter: Discarded) -> tuple[str, str]:
+    """Return the id and the claim that this life began with, empty for the first one."""
+    return letter.half.transaction_id, (letter.half.resumed or "").rpartition("#")[2]
+
+
+__all__ = ["Resuming", "marked", "place_of"]

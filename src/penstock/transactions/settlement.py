@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from penstock.transactions.cancelling import may_cancel
 from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.inherited import Inherited, restored
 from penstock.transactions.pending import NOWHERE, Pending
@@ -62,7 +63,7 @@ class Settlement:
         pending: transactions not settled, by id, in the order of the half log.
         decisions: those of them that have a decision.
         answered: pending transactions with a count of answered checks that is not in the done log yet.
-        answers: how many answered checks were counted.
+        answers: how many answers of checks counted, whatever they said.
         now_ms: the broker's time, for what is delayed; the caller moves it on.
     """
 
@@ -322,11 +323,9 @@ class Settlement:
         return bool(self._ahead)
 
     def _judge(self, pending: Pending, offset: int, index: int, op: Op, appended_ms: int) -> Refusal | None:
-        if op.group != pending.half.group:
-            return Refusal.WRONG_GROUP
-        is_usual = pending.parts is None and op.half_offsets == (pending.offset,)
-        if op.half_offsets and not is_usual and not pending.is_named_by(op):
-            return Refusal.WRONG_PLACE
+        misfit = _misfit(pending, op)
+        if misfit is not None:
+            return misfit
         if op.verdict is Verdict.UNKNOWN:
             # A late, repeated or forged answer carries a number that is not the next: it counts for nothing.
             is_next = op.check_number == pending.check_count + 1 and (offset, index) > pending.answered_at
@@ -337,22 +336,41 @@ class Settlement:
                 self.answers += 1
                 self.answered[op.transaction_id] = pending
             return None
-        if pending.verdict is not None and not _overrules(op, pending):
-            is_again = pending.decided_at == offset and pending.decided_index == index
-            return None if is_again else Refusal.ALREADY_DECIDED
+        if pending.verdict is not None:
+            if (pending.decided_at, pending.decided_index) == (offset, index):
+                return None
+            if not (_overrules(op, pending) or self._is_cancellation(pending, op, appended_ms)):
+                return Refusal.ALREADY_DECIDED
         if op.verdict in _NEED_ALL and not pending.is_complete:
             return Refusal.INCOMPLETE
         if pending.verdict is not None:
             self.decisions.withdraw(pending)
             if pending.is_op_open:
                 self._close(pending.decided_at)
+        self.answers += op.author is Author.CHECK
         pending.verdict = op.verdict
+        pending.author = op.author
         pending.decided_at = offset
         pending.decided_index = index
         pending.is_op_open = True
         self._open(offset)
         self.decisions.add(pending)
         return None
+
+    def _is_cancellation(self, pending: Pending, op: Op, appended_ms: int) -> bool:
+        """Tell whether a decision takes a COMMIT back, so that it counts though it is not the first.
+
+        By the broker's clock it was stored before the message was due, and nobody has begun to publish it. Delays end
+        only once all is read that was stored before a restart, so the restart changes nothing of it.
+        """
+        due_ms = pending.half.deliver_at_ms
+        return (
+            may_cancel(op.verdict, op.author)
+            and pending.verdict is Verdict.COMMIT
+            and op.transaction_id in self.decisions.delays
+            and due_ms is not None
+            and appended_ms < due_ms
+        )
 
     def _open(self, op_offset: int) -> None:
         """Note that a decision of an op record is not applied yet."""
@@ -489,8 +507,9 @@ class Settlement:
         self._uncarried.pop(carry.note.transaction_id, None)
         self._at_risk.pop(carry.note.transaction_id, None)
         self._is_noted(carry.note)
-        # A decision that came while the carry was under way is not in it.
-        if pending.is_op_open and carry.note.verdict is not Verdict.UNKNOWN:
+        # A decision that came while the carry was under way is not in it, nor that another one was taken back.
+        place = carry.note.op_offset, carry.note.op_index
+        if pending.is_op_open and place == (pending.decided_at, pending.decided_index):
             pending.is_op_open = False
             self._close(pending.decided_at)
 
@@ -507,6 +526,14 @@ class Settlement:
             pending.is_op_open = False
             self._close(pending.decided_at)
         self.decisions.forget(pending)
+
+
+def _misfit(pending: Pending, op: Op) -> Refusal | None:
+    """Say why an op record cannot be of a transaction, or return None."""
+    if op.group != pending.half.group:
+        return Refusal.WRONG_GROUP
+    is_usual = pending.parts is None and op.half_offsets == (pending.offset,)
+    return Refusal.WRONG_PLACE if op.half_offsets and not is_usual and not pending.is_named_by(op) else None
 
 
 def _overrules(op: Op, pending: Pending) -> bool:

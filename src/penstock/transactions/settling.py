@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient
@@ -30,6 +30,7 @@ from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.slot import Landing, Slot
+from penstock.transactions.status import Status
 from penstock.transactions.targets import NOT_KNOWN, Targets
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.two_logs import is_out_of_range
@@ -44,6 +45,8 @@ _BUSY_S = 0.001
 _ALOFT_S = 0.005
 #: Seconds between two looks whether a topic may leave quarantine.
 _RELEASE_S = 0.25
+#: Seconds between two looks whether there is something to tell operators.
+_STATUS_S = 1.0
 _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
 #: Seconds that transactions under way may take to end when the coordinator stops.
@@ -129,6 +132,7 @@ class Settling:
         left: counts threads that were left behind.
         limit: how many decisions go into one common transaction.
         questions: checks.
+        status: takes what there is to tell operators.
         counts: where to count.
         ration: where to say what bad input could repeat without end.
         stopping: set when the coordinator ends.
@@ -147,6 +151,7 @@ class Settling:
         left: LeftBehind,
         limit: GroupLimit,
         questions: Questions,
+        status: Callable[[Status, float], None],
         counts: Counts,
         ration: RationedLog,
         stopping: threading.Event,
@@ -172,6 +177,8 @@ class Settling:
         self._not_before = 0.0
         self._unnamed = 0
         self._questions = questions
+        self._tell = status
+        self._told_at = 0.0
         self._counts = counts
         self._ration = ration
         self._stopping = stopping
@@ -203,6 +210,25 @@ class Settling:
             self._released = now
             self._release(now)
         self._settle(now)
+        self._tell_status(now)
+
+    def _tell_status(self, now: float) -> None:
+        """Tell operators what hinders publication, where they look."""
+        if now - self._told_at >= _STATUS_S:
+            self._told_at = now
+            self._tell(
+                Status(
+                    self._slots[0].name,
+                    int(time.time() * 1000),
+                    tuple(self._owned),
+                    self._counts.slow_call,
+                    self._counts.slow_call_s,
+                    self._counts.left_behind,
+                    self._quarantine.reasons(),
+                    self._quarantine.refusals(),
+                ),
+                now,
+            )
 
     def _settle(self, now: float) -> None:
         """Begin what is to be published next, and look after the logs in between."""

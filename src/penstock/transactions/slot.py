@@ -73,7 +73,8 @@ class Slot:
     def __init__(self, make: MakePublisher, read_done: ReadDone, name: str, left: LeftBehind) -> None:
         self._make = make
         self._read_done = read_done
-        self._name = name
+        #: What its ids begin with.
+        self.name = name
         self._left = left
         #: Transactional ids that the broker could not free.
         self.lost_ids = 0
@@ -94,7 +95,7 @@ class Slot:
     @property
     def transactional_id(self) -> str:
         """The id of the present producer, or of the next."""
-        return f"{self._name}.{self.lost_ids}" if self.lost_ids else self._name
+        return f"{self.name}.{self.lost_ids}" if self.lost_ids else self.name
 
     @property
     def is_used(self) -> bool:
@@ -200,7 +201,7 @@ class Slot:
         if not opening.done():
             self._tell_if_slow(opening)
             if opening.age_s >= OPEN_LIMIT_S:
-                _log.warning("opening %s has not returned for %.0f s: it is left behind", self._name, opening.age_s)
+                _log.warning("opening %s has not returned for %.0f s: it is left behind", self.name, opening.age_s)
                 self._opening = None
                 self._leave()
             return
@@ -235,7 +236,7 @@ class Slot:
 
     def _open(self) -> None:
         self._left.require_few()
-        self._thread = Disposable(f"penstock-publisher-{self._name}", self._left)
+        self._thread = Disposable(f"penstock-publisher-{self.name}", self._left)
         publisher, doubt = self._make(self.transactional_id), dict(self._doubt)
         self._publisher = publisher
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import a_telemetry, positive
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError
+from penstock.errors import HalfNotStoredError, TransactionError
 from penstock.transactions.checks import require_checks
 from penstock.transactions.discarding import require_discard
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
@@ -32,7 +32,9 @@ class Prepared(Protocol):
 
 
 ToldPrepared = Callable[[Prepared | HalfNotStoredError], None]
-ToldDecided = Callable[[DecisionNotStoredError | None], None]
+#: Told None once a decision is durable, `DecisionNotStoredError`, or `TransactionRefusedError` where the store knows at
+#: once that another one stands.
+ToldDecided = Callable[[TransactionError | None], None]
 #: Told how a transaction was settled: COMMIT once a committed reader can see it, ROLLBACK, or DISCARD.
 ToldSettled = Callable[[Verdict], None]
 
@@ -75,13 +77,28 @@ class Store(Protocol):
         """
 
     def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
-        """Store the producer's decision, and tell once it is durable, or why that is not known.
+        """Store the producer's decision, and tell once it is durable, or why that is not known, or does not count.
 
-        Decisions that one thread hands over for halves of one half partition keep their order.
+        A store that learns only later which decision was the first tells that this one is durable. Decisions that one
+        thread hands over for halves of one half partition keep their order.
         """
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:
+        """Take a committed message back that waits for its `deliver_at`; return once it is never published.
+
+        Args:
+            transaction_id: whose.
+            group: the producer group it must be of.
+            wait_s: seconds to wait for a coordinator, where one has to settle it.
+
+        Raises:
+            TransactionRefusedError: it is due, published, or not committed.
+            TransactionError: no such transaction is known.
+            DecisionNotStoredError: it is not known whether it took effect.
+        """
 
     def checks(self, group: str) -> CheckSource:
         """Return the questions to a producer group."""
@@ -94,6 +111,16 @@ class Store(Protocol):
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
+        """Say what a committed transaction waits for, as far as that is known within seconds; empty: it is not.
+
+        Raises nothing: it is asked where something else has failed.
+
+        Args:
+            transaction_id: whose.
+            topics: where its messages go.
+        """
 
 
 @dataclass(frozen=True, slots=True)

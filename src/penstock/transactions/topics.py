@@ -37,6 +37,8 @@ _MAX_TOPIC_NAME = 249
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
 _POLL_S = 0.05
 _ONE_HOUR_MS = str(60 * 60 * 1000)
+#: What is told there is of now: a segment ends soon, so that an hour of them is all that is kept.
+_STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,11 @@ class StoreTopics:
         return f"{self.prefix}.audit"
 
     @property
+    def status(self) -> str:
+        """Name of the topic in which coordinators tell what hinders them."""
+        return f"{self.prefix}.status"
+
+    @property
     def coordinators(self) -> str:
         """Name of the consumer group in which coordinators share the half partitions."""
         return f"{self.prefix}.coordinator"
@@ -96,7 +103,7 @@ class StoreTopics:
         """Tell whether a message may name `topic` as its target: not the store itself, not Kafka's own topics."""
         if not topic.startswith((f"{self.prefix}.", "__")):
             return True
-        own = {self.half, self.op, self.done, self.check, self.discarded, self.audit}
+        own = {self.half, self.op, self.done, self.check, self.discarded, self.audit, self.status}
         return topic not in _INTERNAL and topic not in own
 
     def half_partition(self, ordering_key: bytes) -> int:
@@ -144,6 +151,8 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
             TopicSpec(topics.done, partitions, _KEPT | _SEGMENTS | _ROOM),
             TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
             TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
+            # A store of an earlier version has none, and may be in the hands of a user who may not create topics.
+            TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | _BROKER_TIME, is_optional=True),
         ],
     )
     # Who creates at the same time as another, and is the later, has been told the partitions of its own wish.

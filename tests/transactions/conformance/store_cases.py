@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_tools import read_all
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError
+from penstock.errors import HalfNotStoredError, TransactionError, TransactionRefusedError
 from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
 from penstock.transactions.file import FileStore
 from penstock.transactions.kafka_store import KafkaStore
@@ -159,17 +159,17 @@ def prepare(store: Store, halves: Sequence[Half]) -> Prepared:
 
 
 def decide(store: Store, prepared: Prepared, verdict: Verdict) -> None:
-    """Store a decision, and wait until that is told."""
-    told: list[DecisionNotStoredError | None] = []
+    """Store a decision, and wait until that is told; a store may know at once, or not, that another one stands."""
+    told: list[TransactionError | None] = []
     done = threading.Event()
 
-    def tell(answer: DecisionNotStoredError | None) -> None:
+    def tell(answer: TransactionError | None) -> None:
         told.append(answer)
         done.set()
 
     store.decide(prepared, verdict, tell)
     assert done.wait(_ANSWER_S), "the store told nothing"
-    if told[0] is not None:
+    if told[0] is not None and not isinstance(told[0], TransactionRefusedError):
         raise told[0]
 
 

@@ -138,7 +138,8 @@ def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_and_delays_
         counted(settler, committed=10, no_producer=3)
     wait_until(lambda: time.monotonic() > begin + TIMEOUT_S + 17 * interval_s)
     waiting = settler.statistics()
-    assert (waiting.answered_checks, waiting.pending) == (0, 1)
+    # Those of the others were answered, once each.
+    assert (waiting.answered_checks, waiting.pending) == (10, 1)
     with store_bench.answering(lambda _: COMMIT, "away"):
         settled(settler, committed=11)
 
@@ -239,3 +240,17 @@ def test_a_discard_policy_that_raises_hangs_or_answers_nonsense_is_logged_and_ha
     assert f"the discard policy raised ValueError for transaction {ids[b'raises']}: it counts as UNKNOWN" in caplog.text
     assert f"the discard policy for transaction {ids[b'hangs']} has not returned within 0.5 s" in caplog.text
     assert f"the discard policy returned a str for transaction {ids[b'nonsense']}, no TransactionState" in caplog.text
+
+
+def test_answered_checks_are_all_whose_answer_counted_whatever_it_was(store_bench: StoreBench) -> None:
+    answers = {b"yes": [COMMIT], b"no": [ROLLBACK], b"later": [UNKNOWN, UNKNOWN, COMMIT]}
+    settler = store_bench.settler()
+
+    with store_bench.answering(lambda request: answers[request.half.value or b""].pop(0)):
+        for value in list(answers):
+            store_bench.send(None, store_bench.half(value))
+        # Nobody is asked about it: no answer.
+        store_bench.send(COMMIT, store_bench.half(b"decided"))
+        statistics = settled(settler, committed=3, rolled_back=1)
+
+    assert statistics.answered_checks == 5

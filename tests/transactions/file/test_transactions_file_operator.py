@@ -232,20 +232,24 @@ def test_the_command_line_looks_into_a_folder_and_says_where_to_decide(
         listed, of_shop = tx("ls", *place), tx("ls", *place, "--group", "shop")
         shown, unknown = tx("show", first.transaction_id, *place), tx("show", new_id(), *place)
         refused = [tx(command, first.transaction_id, *place) for command in ("commit", "rollback", "discard", "resume")]
-    only_in_kafka = [tx("ls", *place, "--discarded"), tx("show", first.transaction_id, *place, "--payload")]
-    only_in_kafka.append(tx("resume", first.transaction_id, *place, "--again"))
+    in_its_topic = tx("ls", *place, "--discarded")
+    only_in_kafka = [
+        tx("show", first.transaction_id, *place, "--payload"),
+        tx("resume", first.transaction_id, *place, "--again"),
+    ]
     nowhere = tx("ls", "--file", str(tmp_path / "none"))
 
     assert (listed.code, of_shop.code, shown.code) == (0, 0, 0), listed.err
     assert f"2 pending transactions in {tmp_path / 'store'}" in listed.out
     assert "1 pending transaction in" in of_shop.out
     assert "waits for  its process, to publish it" in shown.out
-    assert (unknown.code, "is not pending" in unknown.err) == (1, True)
+    assert (unknown.code, "is neither pending nor discarded" in unknown.err) == (1, True)
     assert [one.code for one in refused] == [2] * 4
     assert (
         f"call store.administration().decide('{first.transaction_id}', Verdict.COMMIT, actor) there" in refused[0].err
     )
     assert f"call store.administration().resume('{first.transaction_id}', actor) there" in refused[3].err
-    assert [(one.code, "is for a store in Kafka" in one.err) for one in only_in_kafka] == [(2, True)] * 3
+    assert [(one.code, "is for a store in Kafka" in one.err) for one in only_in_kafka] == [(2, True)] * 2
+    assert (in_its_topic.code, "name that by --prefix" in in_its_topic.err) == (2, True)
     assert (nowhere.code, "there is no file store" in nowhere.err) == (1, True)
     assert not (tmp_path / "none").exists()

@@ -55,6 +55,34 @@ def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: 
     assert acts[0][0].endswith(": by phone")
 
 
+def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_list_when_it_is_resumed(
+    sql_bench: SqlBench, tx: Command
+) -> None:
+    url = sql_bench.database.url
+    settler = sql_bench.settler(transaction_timeout_s=600.0)
+    gone, done = (sql_bench.prepare(sql_bench.half(text)).halves[0].transaction_id for text in (b"gone", b"done"))
+    assert tx("discard", gone, "--sql", url, "--reason", "nobody knows").code == 0
+    assert tx("commit", done, "--sql", url, "--reason", "by phone").code == 0
+    settled(settler, committed=1, discarded=1)
+
+    listed, of_others = (tx("ls", "--discarded", "--sql", url, "--group", group) for group in ("orders", "others"))
+    shown, after = tx("show", gone, "--sql", url), tx("show", done, "--sql", url)
+    unknown = tx("show", new_id(), "--sql", url)
+    tx("resume", gone, "--sql", url)
+    left = tx("ls", "--discarded", "--sql", url)
+
+    assert listed.code == 0, listed.err
+    assert "1 discarded message in the database" in listed.out
+    assert {gone, "orders", sql_bench.topic, "operator"} <= set(listed.out.split())
+    assert "0 discarded messages" in of_others.out
+    assert "reason     by an operator, 0 checks answered" in shown.out
+    assert "discard by " in shown.out
+    assert f"{done}  settled" in after.out
+    assert ": by phone" in after.out
+    assert (unknown.code, "never was" in unknown.err) == (1, True)
+    assert "0 discarded messages" in left.out
+
+
 def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlBench, tx: Command) -> None:
     identity = sql_bench.prepare(sql_bench.half()).halves[0].transaction_id
 
@@ -71,7 +99,7 @@ def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlB
         (("ls",), 2, "--bootstrap-servers is missing"),
         (("ls", "--sql", "mysql://host/shop"), 2, "does not know"),
         (("ls", "--sql", "sqlite:///FOLDER/none.db"), 1, "there is no store"),
-        (("ls", "--sql", "sqlite:///FOLDER/none.db", "--discarded"), 2, "--discarded is for a store in Kafka"),
+        (("ls", "--file", "FOLDER", "--discarded"), 2, "name that by --prefix in place of --file"),
         (("ls", "--sql", "sqlite:///FOLDER/none.db", "--file", "FOLDER"), 2, "name two stores"),
         (("show", "ID", "--sql", "sqlite:///FOLDER/none.db", "--payload"), 2, "--payload"),
         (("resume", "ID", "--sql", "sqlite:///FOLDER/none.db", "--again"), 2, "--again"),

@@ -74,6 +74,16 @@ def test_an_outbox_message_of_later_is_published_when_it_is_due(sql_bench: SqlBe
     assert sql_bench.seen() == [b"now", b"later"]
 
 
+@pytest.mark.parametrize("way", ["driver", "connection", "session"])
+def test_an_outbox_without_the_stores_tables_says_what_makes_them(sql_bench: SqlBench, way: str) -> None:
+    store = sql_bench.make_store()
+
+    with closing(connect_by(way, sql_bench.database)()) as connection:
+        with pytest.raises(ConfigurationError, match=r"tables of the SQL store are not there.*start the store"):
+            store.outbox(connection).send(sql_bench.topic, value="v")
+        connection.rollback()
+
+
 def test_an_outbox_refuses_what_it_could_not_keep(sql_bench: SqlBench, tmp_path: Any) -> None:
     store = sql_bench.sql_store
     options: dict[str, Any] = {"isolation_level": None} if sql_bench.database.kind == "sqlite" else {"autocommit": True}

@@ -16,7 +16,7 @@ from conformance.store_cases import counted, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
-from penstock.errors import BrokerConnectionError, ConfigurationError, DecisionNotStoredError, HalfNotStoredError
+from penstock.errors import ConfigurationError, DecisionNotStoredError, HalfNotStoredError, StoreConnectionError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import TransactionalProducer, TransactionState, new_id
 from penstock.transactions.records import Verdict
@@ -202,7 +202,7 @@ def test_wrong_addresses_are_told_without_the_password() -> None:
             SqlStore(url, bootstrap_servers="127.0.0.1:1")
         assert "hidden" not in str(caught.value)
     store = SqlStore("postgresql://user:hidden@127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1")
-    with pytest.raises(BrokerConnectionError, match="address") as caught:
+    with pytest.raises(StoreConnectionError, match="address") as caught:
         store.start()
     assert "hidden" not in str(caught.value)
 

@@ -59,7 +59,8 @@ class FileAdministration:
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
         """Store an operator's decision; it counts if it is the first.
 
-        The act stands in the topic `<prefix>.audit` before it is done, and who it was in the store itself.
+        A ROLLBACK also counts against a COMMIT, as long as the message waits for its `deliver_at`. The act stands in
+        the topic `<prefix>.audit` before it is done, and who it was in the store itself.
 
         Args:
             transaction_id: a pending one.
@@ -69,6 +70,7 @@ class FileAdministration:
 
         Raises:
             TransactionError: no such transaction is pending.
+            TransactionRefusedError: another decision stands.
             PenstockError: the act could not be written down; nothing was done.
             DecisionNotStoredError: it is not known to be durable.
             StoppedError: the store is not started in this process.

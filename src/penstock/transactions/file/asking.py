@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from penstock.errors import DecisionNotStoredError
+from penstock.errors import TransactionError
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.discarding import Discarding, Exhausted
 from penstock.transactions.file.ledger import Kept
@@ -116,7 +116,7 @@ class FileAsker:
         self._discarding.settle(Exhausted(kept.transaction_id, kept.group, kept.check_count, half, decide))
 
 
-def _log_failure(error: DecisionNotStoredError | None) -> None:
+def _log_failure(error: TransactionError | None) -> None:
     if error is not None:
         # It is due again in an interval.
         _log.warning("%s", error)

@@ -8,10 +8,12 @@ written again at the end, so that the disk taken, and the time to open, follow w
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.errors import MessageFormatError, StoreDamagedError
+from penstock.transactions.cancelling import may_cancel
 from penstock.transactions.file.entries import (
     Checked,
     Decided,
@@ -24,11 +26,13 @@ from penstock.transactions.file.entries import (
 from penstock.transactions.file.folder import Folder
 from penstock.transactions.file.frames import FRAME_BYTES, RECORD_BYTES, Record
 from penstock.transactions.file.ledger import Kept, Ledger
-from penstock.transactions.file.redo import RedoLog
+from penstock.transactions.file.redo import NoRoomError, RedoLog
 from penstock.transactions.records import MAX_CHECK_NUMBER, Author, Half, Verdict
 
 #: Bytes of live halves that are written again in one frame, at most (and at least one half).
 _CARRY_BYTES = 1 << 20
+#: Ends that are remembered, in this process alone.
+_ENDED = 10_000
 
 
 class Prepare(NamedTuple):
@@ -49,6 +53,8 @@ class Decide(NamedTuple):
     check_number: int
     now_ms: int
     actor: str = ""
+    #: It takes back what is committed and not due yet, and decides nothing else.
+    cancels: bool = False
 
 
 class Settle(NamedTuple):
@@ -67,6 +73,18 @@ class Outcome(NamedTuple):
     kept: Sequence[Kept]
     #: Why it was refused, or None.
     refused: str | None
+    #: The decision that stands against it, where that is known.
+    stands: Verdict | None = None
+
+
+class Delays(Protocol):
+    """Where committed transactions wait for their time. Safe from any thread."""
+
+    def hold_back(self, kept: Kept) -> bool:
+        """Let nobody publish a transaction that waits still; False where it is due, or waits for nothing."""
+
+    def put_back(self, kept: Kept) -> None:
+        """Let it wait as before."""
 
 
 class Journal:
@@ -82,6 +100,10 @@ class Journal:
         self.redo = RedoLog(folder, segment_bytes)
         # Transactions whose halves have a new place since they were asked for.
         self._moved: list[Kept] = []
+        #: Set once it is open, by whoever publishes; without it nothing can be taken back.
+        self.delays: Delays | None = None
+        # How the last transactions ended, for decisions that come after that.
+        self._ended: OrderedDict[str, Verdict] = OrderedDict()
 
     def open(self) -> None:
         """Read the redo log.
@@ -105,6 +127,7 @@ class Journal:
         taken: set[str] = set()
         counts: dict[str, int] = {}
         entries: list[Entry | str | None] = []
+        held_back: list[Kept] = []
         for change in changes:
             if isinstance(change, Prepare):
                 number += 1
@@ -112,15 +135,36 @@ class Journal:
             elif isinstance(change, Settle):
                 entries.append(Settled(change.transaction_ids))
             else:
-                entry = self._decided(change, decided + 1, taken, counts)
+                entry = self._decided(change, decided + 1, taken, counts, held_back)
                 decided += isinstance(entry, Decided)
                 entries.append(entry)
-        records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)])
+        try:
+            records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)])
+        except NoRoomError:
+            if self.delays is not None:
+                for kept in held_back:
+                    self.delays.put_back(kept)
+            raise
         written = iter(records)
         return [
-            Outcome((), entry) if not isinstance(entry, tuple) else Outcome(self._applied(entry, next(written)), None)
-            for entry in entries
+            self._made(entry, next(written)) if isinstance(entry, tuple) else self._not_made(change, entry)
+            for change, entry in zip(changes, entries, strict=True)
         ]
+
+    def _made(self, entry: Entry, record: Record) -> Outcome:
+        changed = self._applied(entry, record)
+        if isinstance(entry, Settled) or (isinstance(entry, Decided) and entry.verdict is Verdict.ROLLBACK):
+            for kept in changed:
+                self._ended[kept.transaction_id] = kept.verdict or Verdict.COMMIT
+                if len(self._ended) > _ENDED:
+                    self._ended.popitem(last=False)
+        return Outcome(changed, None)
+
+    def _not_made(self, change: Change, refused: str | None) -> Outcome:
+        if refused is None or not isinstance(change, Decide):
+            return Outcome((), refused)
+        kept = self.ledger.kept.get(change.transaction_id)
+        return Outcome((), refused, self.end_of(change.transaction_id) if kept is None else kept.verdict)
 
     def _prepared(self, change: Prepare, number: int, taken: set[str]) -> Entry | str:
         transaction_id = change.halves[0].transaction_id
@@ -129,13 +173,17 @@ class Journal:
         taken.add(transaction_id)
         return Prepared(number, change.birth_ms, 0, 0, Verdict.UNKNOWN, 0, change.halves)
 
-    def _decided(self, change: Decide, decided: int, taken: set[str], counts: dict[str, int]) -> Entry | str | None:
+    def _decided(
+        self, change: Decide, decided: int, taken: set[str], counts: dict[str, int], held_back: list[Kept]
+    ) -> Entry | str | None:
         kept = self.ledger.kept.get(change.transaction_id)
-        if kept is None:
-            return "it is unknown, or settled long ago"
-        if kept.group != change.group:
-            return f"it belongs to group {kept.group}"
-        if kept.verdict is not None or change.transaction_id in taken:
+        if kept is None or kept.group != change.group:
+            return self._stranger(change.transaction_id, kept)
+        if change.transaction_id not in taken and self._is_cancelled(change, kept):
+            held_back.append(kept)
+        elif change.cancels:
+            return "it is not decided yet" if kept.verdict is None else "it is due"
+        elif kept.verdict is not None or change.transaction_id in taken:
             standing = kept.verdict.name if kept.verdict is not None else "another decision"
             # An answered check that comes late says nothing against what was decided.
             return None if change.verdict is Verdict.UNKNOWN else f"{standing} came first"
@@ -147,6 +195,28 @@ class Journal:
             return None
         counts[change.transaction_id] = count + 1
         return Checked(change.transaction_id, count + 1, change.now_ms)
+
+    def _stranger(self, transaction_id: str, kept: Kept | None) -> str:
+        if kept is not None:
+            return f"it belongs to group {kept.group}"
+        ended = self.end_of(transaction_id)
+        return "it is unknown, or settled long ago" if ended is None else f"{ended.name} came first, and is settled"
+
+    def end_of(self, transaction_id: str) -> Verdict | None:
+        """Return how a transaction was settled, or None where that is not known any more. Safe from any thread."""
+        return self._ended.get(transaction_id)
+
+    def _is_cancelled(self, change: Decide, kept: Kept) -> bool:
+        """Tell whether a decision takes a COMMIT back; nobody publishes it from then on."""
+        due_ms = kept.deliver_at_ms
+        return (
+            may_cancel(change.verdict, change.author)
+            and kept.verdict is Verdict.COMMIT
+            and due_ms is not None
+            and change.now_ms < due_ms
+            and self.delays is not None
+            and self.delays.hold_back(kept)
+        )
 
     def _write(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
         if not records:
@@ -236,4 +306,4 @@ class Journal:
             ) from error
 
 
-__all__ = ["Change", "Decide", "Journal", "Outcome", "Prepare", "Settle"]
+__all__ = ["Change", "Decide", "Delays", "Journal", "Outcome", "Prepare", "Settle"]

@@ -91,8 +91,10 @@ class Ledger:
         if isinstance(entry, Decided):
             self.decided = max(self.decided, entry.decided)
             kept = self.kept.get(entry.transaction_id)
-            # Absent: it was settled, and its halves' segment is gone. The first decision is the only one written.
-            if kept is None or kept.verdict is not None:
+            # Absent: it was settled, and its halves' segment is gone. The first decision is the only one written, save
+            # for the one that takes a COMMIT back before it is due.
+            takes_back = entry.verdict is Verdict.ROLLBACK
+            if kept is None or (kept.verdict is not None and not takes_back):
                 return []
             kept.verdict, kept.decided = entry.verdict, entry.decided
             if entry.verdict is Verdict.ROLLBACK:

@@ -21,7 +21,7 @@ from penstock.transactions.file.shelf import Shelf
 from penstock.transactions.file.table import Table
 from penstock.transactions.file.writer import Writer
 from penstock.transactions.model import FINISH_BUCKETS_S
-from penstock.transactions.records import Half, Verdict
+from penstock.transactions.records import Author, Half, Verdict
 from penstock.transactions.store import ToldSettled
 
 _log = logging.getLogger("penstock.transactions")
@@ -78,6 +78,7 @@ class OpenStore:
             self.kept[kept.transaction_id] = kept
             self.table.add(kept)
             self.shelf.add(kept, now_ms)
+        journal.delays = self
         self.writer = Writer(journal, self.guard, self._changed, f"penstock-file-{name}")
 
     def halves(self, kept: Kept) -> tuple[Half, ...]:
@@ -103,6 +104,16 @@ class OpenStore:
         """Give a watch up."""
         with self.lock:
             self._watches.pop(transaction_id, None)
+
+    def hold_back(self, kept: Kept) -> bool:
+        """Let nobody publish a transaction that waits for its time; False where it does not. Called by the journal."""
+        with self.lock:
+            return self.shelf.hold_back(kept)
+
+    def put_back(self, kept: Kept) -> None:
+        """Let a transaction that was held back wait for its time again."""
+        with self.lock:
+            self.shelf.decided(kept, int(time.time() * 1000))
 
     def published(self, kept: Sequence[Kept]) -> list[tuple[ToldSettled, Verdict]]:
         """Take in that transactions were published, before that is durable here: the done log knows of it.
@@ -161,8 +172,8 @@ class OpenStore:
             self.plan(kept)
 
     def _decided(self, kept: Kept, change: Decide) -> list[ToldSettled]:
+        self.counts.answered_checks += change.author is Author.CHECK
         if change.verdict is Verdict.UNKNOWN:
-            self.counts.answered_checks += 1
             if self.plan is not None:
                 self.plan(kept)
         elif change.verdict is Verdict.ROLLBACK:

@@ -43,7 +43,7 @@ class Shelf:
     @property
     def paused(self) -> int:
         """How many wait because Kafka refused them."""
-        return len(self._paused)
+        return sum(not kept.settled for _, _, kept in self._paused)
 
     @property
     def held_by_key(self) -> int:
@@ -81,6 +81,15 @@ class Shelf:
                 # It is taken when those before it are gone.
                 return
         heapq.heappush(self._ready, (kept.decided, kept))
+
+    def hold_back(self, kept: Kept) -> bool:
+        """Take out a transaction that waits for its time; tell whether it did."""
+        left = [entry for entry in self._delayed if entry[2] is not kept]
+        if len(left) == len(self._delayed):
+            return False
+        heapq.heapify(left)
+        self._delayed = left
+        return True
 
     def remove(self, kept: Kept) -> None:
         """Take out a transaction that is settled, wherever it waits."""

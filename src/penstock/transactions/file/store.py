@@ -6,6 +6,7 @@ published exactly once: see `outbound`, whose done log settles what a crash leav
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -22,8 +23,11 @@ from penstock.errors import (
     StoppedError,
     StoreFailedError,
     TopicNotFoundError,
+    TransactionError,
+    TransactionRefusedError,
 )
 from penstock.kafka import admin_client, partition_counts
+from penstock.transactions.cancelling import not_cancelled, not_pending
 from penstock.transactions.file.folder import OsFolder
 from penstock.transactions.file.journal import Decide, Journal, Outcome, Prepare
 from penstock.transactions.file.lock import FolderLock
@@ -248,12 +252,13 @@ class FileStore:
         *,
         check_number: int = 0,
         actor: str = "",
+        cancels: bool = False,
     ) -> None:
         """Store anybody's decision, or that a check was answered UNKNOWN, and tell once it is durable."""
 
         def changed(outcome: Outcome | Exception) -> None:
             if not isinstance(outcome, Exception):
-                told(None)
+                told(_refusal(transaction_id, verdict, outcome))
                 return
             error = DecisionNotStoredError(
                 f"transaction {transaction_id}: its {verdict.name} is not known to be stored in {self.path}: {outcome}"
@@ -267,7 +272,8 @@ class FileStore:
             changed(error)
             return
         now_ms = int(time.time() * 1000)
-        writer.submit(Decide(transaction_id, group, verdict, author, check_number, now_ms, actor), changed)
+        change = Decide(transaction_id, group, verdict, author, check_number, now_ms, actor, cancels)
+        writer.submit(change, changed)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -276,7 +282,22 @@ class FileStore:
             DecisionNotStoredError: it is not known to be durable; the check is asked again.
         """
         half = request.half
-        self.await_change(half.transaction_id, half.group, verdict, author, check_number=request.check_number)
+        # An answer that came second is counted as refused, and nothing is wrong with it.
+        with contextlib.suppress(TransactionRefusedError):
+            self.await_change(half.transaction_id, half.group, verdict, author, check_number=request.check_number)
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - nobody is waited for
+        """Take a committed message back that is not due yet, by this machine's clock; see `Store.cancel`."""
+        opened = self.opened
+        try:
+            self.await_change(transaction_id, group, Verdict.ROLLBACK, Author.PRODUCER, cancels=True)
+        except TransactionRefusedError as error:
+            with opened.lock:
+                kept = opened.kept.get(transaction_id)
+            stands = opened.journal.end_of(transaction_id) if kept is None else kept.verdict
+            if kept.group != group if kept is not None else stands is None:
+                raise not_pending(transaction_id, group) from error
+            raise not_cancelled(transaction_id, stands) from error
 
     def await_change(
         self,
@@ -287,20 +308,24 @@ class FileStore:
         *,
         check_number: int = 0,
         actor: str = "",
+        cancels: bool = False,
     ) -> None:
         """Store a decision and return once it is durable.
 
         Raises:
+            TransactionRefusedError: another one stands.
             DecisionNotStoredError: it is not known to be durable.
         """
-        told: list[DecisionNotStoredError | None] = []
+        told: list[TransactionError | None] = []
         done = threading.Event()
 
-        def tell(error: DecisionNotStoredError | None) -> None:
+        def tell(error: TransactionError | None) -> None:
             told.append(error)
             done.set()
 
-        self.change(transaction_id, group, verdict, author, tell, check_number=check_number, actor=actor)
+        self.change(
+            transaction_id, group, verdict, author, tell, check_number=check_number, actor=actor, cancels=cancels
+        )
         if not done.wait(self._send_timeout_s):
             raise DecisionNotStoredError(
                 f"transaction {transaction_id}: its {verdict.name} was not stored in {self.path} within "
@@ -323,6 +348,14 @@ class FileStore:
         if opened is not None:
             opened.forget(transaction_id)
 
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the store itself tells
+        """Say what a committed transaction waits for; see `Store.waits_for`."""
+        try:
+            shown = self.administration().show(transaction_id)
+        except StoppedError:
+            return ""
+        return "" if shown is None else shown.waits_for
+
     def settler(self, options: CoordinatorOptions) -> Settler:
         """Return a coordinator for this store, not started. A store has one at a time."""
         # It builds on the store.
@@ -335,6 +368,13 @@ class FileStore:
         from penstock.transactions.file.administration import FileAdministration
 
         return FileAdministration(self)
+
+
+def _refusal(transaction_id: str, verdict: Verdict, outcome: Outcome) -> TransactionRefusedError | None:
+    """Return what stands against a decision; one that says the same and came first does no harm."""
+    if outcome.refused is None or outcome.stands is verdict:
+        return None
+    return TransactionRefusedError(f"transaction {transaction_id}: its {verdict.name} was refused: {outcome.refused}")
 
 
 __all__ = ["SEGMENT_BYTES", "FileStore", "KeptHalves"]

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from penstock.transactions.ids import id_bytes, id_text
 from penstock.transactions.outbound import OutboundMessage, Publishable
-from penstock.transactions.records import encode_discarded
+from penstock.transactions.records import BY_OPERATOR, EXHAUSTED, Author, encode_discarded
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.database import Database
 
@@ -32,12 +32,12 @@ class Settled:
 
     Attributes:
         state: how.
-        check_count: its answered checks.
+        answered: its answered checks, the one that decided included.
         age_s: seconds since its birth.
     """
 
     state: int
-    check_count: int
+    answered: int
     age_s: float
 
 
@@ -167,7 +167,7 @@ class Claims:
                 messages.append(OutboundMessage(part.topic, part.partition, key, value, headers))
             else:
                 half = schema.half_of(_Joined(row, part), len(parts))
-                headers = tuple(encode_discarded(half, "checks exhausted", row.check_count))
+                headers = tuple(encode_discarded(half, reason_of_discard(row.author), row.check_count))
                 messages.append(OutboundMessage(self._discarded, None, key, value, headers))
         line = None if row.order_key is None else (row.producer_group, bytes(row.order_key))
         return Publishable(name, messages, line)
@@ -180,11 +180,18 @@ class Claims:
             tx.update()
             .where(tx.c.id.in_(wanted), tx.c.settled_at.is_(None), tx.c.state == state)
             .values(settled_at=now, held_until=0.0)
-            .returning(tx.c.id, tx.c.state, tx.c.check_count, (tx.c.settled_at - tx.c.birth).label("age"))
+            .returning(
+                tx.c.id, tx.c.state, schema.answered().label("answered"), (tx.c.settled_at - tx.c.birth).label("age")
+            )
         ).all()
         if state != schema.DISCARD:
             connection.execute(message.delete().where(message.c.tx.in_([row.id for row in rows])))
-        return [Settled(row.state, row.check_count, row.age) for row in rows]
+        return [Settled(row.state, row.answered, row.age) for row in rows]
+
+
+def reason_of_discard(author: int | None) -> str:
+    """Return why a transaction was discarded, given who decided that."""
+    return BY_OPERATOR if author == Author.OPERATOR else EXHAUSTED
 
 
 def _other_id(transaction_id: str) -> str:
@@ -206,4 +213,4 @@ class _Joined:
         return getattr(self._part, name) if hasattr(self._part, name) else getattr(self._row, name)
 
 
-__all__ = ["GROUP", "Claims", "Settled"]
+__all__ = ["GROUP", "Claims", "Settled", "reason_of_discard"]

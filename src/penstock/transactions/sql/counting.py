@@ -41,14 +41,14 @@ class SqlCounts:
 
     def begin(self) -> None:
         """Begin to count."""
-        answered = sa.select(sa.func.coalesce(sa.func.sum(schema.tx.c.check_count), 0))
+        answered = sa.select(sa.func.coalesce(sa.func.sum(schema.answered()), 0))
         with self._database.read() as connection:
             self._answered_before = connection.execute(answered.where(schema.tx.c.settled_at.is_(None))).scalar_one()
 
     def settled(self, found: Iterable[Settled]) -> None:
         """Count transactions that were settled."""
         for one in found:
-            self._answered += one.check_count
+            self._answered += one.answered
             if one.state == schema.COMMIT:
                 self._finish_times[bisect.bisect_left(FINISH_BUCKETS_S, one.age_s)] += 1
                 self._finish_seconds += max(one.age_s, 0.0)
@@ -89,7 +89,7 @@ class SqlCounts:
 
             number, oldest, answered = connection.execute(
                 sa.select(
-                    sa.func.count(), now - sa.func.min(tx.c.birth), sa.func.coalesce(sa.func.sum(tx.c.check_count), 0)
+                    sa.func.count(), now - sa.func.min(tx.c.birth), sa.func.coalesce(sa.func.sum(schema.answered()), 0)
                 ).where(pending)
             ).one()
             held = count(pending & (tx.c.held_until > now))

@@ -13,7 +13,7 @@ from penstock.transactions.ids import new_id
 from penstock.transactions.messages import UserHeaders, a_half, terms
 from penstock.transactions.records import Author
 from penstock.transactions.sql import schema
-from penstock.transactions.sql.connections import adopt
+from penstock.transactions.sql.connections import adopt, is_no_table_error
 
 if TYPE_CHECKING:
     from penstock.transactions.sql.store import SqlStore
@@ -66,7 +66,8 @@ class Outbox:
             The id of the message's transaction.
 
         Raises:
-            ConfigurationError: an argument is wrong, or the connection would commit by itself.
+            ConfigurationError: an argument is wrong, the connection would commit by itself, or the store's tables are
+                not there.
             TopicNotFoundError: there is no such topic.
         """
         under = terms(None, deliver_at, by_half=False)
@@ -75,7 +76,7 @@ class Outbox:
         self._user.require_transaction()
         number, now = self._store.database.next, self._store.database.now
         # Constants and our own words: nothing of the user's is in the text.
-        self._user.run(
+        self._write(
             "INSERT INTO penstock_tx (id, seq, shard, producer_group, state, author, decided_seq, birth, immunity, "  # noqa: S608 - constants
             "deliver_at_ms, check_count, question, taken_until, held_until, held_count) VALUES (:id, "
             f"{number}, :shard, :group, :state, :author, {number}, {now}, 0, :deliver_at, 0, 0, 0, 0, 0)",
@@ -87,12 +88,23 @@ class Outbox:
             deliver_at=half.deliver_at_ms,
         )
         (row,) = schema.message_rows([half])
-        self._user.run(
+        self._write(
             "INSERT INTO penstock_message (tx, part, topic, partition, key, value, headers) "
             "VALUES (:tx, :part, :topic, :partition, :key, :value, :headers)",
             **row,
         )
         return half.transaction_id
+
+    def _write(self, statement: str, **values: object) -> None:
+        try:
+            self._user.run(statement, **values)
+        except Exception as error:
+            if not is_no_table_error(error):
+                raise
+            raise ConfigurationError(
+                "the tables of the SQL store are not there, so an outbox has nowhere to write to: start the store, a "
+                "producer or a coordinator on it, once, in the database of the connection"
+            ) from error
 
 
 __all__ = ["GROUP", "Outbox"]

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.errors import ConfigurationError
-from penstock.transactions.records import Half, Verdict
+from penstock.transactions.records import Author, Half, Verdict
 from penstock.transactions.sql.database import Database
 
 #: A transaction that nobody decided. The other states are the verdicts' numbers.
@@ -168,6 +168,16 @@ def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
     )
 
 
+def is_delayed(database: Database) -> sa.ColumnElement[bool]:
+    """Return the condition that a transaction is committed and waits for its time, by the database's clock."""
+    return sa.and_(tx.c.state == COMMIT, tx.c.settled_at.is_(None), tx.c.deliver_at_ms > database.now * 1000)
+
+
+def answered() -> sa.ColumnElement[int]:
+    """Return how many answers of checks counted for a transaction: those that were UNKNOWN, and one that decided."""
+    return tx.c.check_count + sa.case((tx.c.author == int(Author.CHECK), 1), else_=0)
+
+
 def message_rows(halves: Iterable[Half]) -> list[dict[str, Any]]:
     """Return the rows of a transaction's messages."""
     return [
@@ -217,12 +227,14 @@ __all__ = [
     "PREPARED",
     "ROLLBACK",
     "alive",
+    "answered",
     "audit",
     "before_it",
     "create",
     "decode_headers",
     "encode_headers",
     "half_of",
+    "is_delayed",
     "message",
     "message_rows",
     "metadata",

@@ -17,17 +17,20 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.config import ClientConfig, positive_int
 from penstock.errors import (
-    BrokerConnectionError,
     ConfigurationError,
     DecisionNotStoredError,
     HalfNotStoredError,
     StoppedError,
+    StoreConnectionError,
     TopicNotFoundError,
+    TransactionError,
+    TransactionRefusedError,
 )
 from penstock.kafka import admin_client, partition_counts
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.administration import SqlAdministration
+from penstock.transactions.sql.cancelling import cancel
 from penstock.transactions.sql.database import Database
 from penstock.transactions.sql.outbox import Outbox
 from penstock.transactions.sql.questions import SqlCheckSource
@@ -80,17 +83,18 @@ class _Deciding(Decision):
     told: ToldDecided | None = None
 
     def tell(self, error: Exception | None) -> None:
-        lost = None
+        told: TransactionError | None = None
         if error is not None:
-            lost = DecisionNotStoredError(
+            told = DecisionNotStoredError(
                 f"transaction {self.transaction_id}: its {self.verdict.name} is not known to be stored in the "
                 f"database: {cause_of(error)}"
             )
-        elif self.refused_by is not None:
-            # As with every store, that is counted and logged, and known to whoever waits for the publication.
-            _log.warning("%s", self.refusal())
+        elif (refusal := self.refusal()) is not None:
+            _log.warning("%s", refusal)
+            # One that says the same and came first does no harm.
+            told = None if self.refused_by == self.verdict else TransactionRefusedError(refusal)
         if self.told is not None:
-            self.told(lost)
+            self.told(told)
 
 
 def _nobody(_: object) -> None:
@@ -148,7 +152,8 @@ class SqlStore:
         """Connect, and create the tables where they are absent.
 
         Raises:
-            BrokerConnectionError: the database did not answer.
+            StoreConnectionError: the database did not answer.
+            ConfigurationError: its tables are of another version.
         """
         with self._lock:
             self._starts += 1
@@ -158,7 +163,7 @@ class SqlStore:
                 self.uuid, self.shards = schema.create(self.database, self._wanted_shards)
             except sa.exc.SQLAlchemyError as error:
                 self._starts = 0
-                raise BrokerConnectionError(
+                raise StoreConnectionError(
                     f"the tables of the SQL store could not be opened: {cause_of(error)}; check its address, that "
                     "it runs, and that its user may create tables"
                 ) from error
@@ -220,11 +225,16 @@ class SqlStore:
         if verdict is Verdict.UNKNOWN:
             self._count_check(half, request.check_number)
         else:
-            heard: SimpleQueue[DecisionNotStoredError | None] = SimpleQueue()
+            heard: SimpleQueue[TransactionError | None] = SimpleQueue()
             self.submit(_Deciding(half.transaction_id, half.group, verdict, author, told=heard.put))
             error = heard.get()
-            if error is not None:
+            # An answer that came second is counted as refused, and nothing is wrong with it.
+            if isinstance(error, DecisionNotStoredError):
                 raise error
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - nobody is waited for
+        """Take a committed message back that is not due yet, by the database's clock; see `Store.cancel`."""
+        cancel(self.database, transaction_id, group)
 
     def checks(self, group: str) -> SqlCheckSource:
         """Return the questions to a producer group."""
@@ -242,6 +252,14 @@ class SqlStore:
         watch = self._watch
         if watch is not None:
             watch.remove(transaction_id)
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the database tells
+        """Say what a committed transaction waits for; see `Store.waits_for`."""
+        try:
+            shown = self.administration().show(transaction_id)
+        except sa.exc.SQLAlchemyError:
+            return ""
+        return "" if shown is None else shown.waits_for
 
     def outbox(self, connection: object) -> Outbox:
         """Return what sends messages within the user's own SQL transaction: they are published iff it commits.

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import sqlalchemy as sa
 
 from penstock.errors import StoppedError
+from penstock.transactions.cancelling import may_cancel
 from penstock.transactions.records import Author, Half, Verdict
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.database import Database
@@ -96,17 +97,17 @@ class Decision:
     verdict: Verdict
     author: Author
     actor: str = ""
-    #: Set by `write`: the state that stood in its way, or -1 where there is no such transaction; None: it counts.
+    #: Set by `write`: the state that stood before it, or -1 where there is no such transaction; None: it counts.
     refused_by: int | None = None
 
     def write(self, database: Database, connection: sa.Connection) -> None:
-        """Make it the transaction's state, unless that has one."""
+        """Make it the transaction's state, unless that has one; a message that is not due yet may be taken back."""
         tx = schema.tx
         named = tx.c.id == self.transaction_id
         if self.group is not None:
             named &= tx.c.producer_group == self.group
         done = connection.execute(
-            _decide(database, of_group=self.group is not None),
+            _decide(database, of_group=self.group is not None, cancels=may_cancel(self.verdict, self.author)),
             {
                 "wanted_id": self.transaction_id,
                 "wanted_group": self.group,
@@ -136,10 +137,13 @@ class Decision:
         return f"{what}: {Verdict(self.refused_by).name} was decided before, and the first decision stands"
 
 
-def _decide(database: Database, *, of_group: bool) -> sa.Executable:
+def _decide(database: Database, *, of_group: bool, cancels: bool) -> sa.Executable:
     def make() -> sa.Executable:
         tx = schema.tx
-        statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), tx.c.state == schema.PREPARED)
+        is_open: sa.ColumnElement[bool] = tx.c.state == schema.PREPARED
+        if cancels:
+            is_open = sa.or_(is_open, schema.is_delayed(database))
+        statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), is_open)
         if of_group:
             statement = statement.where(tx.c.producer_group == sa.bindparam("wanted_group"))
         return statement.values(
@@ -150,7 +154,7 @@ def _decide(database: Database, *, of_group: bool) -> sa.Executable:
             question=0,
         )
 
-    return database.once(f"decide {of_group}", make)
+    return database.once(f"decide {of_group} {cancels}", make)
 
 
 class Writer:

@@ -1,0 +1,75 @@
+"""The Kafka client's own log lines, in our logger and no faster than somebody can read them.
+
+While a broker is away, each client says so at every try to reach it, many times a second. Of lines that say the same of
+the same broker the first goes on at once, and then one every few seconds, with the number of those that were left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+#: Seconds between two lines that say the same.
+EVERY_S = 10.0
+#: Kinds of lines that are remembered; with more the oldest are forgotten.
+_MOST_KINDS = 1_000
+
+#: What differs between lines that say the same: the client's thread, for how long, any numbers.
+_THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
+_AFTER = re.compile(r"\(after [^)]*\)")
+_NUMBER = re.compile(r"\d+")
+_BROKER = re.compile(r"[\w.-]+:\d+")
+
+
+class ClientLog:
+    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one.
+
+    Args:
+        log: where lines go on to.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        # Guards what follows.
+        self._lock = threading.Lock()
+        # By what a line says: when one went on, and how many were left out since.
+        self._said: OrderedDict[tuple[object, str, str], tuple[float, int]] = OrderedDict()
+
+    def log(self, level: int, text: str, /, *arguments: object) -> None:
+        """Take a line: its kind, the client's name and what it says are the arguments."""
+        if level <= logging.DEBUG:
+            # Whoever asked for those wants to see them.
+            self._log.log(level, text, *arguments)
+            return
+        said = _THREAD.sub("", str(arguments[-1])) if arguments else text
+        broker = _BROKER.search(said)
+        kind = arguments[0] if arguments else None
+        left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", _AFTER.sub("", said))))
+        if left_out is None:
+            return
+        if left_out:
+            text, arguments = f"{text} (and %d more like it, left out)", (*arguments, left_out)
+        self._log.log(level, text, *arguments)
+
+    def _pass(self, what: tuple[object, str, str]) -> int | None:
+        """Return how many like it were left out before, or None where it is left out itself."""
+        now = self._clock()
+        with self._lock:
+            at, left_out = self._said.get(what, (now - EVERY_S, 0))
+            if now - at < EVERY_S:
+                self._said[what] = at, left_out + 1
+                return None
+            self._said[what] = now, 0
+            self._said.move_to_end(what)
+            if len(self._said) > _MOST_KINDS:
+                self._said.popitem(last=False)
+        return left_out
+
+
+__all__ = ["EVERY_S", "ClientLog"]

@@ -1,0 +1,72 @@
+"""The Kafka client's own log lines: the first of a kind at once, the others rationed and counted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from penstock.client_log import EVERY_S, ClientLog
+from penstock.kafka import base_config
+
+LINE = "%s [%s] %s"
+
+
+def refused(port: int, after_ms: int, node: str = "bootstrap") -> tuple[str, str, str]:
+    broker = f"127.0.0.1:{port}/{node}"
+    why = f"Connect to ipv4#127.0.0.1:{port} failed: Connection refused (after {after_ms}ms in state CONNECT)"
+    return "FAIL", "rdkafka#producer-1", f"[thrd:{broker}]: {broker}: {why}"
+
+
+def test_lines_that_say_the_same_of_a_broker_come_once_in_a_while_with_the_count_of_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    log = ClientLog(logging.getLogger("penstock.kafka"), lambda: now[0])
+
+    with caplog.at_level(logging.DEBUG, "penstock.kafka"):
+        for number in range(50):
+            log.log(logging.ERROR, LINE, *refused(9092, number))
+            log.log(logging.ERROR, LINE, *refused(9093, number))
+        log.log(
+            logging.ERROR, LINE, "FAIL", "rdkafka#consumer-2", "127.0.0.1:9092/1: Disconnected (after 5ms in state UP)"
+        )
+        now[0] = EVERY_S
+        log.log(logging.ERROR, LINE, *refused(9092, 3))
+
+    assert [(line.count("9092") > 0, "more like it" in line) for line in caplog.messages] == [
+        (True, False),
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
+    assert "Disconnected" in caplog.messages[2]
+    assert caplog.messages[3].endswith("(and 49 more like it, left out)")
+
+
+def test_debug_lines_pass_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    log = ClientLog(logging.getLogger("penstock.kafka"), lambda: 0.0)
+
+    with caplog.at_level(logging.DEBUG, "penstock.kafka"):
+        for _ in range(3):
+            log.log(logging.DEBUG, LINE, "EOS", "rdkafka#producer-1", "again")
+
+    assert len(caplog.messages) == 3
+
+
+def test_what_is_remembered_does_not_grow_without_end() -> None:
+    log = ClientLog(logging.getLogger("penstock.kafka"), lambda: 0.0)
+
+    for number in range(3_000):
+        log.log(logging.ERROR, LINE, *refused(1_000 + number, 0))
+
+    assert len(log._said) <= 1_000
+
+
+def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_otherwise() -> None:
+    servers = "127.0.0.1:9092"
+
+    assert base_config(servers, {})["reconnect.backoff.max.ms"] == 1000
+    assert base_config(servers, {"reconnect.backoff.max.ms": 5})["reconnect.backoff.max.ms"] == 5
+    # The client library refuses a first wait that is longer than the longest.
+    assert "reconnect.backoff.max.ms" not in base_config(servers, {"reconnect.backoff.ms": 2000})

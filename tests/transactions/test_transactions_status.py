@@ -1,0 +1,252 @@
+"""What coordinators tell of themselves: its format, when it is written, and what it says of a transaction."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from hypothesis import given
+from hypothesis import strategies as st
+from transaction_tools import Bench
+
+from commands import commands
+from penstock.errors import MessageFormatError
+from penstock.transactions.administration import KafkaAdministration
+from penstock.transactions.ids import new_id
+from penstock.transactions.inspection import Inspection
+from penstock.transactions.obstacles import Cause, obstacles, told_lines
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Half, Verdict
+from penstock.transactions.status import Status, StatusLog, decode_status, encode_status
+from penstock.transactions.topics import StoreTopics
+from waiting import wait_until
+
+texts = st.text(max_size=300)
+reasons = st.dictionaries(texts, texts, max_size=5)
+whole = st.integers(0, 1 << 50)
+statuses = st.builds(
+    Status,
+    coordinator=texts,
+    at_ms=whole,
+    partitions=st.lists(whole, max_size=5).map(tuple),
+    slow_call=texts,
+    slow_call_s=st.integers(0, 10_000).map(float),
+    left_behind=whole,
+    targets=reasons,
+    refused=reasons,
+)
+SICK = Status("one", 0, (0,), targets={"sick": "message too large"})
+
+
+@given(statuses)
+def test_a_status_reads_back_as_it_was_written(status: Status) -> None:
+    assert decode_status(encode_status(status)) == status
+
+
+@given(
+    st.binary(max_size=200) | st.recursive(st.none() | texts | st.floats() | whole, st.lists).map(str).map(str.encode)
+)
+def test_what_is_no_status_is_refused_with_one_kind_of_error(value: bytes) -> None:
+    with pytest.raises(MessageFormatError):
+        decode_status(value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version": 2},
+        {"partitions": ["0"]},
+        {"partitions": 7},
+        {"left_behind": -1},
+        {"slow_call_s": float("nan")},
+        {"targets": {"t": 1}},
+        {"targets": ["t"]},
+        {"refused": {str(n): "" for n in range(101)}},
+        {"slow_call": "x" * 301},
+        {"at_ms": True},
+    ],
+)
+def test_a_status_with_a_field_that_cannot_be_is_refused(changed: Mapping[str, Any]) -> None:
+    fields = {**json.loads(encode_status(SICK)), **changed}
+
+    with pytest.raises(MessageFormatError):
+        decode_status(json.dumps(fields).encode())
+
+
+def test_a_deeply_nested_or_huge_record_is_refused() -> None:
+    for value in (b"[" * 100_000, b" " * (1 << 20), None):
+        with pytest.raises(MessageFormatError):
+            decode_status(value)
+
+
+def test_what_is_too_much_to_tell_is_cut() -> None:
+    status = Status("c", 0, refused={new_id(): "x" * 10_000 for _ in range(5_000)})
+
+    told = decode_status(encode_status(status))
+
+    assert len(told.refused) == 100
+    assert all(len(why) <= 300 for why in told.refused.values())
+
+
+class Sent:
+    """Takes what is sent, unless it is full or the client library refuses."""
+
+    def __init__(self) -> None:
+        self.values: list[Status] = []
+        self.is_full = False
+        self.error: KafkaException | None = None
+
+    def try_send(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> bool:
+        assert (topic, partition, key) == ("store.status", 0, b"one")
+        if self.error is not None:
+            raise self.error
+        if self.is_full:
+            return False
+        self.values.append(decode_status(value))
+        return True
+
+
+def test_a_status_is_written_when_it_changes_and_anew_while_there_is_something_to_tell() -> None:
+    sent = Sent()
+    log = StatusLog(sent, StoreTopics("store"))
+    well = Status("one", 0, (0,))
+
+    log.tell(well, 0.0)
+    assert sent.values == []
+
+    log.tell(SICK, 10.0)
+    log.tell(replace(SICK, at_ms=5, slow_call_s=3.0), 15.0)
+    assert len(sent.values) == 1
+
+    log.tell(SICK, 30.0)
+    assert len(sent.values) == 2
+
+    log.tell(replace(SICK, slow_call="x"), 30.5)
+    assert len(sent.values) == 2
+    log.tell(replace(SICK, slow_call="x"), 31.0)
+    assert sent.values[-1].slow_call == "x"
+
+    log.tell(well, 40.0)
+    log.tell(well, 100.0)
+    assert sent.values[-1] == well
+    assert len(sent.values) == 4
+
+
+def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    sent = Sent()
+    log = StatusLog(sent, StoreTopics("store"))
+
+    sent.is_full = True
+    log.tell(SICK, 0.0)
+    sent.is_full, sent.error = False, KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+    with caplog.at_level(logging.WARNING):
+        log.tell(SICK, 1.0)
+        log.tell(SICK, 2.0)
+    sent.error = None
+    log.tell(SICK, 3.0)
+
+    assert sent.values == [SICK]
+    assert len([line for line in caplog.messages if "store.status takes nothing" in line]) == 1
+
+
+def decided(place: int, topic: str, key: bytes | None, verdict: Verdict = Verdict.COMMIT) -> Pending:
+    pending = Pending(Half(new_id(), "orders", topic, None, key, b"v", (), None), place)
+    pending.verdict, pending.decided_at = verdict, place
+    return pending
+
+
+def test_what_a_target_refuses_and_what_stands_behind_it_is_told_apart_from_the_rest() -> None:
+    first, behind, next_behind = (decided(at, "t", b"k") for at in range(3))
+    other_key, other_topic, keyless = decided(3, "t", b"other"), decided(4, "u", b"k"), decided(5, "t", None)
+    before = decided(-1, "t", b"k")
+    rolled_back = decided(6, "t", b"k", Verdict.ROLLBACK)
+    status = Status("one", 0, (0,), refused={first.half.transaction_id: "too large"})
+
+    found = obstacles(
+        0, [rolled_back, behind, next_behind, first, other_key, other_topic, keyless, before], [status], 0
+    )
+
+    assert {name: one.text for name, one in found.items()} == {
+        first.half.transaction_id: "topic t to take it: too large",
+        behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
+        next_behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
+    }
+    assert found[behind.half.transaction_id].cause is Cause.EARLIER
+
+
+def test_a_call_that_hangs_concerns_the_partitions_of_its_coordinator() -> None:
+    one = decided(0, "t", b"k")
+    status = Status("c1", 1_000, (0,), slow_call="send_offsets_to_transaction", slow_call_s=12.0)
+
+    here, elsewhere = (obstacles(number, [one], [status], 4_000) for number in (0, 1))
+
+    text = "Kafka: send_offsets_to_transaction of coordinator c1 has not returned for 15 s"
+    assert here[one.half.transaction_id].text == text
+    assert elsewhere == {}
+    assert told_lines([status], 4_000) == [text]
+
+
+def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_what_is_none(bench: Bench) -> None:
+    topic = bench.topics.status
+    for status in (
+        SICK,
+        replace(SICK, targets={"sick": "no leader"}),
+        Status("two", 0, left_behind=3),
+        Status("three", 0, (0,), targets={"healed": "x"}),
+        Status("three", 0, (0,)),
+    ):
+        bench.write(topic, 0, status.coordinator.encode(), encode_status(status))
+    bench.write(topic, 0, b"one", b"garbage")
+
+    found = Inspection(bench.servers, {}, bench.topics).statuses()
+
+    assert [(one.coordinator, one.targets, one.left_behind) for one in found] == [
+        ("one", {"sick": "no leader"}, 0),
+        ("three", {}, 0),
+        ("two", {}, 3),
+    ]
+    # When it came there, by the broker: what it says itself counts for nothing.
+    assert all(abs(one.at_ms / 1000 - time.time()) < 300 for one in found)
+
+
+def test_a_store_without_the_topic_has_no_status_and_lists_what_is_pending(bench: Bench) -> None:
+    bench.producer().send(bench.topic, value=b"v")
+    (gone,) = bench.admin.delete_topics([bench.topics.status]).values()
+    gone.result(30)
+    inspection = Inspection(bench.servers, {}, bench.topics)
+    wait_until(lambda: not inspection.partitions_of(bench.topics.status))
+
+    assert inspection.statuses() == []
+    with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
+        (listed,) = store.pending()
+
+    assert listed.waits_for == "a coordinator"
+
+
+def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = bench.producer().send(bench.topic, key=b"k", value=b"1").transaction_id
+    behind = bench.producer().send(bench.topic, key=b"k", value=b"2").transaction_id
+    why = "Broker: Message size too large (MSG_SIZE_TOO_LARGE)"
+    status = Status("c1", 0, (0, 1), targets={"sick": "no right"}, refused={refused: why})
+    bench.write(bench.topics.status, 0, b"c1", encode_status(status))
+
+    listed = commands(monkeypatch, capsys)(
+        "tx", "ls", "--bootstrap-servers", bench.servers, "--prefix", bench.topics.prefix
+    )
+
+    rows = {line.split()[0]: line for line in listed.out.splitlines() if line.strip()}
+    assert f"topic {bench.topic} to take it: {why}" in rows[refused]
+    assert f"{refused}, before it in its key and target" in rows[behind]
+    assert "topic sick takes nothing now, as coordinator c1 tells: no right" in listed.out
+
+
+def test_no_message_may_name_the_status_topic_as_its_target() -> None:
+    assert not StoreTopics("store").may_publish_to("store.status")
