@@ -137,6 +137,9 @@ class LogTending:
             for number, asked in self._asked.items():
                 if owned.get(number) is asked.partition:
                     self._compare(asked, look)
+        if self._trimmed_at < 0:
+            # What was read a moment ago is left alone.
+            self._trimmed_at = now
         if now - self._trimmed_at >= TEND_S:
             self._trimmed_at = now
             self._trim(owned)
