@@ -139,6 +139,7 @@ class Settling:
         if not self._is_crowded():
             self._read(self._patience_s())
         now = time.monotonic()
+        self._tending.look(self._owned, now)
         if self._targets.is_fresh():
             self._release()
         for partition in self._owned.values():
@@ -188,7 +189,6 @@ class Settling:
                 partition.feed_half(message, now)
             else:
                 partition.feed_op(message, now)
-        self._tending.look(self._owned, now)
         for partition in self._owned.values():
             partition.note_progress(now)
 
