@@ -203,6 +203,7 @@ class Settling:
         if not self._is_crowded():
             self._read(self._patience_s())
         now = time.monotonic()
+        self._tending.look(self._owned, now)
         self._targets.look_now_and_then(now)
         for partition in self._owned.values():
             self._questions.ask(partition, now)
@@ -334,7 +335,6 @@ class Settling:
                 partition.feed_half(message, now)
             else:
                 partition.feed_op(message, now)
-        self._tending.look(self._owned, now)
         for partition in self._owned.values():
             partition.note_progress(now)
 
