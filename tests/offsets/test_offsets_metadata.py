@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import time
+import zlib
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.offsets import MAX_METADATA_CHARS, OffsetMap, decode, encode
+from penstock.offsets.metadata import encode_flags
 
 
 @st.composite
@@ -85,3 +91,28 @@ def test_a_newer_version_is_ignored() -> None:
 
 def test_nothing_done_above_the_commit_point_is_an_empty_string() -> None:
     assert encode(7, []) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [("R", b"\xff" * 1_000_000), ("R", b"\x01" * 1_000_000), ("B", b"\xaa" * 1_000_000)],
+    ids=["one endless number", "half a million runs", "four million runs"],
+)
+def test_a_forged_map_of_a_kilobyte_that_claims_millions_is_ignored_at_once(kind: str, content: bytes) -> None:
+    deflated = zlib.compress(content, 9)
+    checksum = zlib.crc32(deflated, zlib.crc32(kind.encode(), zlib.crc32((7).to_bytes(8, "big", signed=True))))
+    text = f"p1{kind}{base64.b85encode(checksum.to_bytes(4, 'big') + deflated).decode()}"
+    begun = time.process_time()
+
+    assert len(text) < 2_000
+    assert decode(7, text) is None
+    assert time.process_time() - begun < 5
+
+
+def test_a_map_of_more_runs_than_are_read_is_cut() -> None:
+    flags = bytes([0, 1] * 200_000)
+
+    read = decode(7, encode_flags(7, flags))
+
+    assert read is not None
+    assert read.done == tuple(range(at, at + 1) for at in range(8, 7 + 2 * len(read.done), 2))

@@ -17,6 +17,9 @@ from penstock.errors import MessageFormatError
 from penstock.transactions.done_records import Carried, Carry, Done, Note, decode_done, encode_done
 from penstock.transactions.ids import is_id, new_id
 from penstock.transactions.records import (
+    CHECK_NUMBER,
+    MAX_GROUP_BYTES,
+    REASON,
     RESERVED_PREFIX,
     Author,
     CheckRequest,
@@ -24,6 +27,7 @@ from penstock.transactions.records import (
     Op,
     Verdict,
     decode_check_request,
+    decode_discarded,
     decode_half,
     decode_ops,
     encode_check_request,
@@ -39,7 +43,7 @@ partitions = st.integers(0, (1 << 31) - 1)
 numbers = st.integers(0, (1 << 16) - 1)
 bodies = st.none() | st.binary(max_size=50)
 groups = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20).filter(
     lambda name: not name.startswith(RESERVED_PREFIX)
 )
 halves = st.builds(
@@ -76,21 +80,33 @@ batches = st.tuples(st.lists(ops, min_size=1, max_size=5), groups, partitions, s
         for op in drawn[0]
     ]
 )
-notes = st.builds(
+counts = st.builds(
     Note,
     transaction_id=ids,
     half_offset=offsets,
-    verdict=st.sampled_from(Verdict),
+    verdict=st.just(Verdict.UNKNOWN),
     check_count=numbers,
     answered_ms=offsets,
     op_offset=st.integers(-1, (1 << 63) - 1),
     op_index=st.integers(0, (1 << 32) - 1),
 )
-carries = st.builds(
-    Carry,
-    note=notes,
-    halves=st.lists(st.builds(Carried, offset=offsets, birth_ms=offsets, half=halves), max_size=2).map(tuple),
+notes = counts | st.builds(
+    Note._replace,
+    counts,
+    verdict=st.sampled_from([Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD]),
+    op_offset=offsets,
 )
+
+
+def carried(note: Note, half: Half, count: int) -> Carry:
+    """Return a transaction of so many messages as it is carried."""
+    first = half._replace(transaction_id=note.transaction_id)
+    parts = [first._replace(part=(number + 1, count) if count > 1 else None) for number in range(count)]
+    note = note._replace(half_offset=max(note.half_offset, count))
+    return Carry(note, tuple(Carried(number, note.answered_ms, part) for number, part in enumerate(parts)))
+
+
+carries = st.builds(carried, notes, halves, st.integers(1, 3))
 fields = st.sampled_from(
     [
         "tx",
@@ -132,6 +148,50 @@ def test_a_done_record_reads_back_as_it_was_written(written: list[Note], carried
     assert decode_done(encode_done(written, carried)) == Done(written, carried)
 
 
+@pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD, Verdict.TICK])
+def test_a_done_record_that_ends_a_transaction_without_a_decision_is_refused(verdict: Verdict) -> None:
+    with pytest.raises(MessageFormatError, match="done record"):
+        decode_done(encode_done([Note(new_id(), 7, verdict, 0, 0)]))
+
+
+def test_a_carry_whose_halves_are_not_those_of_one_transaction_is_refused() -> None:
+    half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+    note = Note(half.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
+    first, second = half._replace(part=(1, 2)), half._replace(part=(2, 2))
+
+    for halves in (
+        (),
+        (Carried(7, 0, half._replace(transaction_id=new_id())),),
+        (Carried(8, 0, half),),
+        (Carried(6, 0, half), Carried(7, 0, half)),
+        (Carried(6, 0, first), Carried(7, 0, first)),
+        (Carried(7, 0, first), Carried(7, 0, second)),
+        (Carried(6, 0, first), Carried(7, 0, second._replace(group="others"))),
+        (Carried(6, 0, first), Carried(7, 0, second._replace(part=(2, 3)))),
+    ):
+        with pytest.raises(MessageFormatError, match="done record"):
+            decode_done(encode_done((), [Carry(note, halves)]))
+    whole = Carry(note, (Carried(6, 0, first), Carried(7, 0, second)))
+    assert decode_done(encode_done((), [whole])).carries == [whole]
+
+
+def test_a_header_name_that_no_client_writes_is_refused_in_a_carry() -> None:
+    half = Half(new_id(), "orders", "topic", None, None, b"v", (("a\0b", b"v"),), None)
+    note = Note(half.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
+
+    with pytest.raises(MessageFormatError, match="zero byte"):
+        decode_done(encode_done((), [Carry(note, (Carried(7, 0, half),))]))
+
+
+def test_a_half_of_a_group_that_no_decision_could_name_is_refused() -> None:
+    longest = Half(new_id(), "g" * MAX_GROUP_BYTES, "topic", None, None, b"v", (), None)
+
+    assert decode_half(None, b"v", encode_half(longest)) == longest
+    for headers in ((), (("h", b"v"),)):
+        with pytest.raises(MessageFormatError, match="200 bytes"):
+            decode_half(None, b"v", encode_half(longest._replace(group="g" * 201, headers=headers)))
+
+
 def test_records_of_version_1_are_read() -> None:
     name = "01890000-0000-7000-8000-000000000000"
     op = struct.pack(">BBBHi36sHHqq2s", 1, Verdict.COMMIT, Author.CHECK, 3, 1, name.encode(), 2, 2, 5, 6, b"gr")
@@ -153,7 +213,15 @@ def test_a_part_that_is_none_is_refused(part: bytes | None) -> None:
 def test_a_discarded_record_holds_all_of_the_half(half: Half, checks: int) -> None:
     headers = encode_discarded(half, "checks exhausted", checks)
 
-    assert set(encode_half(half)) <= set(headers)
+    assert decode_discarded(half.key, half.value, headers) == (half, "checks exhausted", checks)
+
+
+def test_a_number_of_checks_that_none_is_is_refused_in_a_discarded_record() -> None:
+    half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+    headers = [(REASON, b"\xff"), (CHECK_NUMBER, b"9" * 5_000), *encode_half(half)]
+
+    with pytest.raises(MessageFormatError, match="penstock-check-number"):
+        decode_discarded(None, b"v", headers)
 
 
 @given(bodies, bodies, garbage_headers)
@@ -164,6 +232,8 @@ def test_garbage_headers_raise_nothing_but_a_format_error(
         decode_half(key, value, headers)
     with contextlib.suppress(MessageFormatError):
         decode_check_request(key, value, headers)
+    with contextlib.suppress(MessageFormatError):
+        decode_discarded(key, value, headers)
 
 
 @given(st.none() | st.binary(max_size=200))

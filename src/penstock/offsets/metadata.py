@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 #: Characters of commit metadata that Kafka takes where nobody has set `offset.metadata.max.bytes` lower: it is 4,096,
 #: and 4.3 refuses exactly that.
@@ -34,7 +35,11 @@ _MAX_BODY_BYTES = (MAX_METADATA_CHARS - len(_PREFIX) - 1) // 5 * 4
 _MAX_INFLATED_BYTES = 1 << 20
 #: Runs worth looking at: each takes a byte at least, and deflate seldom wins more than eightfold.
 _MAX_RUNS = 8 * _MAX_BODY_BYTES
+#: A map with more runs is not read, and not written: a forged one of a kilobyte could claim millions.
+_MAX_READ_RUNS = 1 << 17
 _MAX_OFFSET = (1 << 63) - 1
+#: Bits of a run length: seven to a byte, and an offset has 63.
+_MAX_SHIFT = 63
 
 _RUN_OF_DONE = re.compile(rb"\x01+")
 #: Bytes 0 and 1 as binary digits.
@@ -99,7 +104,7 @@ def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METAD
     """
     flags = flags.rstrip(b"\x00")
     runs = flags.count(b"\x00\x01")
-    if runs and 2 * runs >= len(flags) // 8 and len(flags) // 8 < _MAX_INFLATED_BYTES:
+    if runs and 2 * runs >= len(flags) // 8 and len(flags) // 8 < _MAX_INFLATED_BYTES and runs < _MAX_READ_RUNS:
         # Two bytes a run at least: the bitmap is smaller.
         digits = flags[::-1].translate(_DIGITS)
         bitmap = int(digits, 2).to_bytes((len(flags) + 7) // 8, "little")
@@ -161,10 +166,10 @@ def decode(base: int, metadata: str | None) -> OffsetMap | None:  # noqa: PLR091
             if not inflater.eof or inflater.unused_data:
                 return None
         reader = {"r": _read_run_lengths, "b": _read_bitmap}[kind.lower()]
-        done = tuple(reader(base, content))
+        done = tuple(islice(reader(base, content), _MAX_READ_RUNS + 1))
     except (ValueError, KeyError, zlib.error, binascii.Error):
         return None
-    return OffsetMap(base, done) if done else None
+    return OffsetMap(base, done) if 0 < len(done) <= _MAX_READ_RUNS else None
 
 
 def _checksum(base: int, kind: str, content: bytes) -> bytes:
@@ -190,6 +195,8 @@ def _read_run_lengths(base: int, content: bytes) -> Iterator[range]:
     lengths: list[int] = []
     value = shift = 0
     for byte in content:
+        if shift >= _MAX_SHIFT:
+            raise ValueError("a run length of more than 63 bits")
         value |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:  # noqa: PLR2004 - the continuation bit of LEB128

@@ -36,7 +36,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock import kafka
 from penstock.config import ClientConfig
-from penstock.errors import SinkError
+from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink import planning
 from penstock.spark_sink.ledger import refuse_late
 
@@ -197,14 +197,27 @@ class Ledger:
             self._known.pop(key, None)  # somebody has taken it back: all of that partition applies anew
         elif key is not None:
             try:
-                held = json.loads(value or b"")
-                self._known[key] = Entry(int(held["next_offset"]), str(held.get("batch", "")))
-            except (ValueError, KeyError, TypeError, AttributeError) as error_:
+                self._known[key] = decode_entry(value)
+            except MessageFormatError as bad:
                 raise SinkError(
                     f"{self._target.ledger}[{record.partition()}] offset {offset} is no record of a ledger; give the "
                     "sink a ledger_topic of its own"
-                ) from error_
+                ) from bad
         return offset + 1
+
+
+def decode_entry(value: bytes | None) -> Entry:
+    """Read the value of a ledger's record.
+
+    Raises:
+        MessageFormatError: it is none.
+    """
+    try:
+        held = json.loads(value or b"")
+        return Entry(int(held["next_offset"]), str(held.get("batch", "")))
+    # A number may be infinite, and lists may nest too deep to be read.
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
 
 
 @dataclass(slots=True)
@@ -392,4 +405,4 @@ def _home(key: bytes) -> int:
     return xxh3_64_intdigest(key) % PARTITIONS
 
 
-__all__ = ["PARTITIONS", "TOPIC_CONFIG", "Ledger", "Row", "Target", "publish"]
+__all__ = ["PARTITIONS", "TOPIC_CONFIG", "Entry", "Ledger", "Row", "Target", "decode_entry", "publish"]

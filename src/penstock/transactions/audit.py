@@ -131,7 +131,7 @@ def _audited(message: Message) -> Audited | None:
     try:
         fields = json.loads(message.value() or b"")
         act = Act(*(str(fields[name]) for name in _FIELDS))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return Audited(act, message.offset() or 0, message.timestamp()[1])
 

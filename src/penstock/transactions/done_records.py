@@ -27,8 +27,8 @@ _CARRY = struct.Struct(">H")
 _CARRIED = struct.Struct(">QQI")
 _LENGTH = struct.Struct(">i")
 _NULL = -1
-#: By number, for looking them up is cheaper than making them.
-_VERDICTS = {int(verdict): verdict for verdict in Verdict}
+#: What a note may say, by number, for looking them up is cheaper than making them.
+_VERDICTS = {int(verdict): verdict for verdict in Verdict if verdict is not Verdict.TICK}
 
 
 class Note(NamedTuple):
@@ -41,7 +41,8 @@ class Note(NamedTuple):
     check_count: int
     #: Append time of the last answered check in milliseconds since the epoch; 0 when there was none.
     answered_ms: int
-    #: Place of the decision: offset of its op record, -1 where there is none or it was not written down, and index.
+    #: Place of the decision, or of the last answer: offset of its op record and index there. An offset of -1: there is
+    #: none, as in a count without an answer; version 1 did not write places down.
     op_offset: int = -1
     op_index: int = 0
 
@@ -104,7 +105,7 @@ def decode_done(value: bytes | None) -> Done:
 def _decode_done_1(content: bytes) -> Done:
     _, count = _DONE_1.unpack_from(content)
     notes = [
-        Note(raw_id.decode("ascii"), offset, Verdict(verdict), checks, answered)
+        Note(raw_id.decode("ascii"), offset, _VERDICTS[verdict], checks, answered)
         for raw_id, offset, verdict, checks, answered in _NOTE_1.iter_unpack(content[_DONE_1.size :])
     ]
     if count != len(notes):
@@ -121,6 +122,8 @@ def _decode_done(content: bytes) -> Done:
         Note(id_text(raw_id), offset, _VERDICTS[verdict], checks, answered, place, index)
         for raw_id, offset, verdict, checks, answered, place, index in _NOTE.iter_unpack(content[start:end])
     ]
+    for note in notes:
+        _require_place(note)
     carried = []
     for _ in range(carries):
         raw_id, offset, verdict, *more = _NOTE.unpack_from(content, end)
@@ -130,10 +133,34 @@ def _decode_done(content: bytes) -> Done:
         for _ in range(halves):
             half, end = _decode_carried(content, end)
             read.append(half)
-        carried.append(Carry(Note(id_text(raw_id), offset, Verdict(verdict), *more), tuple(read)))
+        note = Note(id_text(raw_id), offset, _VERDICTS[verdict], *more)
+        _require_place(note)
+        _require_whole(note, read)
+        carried.append(Carry(note, tuple(read)))
     if end != len(content):
         raise ValueError(f"it ends at {end} of {len(content)} bytes")
     return Done(notes, carried)
+
+
+def _require_place(note: Note) -> None:
+    """Raise unless an end says where it was decided: no coordinator ends a transaction without a decision."""
+    if note.op_offset < 0 and note.verdict is not Verdict.UNKNOWN:
+        raise ValueError(f"transaction {note.transaction_id} ended without a place of its decision")
+
+
+def _require_whole(note: Note, halves: Sequence[Carried]) -> None:
+    """Raise unless the halves of a carry are those of one transaction: the one that its note speaks of."""
+    first = halves[0].half if halves else None
+    if first is None or any(
+        (one.half.transaction_id, one.half.group, (one.half.part or (1, 1))[1])
+        != (note.transaction_id, first.group, (first.part or (1, 1))[1])
+        or one.offset > note.half_offset
+        for one in halves
+    ):
+        raise ValueError(f"a carry of transaction {note.transaction_id} with halves that are not its own")
+    places, parts = {one.offset for one in halves}, {one.half.part or (1, 1) for one in halves}
+    if not len(halves) == len(places) == len(parts):
+        raise ValueError(f"a carry of transaction {note.transaction_id} with a half that stands in it twice")
 
 
 def _decode_carried(content: bytes, start: int) -> tuple[Carried, int]:
@@ -153,6 +180,8 @@ def _decode_carried(content: bytes, start: int) -> tuple[Carried, int]:
         items.append(content[start : start + length])
         start += length
     named = [((name or b"").decode(), item) for name, item in zip(items[2::2], items[3::2], strict=True)]
+    if any("\0" in name for name, _ in named):
+        raise ValueError("a header's name with a zero byte, which no Kafka client writes")
     return Carried(offset, birth_ms, decode_half(items[0], items[1], named)), start
 
 

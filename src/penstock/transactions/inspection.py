@@ -25,9 +25,7 @@ from penstock.transactions.log_identity import DONE, HALF, OP
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.obstacles import Obstacle, obstacles
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import CHECK_NUMBER as _CHECK_NUMBER
-from penstock.transactions.records import REASON as _REASON
-from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
+from penstock.transactions.records import Half, Op, Verdict, decode_discarded, decode_half, decode_ops
 from penstock.transactions.settlement import Settlement
 from penstock.transactions.status import STALE_S, Status, decode_status
 from penstock.transactions.takeover import DoneRead, Inheritance, committed_at, inherited, tell_of_log
@@ -345,22 +343,10 @@ def _found(number: int, partition: _Partition, statuses: Sequence[Status], now_m
 def _discarded(message: Message) -> Discarded | None:
     """Read a record of the discarded topic; None where it is none."""
     try:
-        headers = wire_headers(message)
-        half = decode_half(
-            message.key(), message.value(), [one for one in headers if one[0] not in {_REASON, _CHECK_NUMBER}]
-        )
+        found = decode_discarded(message.key(), message.value(), wire_headers(message))
     except MessageFormatError:
         return None
-    fields = dict(headers)
-    count = fields.get(_CHECK_NUMBER) or b""
-    return Discarded(
-        message.partition() or 0,
-        message.offset() or 0,
-        half,
-        (fields.get(_REASON) or b"").decode(errors="replace"),
-        int(count) if count.isdigit() else 0,
-        message.timestamp()[1],
-    )
+    return Discarded(message.partition() or 0, message.offset() or 0, *found, message.timestamp()[1])
 
 
 __all__ = ["Discarded", "Found", "Inspection"]

@@ -40,7 +40,7 @@ from penstock.transactions.listeners import (
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, a_half, encoded, terms
 from penstock.transactions.model import Order, ProducerStatistics, TransactionResult, TransactionState, Wait
 from penstock.transactions.patience import Patience
-from penstock.transactions.records import Half
+from penstock.transactions.records import MAX_GROUP_BYTES, Half
 from penstock.transactions.sending import Sending
 from penstock.transactions.store import Store
 from penstock.transactions.topics import DEFAULT_PARTITIONS
@@ -49,7 +49,6 @@ from penstock.transactions.transaction import Desk, Transaction, TransactionOfSe
 if TYPE_CHECKING:
     from penstock.telemetry import SendSpans, Telemetry
 
-_MAX_GROUP_LENGTH = 200
 _NO_TERMS = Terms()
 _WAITS = ("sent", "stored", "published")
 
@@ -122,8 +121,8 @@ class TransactionalProducer:
         store: Store | None = None,
     ) -> None:
         not_empty("group", group)
-        if len(encoded("group", group) or b"") > _MAX_GROUP_LENGTH:
-            raise ConfigurationError(f"group must have at most {_MAX_GROUP_LENGTH} bytes, but has {len(group)}")
+        if len(encoded("group", group) or b"") > MAX_GROUP_BYTES:
+            raise ConfigurationError(f"group must have at most {MAX_GROUP_BYTES} bytes, but has {len(group)}")
         check = _check_of(check, listener, check_listener)
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)

@@ -45,6 +45,7 @@ REASON = "penstock-reason"
 _HALF_FIELDS = frozenset({TX, GROUP, TOPIC, PARTITION, IMMUNITY_MS, DELIVER_AT, PART, ORDER, RESUMED})
 _RARE = frozenset({DELIVER_AT, PART, ORDER, RESUMED})
 _CHECK_FIELDS = _HALF_FIELDS | {HALF_PARTITION, HALF_OFFSET, CHECK_NUMBER}
+_DISCARDED_FIELDS = _HALF_FIELDS | {REASON, CHECK_NUMBER}
 
 _VERSION = 2
 _OP_1 = struct.Struct(f">BBBHi{ID_LENGTH}sHH")
@@ -62,6 +63,8 @@ _MAX_INT32 = (1 << 31) - 1
 _MAX_INT64 = (1 << 63) - 1
 #: The most checks that can be counted.
 MAX_CHECK_NUMBER = (1 << 16) - 1
+#: Bytes of a producer group's name: decisions of the group must be able to say it.
+MAX_GROUP_BYTES = 200
 #: The most messages in one transaction.
 MAX_PARTS = 1_000
 _PART = re.compile(rb"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
@@ -161,6 +164,14 @@ class CheckRequest(NamedTuple):
     check_number: int
 
 
+class DiscardedHalf(NamedTuple):
+    """A half as it lies in the discarded topic."""
+
+    half: Half
+    reason: str
+    check_count: int
+
+
 @lru_cache(maxsize=1024)
 def is_topic_name(name: str) -> bool:
     """Tell whether Kafka takes a name for a topic."""
@@ -217,7 +228,7 @@ def _names(group: bytes, topic: bytes) -> tuple[str, str] | None:
         names = group.decode(), topic.decode()
     except UnicodeDecodeError:
         return None
-    return names if is_topic_name(names[1]) else None
+    return names if is_topic_name(names[1]) and len(group) <= MAX_GROUP_BYTES else None
 
 
 def encode_check_request(request: CheckRequest) -> list[tuple[str, bytes | None]]:
@@ -248,6 +259,18 @@ def decode_check_request(key: bytes | None, value: bytes | None, headers: WireHe
 def encode_discarded(half: Half, reason: str, check_count: int) -> list[tuple[str, bytes | None]]:
     """Return the headers of a record in the discarded topic; its key and value are those of the message."""
     return [(REASON, reason.encode()), (CHECK_NUMBER, str(check_count).encode()), *encode_half(half)]
+
+
+def decode_discarded(key: bytes | None, value: bytes | None, headers: WireHeaders) -> DiscardedHalf:
+    """Read a record of the discarded topic.
+
+    Raises:
+        MessageFormatError: a field of the half is missing, repeated, unknown or not what it must be.
+    """
+    fields, rest = _split(headers, _DISCARDED_FIELDS)
+    count = _number(fields, CHECK_NUMBER, MAX_CHECK_NUMBER)
+    reason = (fields.get(REASON) or b"").decode(errors="replace")
+    return DiscardedHalf(_half(key, value, fields, rest), reason, count or 0)
 
 
 def encode_op(op: Op) -> bytes:
@@ -312,7 +335,9 @@ def _decode_ops(content: bytes) -> list[Op]:
         raise ValueError(f"{count} decisions in {len(content)} bytes")
     return [
         Op(id_text(raw_id), _VERDICTS[verdict], _AUTHORS[author], group, partition, (place,), number)
-        for raw_id, verdict, author, number, place in _PLAIN.iter_unpack(memoryview(content)[start:])
+        # A copy, no memoryview: the error of a bad byte keeps this frame, and in CPython 3.11 the collector of such a
+        # cycle cannot clear a view that the iterator still holds, and the process ends with SIGSEGV.
+        for raw_id, verdict, author, number, place in _PLAIN.iter_unpack(content[start:])
     ]
 
 
@@ -358,6 +383,8 @@ def _half(
     transaction_id, group, topic = _text(fields, TX), _text(fields, GROUP), _text(fields, TOPIC)
     if not is_id(transaction_id):
         raise MessageFormatError(f"a half whose {TX} is not a UUID of version 7; it is refused")
+    if len(fields[GROUP] or b"") > MAX_GROUP_BYTES:
+        raise MessageFormatError(f"a half whose {GROUP} has more than {MAX_GROUP_BYTES} bytes; it is refused")
     if not is_topic_name(topic):
         raise MessageFormatError(f"a half whose {TOPIC} is no topic name; it is refused")
     partition = _number(fields, PARTITION, _MAX_INT32)
@@ -413,15 +440,18 @@ __all__ = [
     "BY_OPERATOR",
     "EXHAUSTED",
     "MAX_CHECK_NUMBER",
+    "MAX_GROUP_BYTES",
     "MAX_PARTS",
     "RESERVED_PREFIX",
     "Author",
     "CheckRequest",
+    "DiscardedHalf",
     "Half",
     "Op",
     "Verdict",
     "WireHeaders",
     "decode_check_request",
+    "decode_discarded",
     "decode_half",
     "decode_ops",
     "encode_check_request",
