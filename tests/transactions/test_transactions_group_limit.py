@@ -9,7 +9,11 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.transactions import coordinator
-from penstock.transactions.group_limit import GroupLimit
+from penstock.transactions.group_limit import GroupLimit, message_bytes
+from penstock.transactions.ids import new_id
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Half, Verdict
+from penstock.transactions.sharing import Decisions
 
 
 def run(limit: GroupLimit, cost_s: float, groups: int, size_bytes: int = 128) -> int:
@@ -95,3 +99,98 @@ def test_large_messages_make_groups_small() -> None:
     few = run(limit, 2e-6, 20, size_bytes=1 << 20)
 
     assert few == 4
+
+
+def pending(size_bytes: int, parts: int = 1) -> Pending:
+    """Return a transaction of so many messages of that size each."""
+    name = new_id()
+    halves = [
+        Half(name, "orders", "t", None, None, bytes(size_bytes), (), None, part=(n + 1, parts) if parts > 1 else None)
+        for n in range(parts)
+    ]
+    made = Pending(halves[0], 0)
+    for offset, half in enumerate(halves[1:], start=1):
+        made.add_part(offset, half)
+    return made
+
+
+def fill(limit: GroupLimit, waiting: list[Pending], parts: int = 1) -> list[Pending]:
+    """Choose a group, or a part of one, as a partition does."""
+    decisions = Decisions()
+    for one in waiting[: 2 * limit.decisions]:
+        one.verdict = Verdict.COMMIT
+        decisions.add(one)
+    return list(decisions.choose(max(1, limit.decisions // parts), lambda _: None, limit.bytes // parts).values())
+
+
+def test_the_first_group_is_bound_by_the_bytes_of_its_own_messages() -> None:
+    waiting = [pending(20_000, parts=100) for _ in range(60)]
+
+    chosen = fill(GroupLimit(0.02), waiting)
+
+    assert len(chosen) == 2  # of two megabytes each, where a group holds four
+
+
+def test_a_transaction_larger_than_a_group_goes_alone_and_nothing_passes_it() -> None:
+    huge, small = pending(9 << 20), pending(10)
+
+    assert fill(GroupLimit(0.02), [huge, small]) == [huge]
+    assert fill(GroupLimit(0.02), [small, huge, small]) == [small]
+
+
+def test_the_parts_of_a_group_are_no_more_than_the_whole() -> None:
+    limit = GroupLimit(0.02)
+    waiting = [pending(100_000) for _ in range(100)]
+
+    taken = [fill(limit, waiting, parts=4) for _ in range(4)]
+
+    assert sum(message_bytes(one) for part in taken for one in part) <= 4 << 20
+
+
+def test_keys_and_headers_count_as_the_value_does() -> None:
+    half = Half(new_id(), "orders", "t", None, b"key", b"value", (("name", b"content"), ("empty", None)), None)
+
+    assert message_bytes(Pending(half, 0)) == len("keyvaluenamecontentempty")
+
+
+@pytest.mark.parametrize("buffer_messages", [3_000_000, 1_000, 60])
+@pytest.mark.parametrize("buffer_bytes", [1 << 30, 1 << 20, 30_000])
+def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refused_again(
+    buffer_messages: int, buffer_bytes: int
+) -> None:
+    limit, refusals, groups = GroupLimit(0.02), 0, 0
+    waiting = [pending(20, parts=50) for _ in range(5_000)]
+
+    while waiting:
+        chosen = fill(limit, waiting)
+        size = sum(map(message_bytes, chosen))
+        if 50 * len(chosen) > buffer_messages or size > buffer_bytes:
+            assert limit.refused(len(chosen), size), "each fits by itself"
+            refusals += 1
+        else:
+            limit.measured(len(chosen), size, 0.01)
+            groups += 1
+            del waiting[: len(chosen)]
+
+    # Some at first, and then one now and then, when larger ones are tried again.
+    assert refusals <= 10 + groups / 16
+
+
+def test_groups_grow_again_when_what_did_not_fit_is_gone() -> None:
+    limit = GroupLimit(0.02)
+    begun = limit.decisions, limit.bytes
+    while limit.decisions > 1:
+        assert limit.refused(limit.decisions, limit.bytes)
+
+    run(limit, 2e-6, 2_000)
+
+    assert limit.decisions >= begun[0]
+    assert limit.bytes == begun[1]
+
+
+def test_a_single_transaction_that_does_not_fit_teaches_nothing_about_others() -> None:
+    limit = GroupLimit(0.02)
+    begun = limit.decisions, limit.bytes
+
+    assert not limit.refused(1, 2 << 30)
+    assert (limit.decisions, limit.bytes) == begun

@@ -3,10 +3,15 @@
 A group costs a fixed time, for beginning, ending and markers, and a time for each decision. All of a group become
 visible together, the first with the last, so groups are as large as the target allows; but no smaller than where the
 fixed time is half of the whole: smaller ones would spend most of the time on the fixed part, and wait all the longer.
-Both costs are learnt from what groups of different sizes took. Pure: it is told that, and reads no clock.
+Both costs are learnt from what groups of different sizes took. What a group may hold in bytes is bound as it is chosen,
+by the messages themselves: no mean of former groups says how large the first one is. A group that the client's buffer
+could not take is told of, too, and those after it are at most half as large. Pure: it is told what happened, and reads
+no clock.
 """
 
 from __future__ import annotations
+
+from penstock.transactions.pending import Pending
 
 #: Groups of so few are never made smaller: what they take is not their size.
 _LEAST = 500
@@ -22,8 +27,21 @@ _CUT = 0.5
 _TRIAL = 1.1
 #: Weight of the last group in the means.
 _WEIGHT = 0.2
+#: Groups that pass after a refusal before larger ones are tried; twice as many where that is refused, up to so many.
+_CALM = 16
+_MOST_CALM = 4_096
 #: Groups must differ by this part of their mean size before they tell one cost from the other.
 _SPREAD = 0.1
+
+
+def message_bytes(pending: Pending) -> int:
+    """Return the bytes that a transaction's messages take in the client's buffer: keys, values and headers."""
+    size = 0
+    for half in pending.halves:
+        size += len(half.key or b"") + len(half.value or b"")
+        for name, content in half.headers:
+            size += len(name) + len(content or b"")
+    return size
 
 
 class GroupLimit:
@@ -37,33 +55,50 @@ class GroupLimit:
         self._target_s = target_s
         self._limit = float(2 * _LEAST)
         self._mean_bytes = 0.0
-        self._bytes = float(_BYTES)
+        # Most decisions and bytes that the client's buffer is thought to take, whether that was raised since the last
+        # refusal, and how many groups pass before it is.
+        self._fits, self._fits_bytes = _MOST, _BYTES
+        self._is_raised = False
+        self._calm = self._calm_left = _CALM
         # Means of the size of groups, of their time, of the size squared, and of size times time.
         self._size = self._took_s = self._square = self._product = 0.0
 
     @property
     def decisions(self) -> int:
-        """Most decisions of the next group."""
-        by_bytes = _BYTES / self._mean_bytes if self._mean_bytes else _MOST
-        return max(1, int(min(self._limit, by_bytes)))
+        """Most decisions of the next group, as far as that can be told without looking at its messages."""
+        by_bytes = self._fits_bytes / self._mean_bytes if self._mean_bytes else _MOST
+        return max(1, int(min(self._limit, self._fits, by_bytes)))
 
     @property
     def bytes(self) -> int:
-        """Most bytes of messages of the next group."""
-        return int(self._bytes)
+        """Most bytes of messages of the next group, as it is chosen; a single transaction goes whatever its size."""
+        return self._fits_bytes
 
     def refused(self, decisions: int, size_bytes: int) -> bool:
-        """Take in that a group did not fit into the client's buffer; tell whether a smaller one is to be tried."""
+        """Take in that the client's buffer was too small for a group, and tell whether smaller ones are worth a try.
+
+        Args:
+            decisions: how many it held.
+            size_bytes: bytes of its messages, by `message_bytes`.
+
+        Returns:
+            False where it was a single transaction: it does not fit by itself, and says nothing about others.
+        """
         if decisions <= 1:
             return False
-        self._bytes = max(1.0, min(self._bytes, size_bytes) / 2)
-        self._limit = max(1.0, min(self._limit, decisions) / 2)
+        self._fits = max(1, min(self._fits, decisions) // 2)
+        self._fits_bytes = max(1, min(self._fits_bytes, size_bytes) // 2)
+        if self._is_raised:
+            self._calm = min(2 * self._calm, _MOST_CALM)
+        self._is_raised, self._calm_left = False, self._calm
         return True
 
     def measured(self, decisions: int, size_bytes: int, took_s: float) -> None:
         """Take in what a group held and took."""
         if not decisions:
             return
+        if self._fits < _MOST or self._fits_bytes < _BYTES:
+            self._grow()
         mean = size_bytes / decisions
         self._mean_bytes = mean if not self._mean_bytes else self._mean_bytes + _WEIGHT * (mean - self._mean_bytes)
         weight = _WEIGHT if self._size else 1.0
@@ -74,6 +109,13 @@ class GroupLimit:
         wanted = self._wanted(decisions, took_s)
         if wanted is not None:
             self._limit = max(_LEAST, min(_MOST, self._limit * _GROWTH, max(self._limit * _CUT, wanted)))
+
+    def _grow(self) -> None:
+        """Try larger groups again: those that come may be others than the one that was refused."""
+        self._calm_left -= 1
+        if self._calm_left <= 0:
+            self._fits, self._fits_bytes = min(_MOST, 2 * self._fits), min(_BYTES, 2 * self._fits_bytes)
+            self._is_raised, self._calm_left = True, self._calm
 
     def _wanted(self, decisions: int, took_s: float) -> float | None:
         """Return the limit that the costs speak for; None where the group says nothing about it."""
@@ -91,4 +133,4 @@ class GroupLimit:
         return self._limit * _GROWTH if took_s < _EASY * self._target_s else None
 
 
-__all__ = ["GroupLimit"]
+__all__ = ["GroupLimit", "message_bytes"]

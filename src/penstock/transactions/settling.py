@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from penstock.disposable import LeftBehind
 from penstock.kafka import partition_counts, reason
 from penstock.transactions.group_gate import GroupGate
-from penstock.transactions.group_limit import GroupLimit
+from penstock.transactions.group_limit import GroupLimit, message_bytes
 from penstock.transactions.log_tending import LogTending
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition
@@ -84,7 +84,7 @@ class _Flight:
 
     def size_bytes(self) -> int:
         """Return how large the messages are that it publishes."""
-        return sum(len(half.value or b"") for pending in self.decided() for half in pending.halves)
+        return sum(map(message_bytes, self.decided()))
 
     def mark(self, *, in_flight: bool) -> None:
         """Note on all that it settles or writes down again that it is under way, or is not any more."""

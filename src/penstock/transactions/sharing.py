@@ -7,12 +7,14 @@ at, so that a crowd of those that wait delays nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from penstock.transactions.aside import Aside
 from penstock.transactions.delays import Delays
 from penstock.transactions.done_records import Carry, Note
+from penstock.transactions.group_limit import message_bytes
 from penstock.transactions.key_order import KeyOrder
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Line, Verdict
@@ -151,7 +153,7 @@ class Decisions:
         aside: list[str] = []
         looked: set[Line] = set()
         for transaction_id, pending in self._ready.items():
-            if len(chosen) >= limit or room_bytes <= 0:
+            if len(chosen) >= limit:
                 break
             if looked and transaction_id in chosen:
                 # It went with others of its key.
@@ -160,14 +162,13 @@ class Decisions:
                 aside.append(transaction_id)
                 continue
             line = pending.half.line
+            candidates: Iterable[Pending] = (pending,)
             if line is not None and line not in looked:
                 looked.add(line)
-                for other in self._passable(line, out, limit - len(chosen)):
-                    chosen[other.half.transaction_id] = other
-                    room_bytes -= _bytes_of(other)
-            if transaction_id not in chosen and (len(chosen) < limit or line is None):
-                chosen[transaction_id] = pending
-                room_bytes -= _bytes_of(pending)
+                candidates = chain(self._passable(line, out, limit - len(chosen)), candidates)
+            room_bytes = _fill(chosen, candidates, limit, room_bytes)
+            if room_bytes < 0:
+                break
         for transaction_id in aside:
             del self._ready[transaction_id]
         return chosen
@@ -194,10 +195,21 @@ class Decisions:
             yield pending
 
 
-def _bytes_of(pending: Pending) -> int:
-    if pending.parts is None:
-        return len(pending.half.value or b"") + len(pending.half.key or b"")
-    return sum(len(half.value or b"") + len(half.key or b"") for half in pending.halves)
+def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int, room_bytes: int) -> int:
+    """Choose as many as there is room for, and return the bytes that are left: below 0 where one did not fit.
+
+    Nothing smaller goes past one that does not fit: the order of decisions is kept. The first goes whatever its size.
+    """
+    for pending in candidates:
+        transaction_id = pending.half.transaction_id
+        if transaction_id in chosen or len(chosen) >= limit:
+            continue
+        size = message_bytes(pending)
+        if chosen and size > room_bytes:
+            return -1
+        chosen[transaction_id] = pending
+        room_bytes = max(0, room_bytes - size)
+    return room_bytes
 
 
 __all__ = ["Decisions", "Share"]
