@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -220,6 +221,11 @@ def test_a_second_decision_and_a_late_one_are_told_apart_from_the_first() -> Non
 POLICY = CheckPolicy(timeout_s=6, interval_s=30, maximum=15)
 
 
+def schedule_of(*pending: Pending) -> CheckSchedule:
+    """Return a schedule on which checks of these may be planned."""
+    return CheckSchedule(POLICY, {one.half.transaction_id: one for one in pending})
+
+
 def pending(immunity_s: float | None = None) -> Pending:
     immune = half()._replace(immunity_ms=None if immunity_s is None else int(immunity_s * 1000))
     return Pending(immune, 0)
@@ -229,7 +235,8 @@ def pending(immunity_s: float | None = None) -> Pending:
 def test_a_check_is_due_neither_before_timeout_nor_immunity_nor_interval(
     birth: float, immunity: float | None, answered: float | None
 ) -> None:
-    schedule, one = CheckSchedule(POLICY), pending(immunity)
+    one = pending(immunity)
+    schedule = schedule_of(one)
     one.birth_ms, one.answered_ms = int(birth * 1000), int((answered or 0) * 1000)
 
     schedule.add(one)
@@ -244,7 +251,8 @@ def test_a_check_is_due_neither_before_timeout_nor_immunity_nor_interval(
 
 
 def test_a_decided_half_and_a_postponed_one_are_not_asked_about() -> None:
-    schedule, decided, postponed, due = CheckSchedule(POLICY), pending(), pending(), pending()
+    decided, postponed, due = pending(), pending(), pending()
+    schedule = schedule_of(decided, postponed, due)
     for one in (decided, postponed, due):
         schedule.add(one)
     decided.verdict = Verdict.COMMIT
@@ -256,18 +264,19 @@ def test_a_decided_half_and_a_postponed_one_are_not_asked_about() -> None:
 
 
 def test_checks_are_taken_in_portions() -> None:
-    schedule = CheckSchedule(POLICY)
-    for _ in range(5):
-        schedule.add(pending())
+    several = [pending() for _ in range(5)]
+    schedule = schedule_of(*several)
+    for one in several:
+        schedule.add(one)
 
     assert len(list(schedule.take_due(6.0, 3))) == 3
     assert len(list(schedule.take_due(6.0, 3))) == 2
 
 
 def test_groups_take_turns_and_a_parked_one_is_left_alone() -> None:
-    schedule = CheckSchedule(POLICY)
     crowd = [Pending(half()._replace(group="crowd"), n) for n in range(5)]
     few = [Pending(half()._replace(group="few"), n) for n in range(2)]
+    schedule = schedule_of(*crowd, *few)
     for one in [*crowd, *few]:
         schedule.add(one)
 
@@ -280,7 +289,8 @@ def test_groups_take_turns_and_a_parked_one_is_left_alone() -> None:
 
 
 def test_a_parked_group_does_not_hold_back_what_nobody_has_to_be_asked_about() -> None:
-    schedule, asked, exhausted = CheckSchedule(POLICY), pending(), pending()
+    asked, exhausted = pending(), pending()
+    schedule = schedule_of(asked, exhausted)
     exhausted.check_count = POLICY.maximum
     schedule.add(asked)
     schedule.add(exhausted)
@@ -298,16 +308,42 @@ def test_intervals_grow_with_the_back_off_to_an_hour() -> None:
     assert POLICY.interval(9) == 30
 
 
-def test_decided_halves_do_not_stay_in_memory_until_their_check_would_be_due() -> None:
-    schedule = CheckSchedule(POLICY)
+@pytest.mark.parametrize("immunity_s", [None, 3600])
+def test_ids_of_what_is_settled_do_not_heap_up_until_their_checks_would_be_due(immunity_s: float | None) -> None:
+    known: dict[str, Pending] = {}
+    schedule = CheckSchedule(POLICY, known)
+    stays = pending(immunity_s)
+    known[stays.half.transaction_id] = stays
+    schedule.add(stays)
     for n in range(20_000):
-        one = pending()
+        one = pending(immunity_s)
         one.birth_ms = n
+        known[one.half.transaction_id] = one
         schedule.add(one)
-        if n:
-            one.verdict = Verdict.COMMIT
+        del known[one.half.transaction_id]
 
-    assert len(schedule._first) < 10_000
+    assert len(schedule._first) + len(schedule._later) < 10_000
+    assert list(schedule.take_due(4000.0, 10)) == [stays]
+
+
+def test_a_check_of_a_former_life_is_not_taken_for_one_of_the_next_life_of_the_same_id() -> None:
+    former = pending()
+    known = {former.half.transaction_id: former}
+    schedule = CheckSchedule(POLICY, known)
+    schedule.add(former)
+    schedule.add(one := pending())
+    known[one.half.transaction_id] = one
+    assert list(schedule.take_due(6.0, 1)) == [former]
+    schedule.postpone(former, 6.0)
+    schedule._ripen(6.0)
+
+    later = Pending(former.half, 7)
+    later.birth_ms = 100_000
+    known[former.half.transaction_id] = later
+    schedule.add(later)
+
+    assert list(schedule.take_due(7.0, 10)) == [one]
+    assert list(schedule.take_due(106.0, 10)) == [later]
 
 
 def test_of_several_notes_on_one_half_the_end_stands_and_else_the_greatest_count() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from penstock.config import positive, positive_int
 from penstock.errors import ConfigurationError
@@ -22,7 +22,7 @@ from penstock.transactions.records import MAX_CHECK_NUMBER
 _LONGEST_S = 3600.0
 #: Seconds after which halves that are still missing are not waited for any more.
 INCOMPLETE_S = 120.0
-#: Halves that wait for their first check before those decided meanwhile are taken out.
+#: Entries of a queue before those of transactions that need no check any more are taken out.
 _CROWD = 4_096
 
 
@@ -74,22 +74,32 @@ class CheckPolicy:
         return due
 
 
-@dataclass(slots=True)
 class CheckSchedule:
-    """The checks of one half partition. Not thread-safe: its coordinator's thread drives it."""
+    """The checks of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    policy: CheckPolicy
-    #: First checks in the order of their due times, which is that of birth but for few. Decided halves stay until they
-    #: come up, or until there are many.
-    _first: deque[tuple[float, Pending]] = field(default_factory=deque)
-    _crowd: int = _CROWD
-    #: All others: due time, a number that settles ties, the half.
-    _later: list[tuple[float, int, Pending]] = field(default_factory=list)
-    _ticket: Iterator[int] = field(default_factory=itertools.count)
-    #: What is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn next.
-    _ripe: OrderedDict[str, deque[Pending]] = field(default_factory=OrderedDict)
-    #: Groups that are left alone until a time.
-    _parked: dict[str, float] = field(default_factory=dict)
+    It keeps ids alone, so that a transaction that is settled leaves the memory whenever its check would have been due.
+
+    Args:
+        policy: when to ask.
+        pending: the transactions that are not settled, by id; the caller changes it.
+    """
+
+    def __init__(self, policy: CheckPolicy, pending: Mapping[str, Pending]) -> None:
+        self.policy = policy
+        self._pending = pending
+        # First checks in the order of their due times, which is that of birth but for few: due time and id. Entries of
+        # transactions that need no check any more stay until they come up, or until there are many.
+        self._first: deque[tuple[float, str]] = deque()
+        self._first_crowd = _CROWD
+        # All others, likewise: due time, a number that settles ties, id.
+        self._later: list[tuple[float, int, str]] = []
+        self._later_crowd = _CROWD
+        self._ticket = itertools.count()
+        # Ids of what is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn
+        # next.
+        self._ripe: OrderedDict[str, deque[str]] = OrderedDict()
+        # Groups that are left alone until a time.
+        self._parked: dict[str, float] = {}
 
     def add(self, pending: Pending) -> None:
         """Plan the next check of a half that was just read, or of one that has just become complete."""
@@ -99,16 +109,25 @@ class CheckSchedule:
             self.postpone(pending, due)
             return
         pending.check_due = due
-        self._first.append((due, pending))
-        if len(self._first) > self._crowd:
-            # Or the halves of all that was sent within the timeout would stay in memory.
-            self._first = deque(one for one in self._first if one[1].verdict is None)
-            self._crowd = max(_CROWD, 2 * len(self._first))
+        self._first.append((due, pending.half.transaction_id))
+        if len(self._first) > self._first_crowd:
+            # Or the ids of all that was sent within the timeout would stay in memory.
+            self._first = deque(one for one in self._first if self._planned(one[1], one[0]) is not None)
+            self._first_crowd = max(_CROWD, 2 * len(self._first))
 
     def postpone(self, pending: Pending, due: float) -> None:
         """Plan the next check of a half for a time."""
         pending.check_due = due
-        heapq.heappush(self._later, (due, next(self._ticket), pending))
+        heapq.heappush(self._later, (due, next(self._ticket), pending.half.transaction_id))
+        if len(self._later) > self._later_crowd:
+            self._later = [one for one in self._later if self._planned(one[2], one[0]) is not None]
+            heapq.heapify(self._later)
+            self._later_crowd = max(_CROWD, 2 * len(self._later))
+
+    def _planned(self, transaction_id: str, due: float) -> Pending | None:
+        """Return the transaction whose check is planned for that time still, or None."""
+        pending = self._pending.get(transaction_id)
+        return pending if pending is not None and pending.verdict is None and pending.check_due == due else None
 
     def park(self, group: str, until: float) -> int:
         """Leave a group alone until a time, and return how many of its checks wait."""
@@ -130,28 +149,31 @@ class CheckSchedule:
                 # By the caller, since its last turn.
                 continue
             waiting = self._ripe[group]
-            pending = waiting.popleft()
+            pending = self._pending.get(waiting.popleft())
             if waiting:
                 turns.append(group)
                 self._ripe.move_to_end(group)
             else:
                 del self._ripe[group]
-            if pending.verdict is None:
+            # What was planned anew since, also as another life of the same id, comes up at its time.
+            if pending is not None and pending.verdict is None and pending.check_due <= now:
                 limit -= 1
                 yield pending
 
     def _ripen(self, now: float) -> None:
         first, later = self._first, self._later
-        while first and (first[0][0] <= now or first[0][1].verdict is not None):
-            self._put(*first.popleft())
+        while first and (first[0][0] <= now or self._planned(first[0][1], first[0][0]) is None):
+            due, transaction_id = first.popleft()
+            self._put(due, transaction_id)
         while later and later[0][0] <= now:
-            due, _, pending = heapq.heappop(later)
-            self._put(due, pending)
+            due, _, transaction_id = heapq.heappop(later)
+            self._put(due, transaction_id)
 
-    def _put(self, due: float, pending: Pending) -> None:
-        if pending.verdict is None and pending.check_due == due:
+    def _put(self, due: float, transaction_id: str) -> None:
+        pending = self._planned(transaction_id, due)
+        if pending is not None:
             asks = pending.is_complete and pending.check_count < self.policy.maximum
-            self._ripe.setdefault(pending.half.group if asks else "", deque()).append(pending)
+            self._ripe.setdefault(pending.half.group if asks else "", deque()).append(transaction_id)
 
     def next_due(self) -> float | None:
         """Return when something is due, or None; what is due already and waits for its turn is due at minus infinity.

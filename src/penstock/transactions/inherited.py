@@ -50,9 +50,13 @@ class Inherited:
         """Return what is known of the half at an offset, which is read now; what no later half needs is forgotten."""
         lives = self.notes.get(transaction_id, ())
         found = next((note for note in lives if note.half_offset >= offset), None)
-        if offset + 1 >= self._notes_end:
-            self.notes.clear()
+        self.pass_halves(offset)
         return found
+
+    def pass_halves(self, offset: int) -> None:
+        """Forget notes once the last half that they may speak of was read."""
+        if self.notes and offset + 1 >= self._notes_end:
+            self.notes.clear()
 
     def forget_halves(self) -> None:
         """Forget what is known of halves: they will not be met again."""

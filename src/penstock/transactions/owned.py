@@ -83,7 +83,7 @@ class OwnedPartition:
     ) -> None:
         self.number = number
         self.settlement = Settlement(inheritance.half_position, inheritance.op_position)
-        self.schedule = CheckSchedule(policy)
+        self.schedule = CheckSchedule(policy, self.settlement.pending)
         for pending in self.settlement.remember(inheritance.notes, inheritance.carries):
             self.schedule.add(pending)
         self.clock = clock
@@ -120,8 +120,8 @@ class OwnedPartition:
         self._cut_to = {HALF: 0, OP: 0, DONE: 0}
         #: Topic ids of the logs that the positions belong to, as far as they are known.
         self.ids = dict(inheritance.ids)
-        #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the half.
-        self.asked: dict[str, list[tuple[float, int, Pending]]] = {}
+        #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
+        self.asked: dict[str, list[tuple[float, int, str]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
         self.taken_over = False
         self._counts = counts

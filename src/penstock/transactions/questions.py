@@ -129,11 +129,11 @@ class Questions:
             schedule.postpone(pending, time_s + interval)
             return
         if pending.check_count >= self._policy.maximum:
-            decide = partial(self._asker.decide, partition.number, pending)
             half = pending.half
-            self._discarding.settle(
-                Exhausted(half.transaction_id, half.group, pending.check_count, partial(_undecided, pending), decide)
-            )
+            # By id: what waits for a slow policy does not keep in memory what is settled meanwhile.
+            first = partial(_undecided_half, partition, half.transaction_id)
+            decide = partial(self._decide, partition, half.transaction_id)
+            self._discarding.settle(Exhausted(half.transaction_id, half.group, pending.check_count, first, decide))
             schedule.postpone(pending, time_s + interval)
             return
         group, unanswered = pending.half.group, pending.requested > pending.check_count
@@ -144,7 +144,8 @@ class Questions:
         asked = self._asker.check(partition, pending, now)
         if asked is Asked.SENT:
             schedule.postpone(pending, time_s + interval)
-            partition.asked.setdefault(group, []).append((time_s + interval, pending.requested, pending))
+            sent = time_s + interval, pending.requested, pending.half.transaction_id
+            partition.asked.setdefault(group, []).append(sent)
             self._counts.checks += 1
             if unanswered:
                 text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"
@@ -179,18 +180,35 @@ class Questions:
         )
         self._asker.decide(partition.number, pending, Verdict.ROLLBACK)
 
+    def _decide(self, partition: OwnedPartition, transaction_id: str, verdict: Verdict) -> None:
+        """Store what the discard policy said; also called by its threads."""
+        pending = _undecided(partition, transaction_id)
+        if pending is not None:
+            self._asker.decide(partition.number, pending, verdict)
 
-def _undecided(pending: Pending) -> Half | None:
-    """Return the half of a transaction that nobody has decided, or None."""
-    return pending.half if pending.verdict is None else None
+
+def _undecided(partition: OwnedPartition, transaction_id: str) -> Pending | None:
+    """Return a transaction that nobody has decided, or None. Safe from any thread."""
+    pending = partition.settlement.pending.get(transaction_id)
+    return pending if pending is not None and pending.verdict is None else None
+
+
+def _undecided_half(partition: OwnedPartition, transaction_id: str) -> Half | None:
+    pending = _undecided(partition, transaction_id)
+    return None if pending is None else pending.half
 
 
 def _has_room(partition: OwnedPartition, group: str, time_s: float) -> bool:
     """Tell whether one more check of a group may be sent; those that were answered, or are asked again, leave."""
     asked = partition.asked.get(group, [])
     if len(asked) >= WINDOW:
-        asked[:] = [one for one in asked if one[0] > time_s and one[2].verdict is None and one[2].check_count < one[1]]
+        asked[:] = [one for one in asked if one[0] > time_s and _is_unanswered(partition, one[2], one[1])]
     return len(asked) < WINDOW
+
+
+def _is_unanswered(partition: OwnedPartition, transaction_id: str, number: int) -> bool:
+    pending = _undecided(partition, transaction_id)
+    return pending is not None and pending.check_count < number
 
 
 __all__ = ["WINDOW", "Questions"]

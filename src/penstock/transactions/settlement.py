@@ -144,6 +144,7 @@ class Settlement:
     def skip_half(self, offset: int) -> None:
         """Pass a record of the half log that is no half."""
         self.half_position = offset + 1
+        self._inherited.pass_halves(offset)
 
     def skip_op(self, offset: int) -> None:
         """Pass a record of the op log that is no op."""

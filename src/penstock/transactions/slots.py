@@ -87,13 +87,13 @@ class Slots:
         now = time.monotonic()
         with self._lock:
             hanging = [s for s in self._live if s.since is not None and now - s.since > self._limit_s]
+            to_tell = [slot.on_given_up for slot in hanging if slot.on_given_up is not None]
             for slot in hanging:
                 self._give_up(slot)
                 if not self._is_short() and not self._closing.is_set():
                     self._add()
-        for slot in hanging:
-            if slot.on_given_up is not None:
-                slot.on_given_up()
+        for tell in to_tell:
+            tell()
 
     def close(self, timeout_s: float) -> bool:
         """Drop the calls that wait, let those that run end within `timeout_s` seconds, and tell whether they did.
@@ -153,13 +153,15 @@ class Slots:
             except:  # noqa: E722 - see `raised`; a slot outlives whatever runs in it
                 error = raised()
                 _log.error("%s failed with %s", label, type(error).__name__, exc_info=error)
+            # Or what it was about would stay in memory until the next call.
+            del task, call, on_given_up
             if not self._goes_on(slot):
                 return
 
     def _goes_on(self, slot: _Slot) -> bool:
         """Note that a call has returned, and tell whether its thread shall take another."""
         with self._lock:
-            slot.since = None
+            slot.since, slot.on_given_up = None, None
             if not slot.given_up:
                 return True
             self._given_up.remove(slot)

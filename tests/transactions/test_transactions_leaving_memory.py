@@ -1,0 +1,129 @@
+"""What is settled leaves the coordinator's memory at once, whenever its check would have been due."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from test_transactions_owned import Fetched, taken_over
+
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.discarding import Discarding
+from penstock.transactions.ids import new_id
+from penstock.transactions.model import HalfMessage, TransactionState
+from penstock.transactions.owned import Counts
+from penstock.transactions.pending import Pending
+from penstock.transactions.questions import Questions
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.takeover import Inheritance
+from waiting import wait_until
+
+MANY = 2_000
+
+
+class Partition:
+    """A half partition of a coordinator, whose logs are written by hand."""
+
+    def __init__(self) -> None:
+        self.owned = taken_over(Counts(), Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0))
+
+    def store(self, half: Half) -> int:
+        offset = self.owned.settlement.half_position
+        self.owned.feed_half(Fetched(offset, b"v", encode_half(half)), 0.0)  # type: ignore[arg-type] # what is used of it
+        return offset
+
+    def decide(self, transaction_id: str, offsets: tuple[int, ...], verdict: Verdict) -> None:
+        op = Op(transaction_id, verdict, Author.PRODUCER, "orders", 0, offsets, 0)
+        record = Fetched(self.owned.settlement.op_position, encode_op(op))
+        self.owned.feed_op(record, 0.0)  # type: ignore[arg-type] # what is used of it
+
+    def settle_all(self) -> None:
+        self.owned.note_progress(0.0)
+        while (share := self.owned.share(500, lambda _: True)) is not None:
+            self.owned.settled(share)
+
+
+def in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(one, Pending) for one in gc.get_objects())
+
+
+def half(**more: Any) -> Half:
+    return Half(new_id(), "orders", "topic", None, None, b"v", (), None)._replace(**more)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.ROLLBACK])
+@pytest.mark.parametrize("kind", ["of two messages", "immune for an hour", "usual", "delayed, and due"])
+def test_nothing_of_what_is_settled_is_in_memory_whenever_its_check_would_have_been_due(
+    kind: str, verdict: Verdict
+) -> None:
+    before = in_memory()
+    partition = Partition()
+
+    for _ in range(MANY):
+        if kind == "of two messages":
+            first = half(part=(1, 2))
+            offsets = partition.store(first), partition.store(first._replace(part=(2, 2)))
+        else:
+            immunity_ms = 3_600_000 if kind == "immune for an hour" else None
+            first = half(immunity_ms=immunity_ms, deliver_at_ms=1 if kind == "delayed, and due" else None)
+            offsets = (partition.store(first),)
+        partition.decide(first.transaction_id, offsets, verdict)
+    stays = half(immunity_ms=3_600_000)
+    partition.store(stays)
+    assert in_memory() - before == MANY + 1
+    partition.settle_all()
+
+    assert in_memory() - before == 1
+    assert list(partition.owned.settlement.pending) == [stays.transaction_id]
+
+
+class Silent:
+    """Asks nobody, and keeps the coordinator's decisions."""
+
+    def __init__(self) -> None:
+        self.decided: list[str] = []
+
+    def tick(self, half_partition: int) -> None:
+        pass
+
+    def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
+        assert (half_partition, verdict) == (0, Verdict.ROLLBACK)
+        self.decided.append(pending.half.transaction_id)
+
+
+def test_what_a_discard_policy_was_asked_about_leaves_memory_when_it_is_settled() -> None:
+    before = in_memory()
+    asked: list[str] = []
+
+    def policy(half: HalfMessage) -> TransactionState:
+        asked.append(half.transaction_id)
+        return TransactionState.ROLLBACK
+
+    partition, silent = Partition(), Silent()
+    discarding = Discarding(policy, 30.0, "test")
+    questions = Questions(
+        policy=CheckPolicy(6, 30, 15),
+        asker=silent,  # type: ignore[arg-type] # what is used of it
+        discarding=discarding,
+        half_end=lambda _: 0,
+        counts=Counts(),
+        ration=RationedLog(),
+    )
+    one = half()
+    partition.store(one)
+    pending = partition.owned.settlement.pending[one.transaction_id]
+    pending.check_count = 15
+    partition.owned.note_progress(0.0)
+    del pending
+
+    questions._ask(partition.owned, partition.owned.settlement.pending[one.transaction_id], 0.0, 1e9)
+    wait_until(lambda: silent.decided == [one.transaction_id])
+    assert asked == [one.transaction_id]
+    partition.decide(one.transaction_id, (0,), Verdict.ROLLBACK)
+    partition.settle_all()
+
+    wait_until(lambda: in_memory() == before)
+    discarding.close()
