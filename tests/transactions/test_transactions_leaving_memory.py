@@ -41,7 +41,7 @@ class Partition:
 
     def settle_all(self) -> None:
         self.owned.note_progress(0.0)
-        while (share := self.owned.share(500, lambda _: True)) is not None:
+        while (share := self.owned.share(500, lambda _: None, 1 << 30)) is not None:
             self.owned.settled(share)
 
 
