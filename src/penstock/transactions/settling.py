@@ -24,13 +24,13 @@ from penstock.transactions.log_tending import LogTending
 from penstock.transactions.membership import Membership
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import InDoubtError, NotPublishedError, TooLargeError
-from penstock.transactions.quarantine import Quarantine
 from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.slot import Landing, Slot
 from penstock.transactions.status import Status
+from penstock.transactions.target_quarantine import Quarantine
 from penstock.transactions.targets import NOT_KNOWN, Targets
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.two_logs import is_out_of_range
