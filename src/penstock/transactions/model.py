@@ -81,6 +81,27 @@ class PendingTransaction:
     waits_for: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DiscardedTransaction:
+    """A transaction that was discarded: its messages lie in the discarded topic, and `resume` brings it back.
+
+    Attributes:
+        transaction_id: its id.
+        group: the producer group that might have decided.
+        topics: the topics of its messages, in the order of its parts.
+        reason: why it was discarded.
+        check_count: answered checks until then.
+        at_ms: when it was settled, in milliseconds since the epoch, by the store's clock.
+    """
+
+    transaction_id: str
+    group: str
+    topics: tuple[str, ...]
+    reason: str
+    check_count: int
+    at_ms: int
+
+
 class TransactionResult(NamedTuple):
     """What `TransactionalProducer.send` did. A named tuple, for it is quick to make.
 
@@ -151,6 +172,8 @@ class CoordinatorStatistics:
         finish_times: transactions by seconds from birth to published: one count for each bound of `FINISH_BUCKETS_S`,
             and one above; empty where they are not measured.
         finish_seconds: the sum of those seconds.
+        left_behind: calls into the Kafka client that did not come back in time and were left behind, with a thread
+            and a client each.
     """
 
     partitions: int
@@ -173,12 +196,14 @@ class CoordinatorStatistics:
     hung_checks: int = 0
     finish_times: tuple[int, ...] = ()
     finish_seconds: float = 0.0
+    left_behind: int = 0
 
 
 __all__ = [
     "FINISH_BUCKETS_S",
     "CoordinatorStatistics",
     "DiscardPolicy",
+    "DiscardedTransaction",
     "HalfMessage",
     "Order",
     "PendingTransaction",

@@ -84,6 +84,11 @@ class Verdict(IntEnum):
     TICK = 5
 
 
+#: Reasons of a discard, as the discarded topic has them.
+EXHAUSTED = "checks exhausted"
+BY_OPERATOR = "by an operator"
+
+
 class Author(IntEnum):
     """Who wrote an op record."""
 
@@ -405,6 +410,8 @@ def _number(fields: dict[str, bytes | None], name: str, highest: int) -> int | N
 
 
 __all__ = [
+    "BY_OPERATOR",
+    "EXHAUSTED",
     "MAX_CHECK_NUMBER",
     "MAX_PARTS",
     "RESERVED_PREFIX",

@@ -23,7 +23,7 @@ from penstock.transactions.file.entries import (
 )
 from penstock.transactions.file.folder import Folder
 from penstock.transactions.file.frames import FRAME_BYTES, RECORD_BYTES, Record
-from penstock.transactions.file.ledger import Kept, Ledger
+from penstock.transactions.file.ledger import Kept, Ledger, is_discard_of_refused
 from penstock.transactions.file.redo import RedoLog
 from penstock.transactions.records import MAX_CHECK_NUMBER, Author, Half, Verdict
 
@@ -135,6 +135,10 @@ class Journal:
             return "it is unknown, or settled long ago"
         if kept.group != change.group:
             return f"it belongs to group {kept.group}"
+        if change.transaction_id not in taken and is_discard_of_refused(kept, change):
+            # Its administration made sure that Kafka refused it, and that nothing of it is under way.
+            taken.add(change.transaction_id)
+            return Decided(change.transaction_id, change.verdict, change.author, decided, change.actor)
         if kept.verdict is not None or change.transaction_id in taken:
             standing = kept.verdict.name if kept.verdict is not None else "another decision"
             # An answered check that comes late says nothing against what was decided.
@@ -188,12 +192,13 @@ class Journal:
         frame: list[tuple[int, bytes]] = []
         size = FRAME_BYTES
         for kept in batch:
-            record = encode_entry(self.ledger.entry_of(kept, self.halves(kept)))
-            if frame and size + RECORD_BYTES + len(record[1]) > _CARRY_BYTES:
+            records = [encode_entry(entry) for entry in self.ledger.entries_of(kept, self.halves(kept))]
+            more = sum(RECORD_BYTES + len(payload) for _, payload in records)
+            if frame and size + more > _CARRY_BYTES:
                 self._append_carried(frame, size)
                 frame, size = [], FRAME_BYTES
-            frame.append(record)
-            size += RECORD_BYTES + len(record[1])
+            frame += records
+            size += more
         if frame:
             self._append_carried(frame, size)
 
@@ -207,6 +212,12 @@ class Journal:
         """Return the transactions whose halves were written again since the last call."""
         moved, self._moved = self._moved, []
         return moved
+
+    def undecided_halves(self, kept: Kept) -> tuple[Half, ...] | None:
+        """Read the halves of a transaction, unless it is decided or settled. The ledger is guarded meanwhile."""
+        if kept.verdict is not None or self.ledger.kept.get(kept.transaction_id) is not kept:
+            return None
+        return self.halves(kept)
 
     def halves(self, kept: Kept) -> tuple[Half, ...]:
         """Read the halves of a transaction from the log. Safe from any thread, if it guards the ledger meanwhile.

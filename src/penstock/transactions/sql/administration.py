@@ -8,9 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.errors import DecisionNotStoredError, TransactionError, TransactionRefusedError
-from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.model import DiscardedTransaction, PendingTransaction, TransactionState
 from penstock.transactions.records import Author, Verdict
 from penstock.transactions.sql import schema
+from penstock.transactions.sql.claims import reason_of_discard
 from penstock.transactions.sql.database import Database
 from penstock.transactions.sql.writer import Decision, cause_of
 
@@ -36,11 +37,34 @@ class SqlAdministration:
         found = self._shown(schema.tx.c.settled_at.is_(None) & (schema.tx.c.id == transaction_id))
         return found[0] if found else None
 
+    def discarded(self) -> Sequence[DiscardedTransaction]:
+        """Return what was discarded and can be resumed, latest first: it is kept for 30 days."""
+        tx, message = schema.tx, schema.message
+        gone = (tx.c.state == schema.DISCARD) & tx.c.settled_at.is_not(None)
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(tx).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)).all()
+            topics: dict[str, list[str]] = {}
+            parts = sa.select(message.c.tx, message.c.topic).order_by(message.c.part)
+            for part in connection.execute(parts.where(message.c.tx.in_(sa.select(tx.c.id).where(gone)))):
+                topics.setdefault(part.tx, []).append(part.topic)
+        return [
+            DiscardedTransaction(
+                transaction_id=row.id,
+                group=row.producer_group,
+                topics=tuple(topics.get(row.id, ())),
+                reason=reason_of_discard(row.author),
+                check_count=row.check_count,
+                at_ms=int(row.settled_at * 1000),
+            )
+            for row in rows
+        ]
+
     def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
-        """Store an operator's decision, with who it was.
+        """Store an operator's decision, with who it was. A DISCARD counts, too, where a COMMIT is refused by Kafka.
 
         Raises:
-            TransactionRefusedError: another decision stands, or there is no such transaction.
+            TransactionRefusedError: another decision stands, or there is no such transaction; or a COMMIT is to be
+                discarded that is not refused, or is being published just now.
             DecisionNotStoredError: it is not known to be durable.
         """
         decision = Decision(transaction_id, None, verdict, Author.OPERATOR, actor)
@@ -82,6 +106,9 @@ class SqlAdministration:
                         answered_at=None,
                         question=0,
                         taken_until=0.0,
+                        held_until=0.0,
+                        held_count=0,
+                        held_why=None,
                     )
                 )
                 self._write_down(connection, actor, "resume", transaction_id)

@@ -17,6 +17,9 @@ from penstock.transactions.sql.database import Database
 PREPARED = 0
 COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verdict.DISCARD)
 
+#: `taken_until` of what a trial has: only a relay that has read the done log since lets it go.
+TAKEN = 1e18
+
 _VERSION = 2
 
 metadata = sa.MetaData()
@@ -56,7 +59,7 @@ tx = sa.Table(
     sa.Column("question", sa.Integer, nullable=False),
     sa.Column("asked_at", sa.Double),
     sa.Column("taken_until", sa.Double, nullable=False),
-    # While Kafka refuses it: until when it is left alone, how often it was refused, and why.
+    # While Kafka refuses it: until when the main path leaves it alone, how often it was refused itself, and why.
     sa.Column("held_until", sa.Double, nullable=False),
     sa.Column("held_count", sa.Integer, nullable=False),
     sa.Column("held_why", sa.Text),
@@ -216,6 +219,7 @@ __all__ = [
     "DISCARD",
     "PREPARED",
     "ROLLBACK",
+    "TAKEN",
     "alive",
     "audit",
     "before_it",
