@@ -1,7 +1,7 @@
 """What one shard's main path leaves out: topics that took nothing, or refused messages, and what must not pass those.
 
-A Kafka transaction fails as a whole: so what was refused is tried apart from all that is well. What is here is published
-by trials only, or discarded. Two kinds of trials are never mixed: those that may well fail (one transaction of each
+A Kafka transaction fails as a whole: so what was refused is tried apart from what is well. What is here is published by
+trials only, or discarded. Two kinds of trials are never mixed: those that may well fail (one transaction of each
 topic that took nothing, one refused one of each other topic, after pauses that grow) and all the rest, in their order.
 Pure; times are monotonic seconds.
 """

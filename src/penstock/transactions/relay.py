@@ -1,6 +1,6 @@
 """The relay of one shard of a store that is not in Kafka: what publishes it, on two paths, without ever waiting.
 
-The main path publishes all that is well, in as few Kafka transactions as it takes. What was refused is tried apart, by a
+The main path publishes all that is well, in as few Kafka transactions as it can. What was refused is tried apart, by a
 producer of its own (`<id>.q`): see `quarantine`. Nothing is on both paths, and both write what they publish into the
 same done log. After a doubt of either, nothing that it had is touched until that log was read, its writer shut out:
 
@@ -114,6 +114,7 @@ class Relay:
         make: MakeOutbound,
         left: LeftBehind,
         wake: Callable[[], object],
+        *,
         wants_visible: Callable[[Sequence[Publishable]], bool] = lambda _: True,
     ) -> None:
         self._backlog = backlog

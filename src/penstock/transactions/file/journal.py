@@ -49,6 +49,9 @@ class Decide(NamedTuple):
     check_number: int
     now_ms: int
     actor: str = ""
+    #: Whether an operator discards what is committed, and Kafka refuses. Who asks made sure that nothing of it is
+    #: under way.
+    over_commit: bool = False
 
 
 class Settle(NamedTuple):
@@ -135,11 +138,8 @@ class Journal:
             return "it is unknown, or settled long ago"
         if kept.group != change.group:
             return f"it belongs to group {kept.group}"
-        if change.transaction_id not in taken and is_discard_of_refused(kept, change):
-            # Its administration made sure that Kafka refused it, and that nothing of it is under way.
-            taken.add(change.transaction_id)
-            return Decided(change.transaction_id, change.verdict, change.author, decided, change.actor)
-        if kept.verdict is not None or change.transaction_id in taken:
+        over_commit = change.over_commit and is_discard_of_refused(kept, change)
+        if (kept.verdict is not None and not over_commit) or change.transaction_id in taken:
             standing = kept.verdict.name if kept.verdict is not None else "another decision"
             # An answered check that comes late says nothing against what was decided.
             return None if change.verdict is Verdict.UNKNOWN else f"{standing} came first"
