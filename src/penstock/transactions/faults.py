@@ -89,6 +89,9 @@ def blamed(error: KafkaError) -> Blamed:
 
 
 _ADD = "ADDPARTS"
+_GET_ID = "GETPID"
+_CONCURRENT = "concurrent operation"
+_REGISTERED = "registered with transaction"
 _REFUSED = re.compile(r'AddPartitionsToTxn response: partition "(?P<topic>[^"]+)": \[-?\d+\]: (?P<why>.+)$')
 #: Of AddPartitionsToTxn: they say something of the topic. The others are of the transaction, or tried again.
 _TOPICS_ANSWERS = ("Unknown topic or partition", "Topic authorization failed")
@@ -107,18 +110,32 @@ class AddWatch:
         self._log = log
         #: Reasons by topic, since the last `begin`.
         self.refused: dict[str, str] = {}
+        #: Whether the last answer since then was that the transaction before, whose end is decided, waits for its
+        #: markers: to whoever asks for its id, or begins another one.
+        self.is_concurrent = False
 
     def begin(self) -> None:
-        """A transaction begins."""
-        self.refused = {}
+        """A transaction begins, or a transactional id is asked for."""
+        self.refused, self.is_concurrent = {}, False
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line from the client library: its kind, the client's name and what it says are the arguments."""
-        if arguments and arguments[0] == _ADD:
-            found = _REFUSED.search(str(arguments[-1]))
+        kind, said = (arguments[0], str(arguments[-1])) if arguments else (None, "")
+        if kind == _ADD:
+            self._read_answer(said)
+        elif kind == _GET_ID and _CONCURRENT in said:
+            self.is_concurrent = True
+        self._log.log(level, text, *arguments)
+
+    def _read_answer(self, said: str) -> None:
+        if _CONCURRENT in said:
+            self.is_concurrent = True
+        elif _REGISTERED in said:
+            self.is_concurrent = False
+        else:
+            found = _REFUSED.search(said)
             if found is not None and any(answer in found["why"] for answer in _TOPICS_ANSWERS):
                 self.refused[found["topic"]] = found["why"]
-        self._log.log(level, text, *arguments)
 
 
 __all__ = ["AddWatch", "Blamed", "Fault", "blamed"]

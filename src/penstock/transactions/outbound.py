@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
@@ -42,7 +43,15 @@ _TIMEOUT_S = 10.0
 #: Less, so that a topic that does not answer is known before the transaction times out.
 _SEND_TIMEOUT_S = 6.0
 _OPEN_TIMEOUT_S = 10.0
+#: Seconds for a transactional id whose last transaction may wait for its markers.
+_ID_TIMEOUT_S = 2.0
+#: Transactional ids that stand for one.
+_IDS = 3
+#: What a topic must take at least: a marker has fewer bytes.
+_MARKER_BYTES = 200
 _POLL_S = 0.1
+#: Seconds after which it is looked what a transaction waits for, and between two looks.
+_LOOK_S = 1.5
 #: Seconds before an abort, seen with librdkafka 2.16.
 _CLEARING_S = 0.3
 #: Seconds for a question whether brokers answer, and know a topic.
@@ -219,9 +228,12 @@ class Outbound:
         """
         self.close()
         for other in shut_out:
-            _discard(self._initialised({**self._settings, "transactional.id": other}))
+            for producer in self._initialised(other):
+                _discard(producer)
         # What the predecessor left open is ended, and its markers are written, when this returns.
-        producer = self._initialised(self._settings)
+        producer, *spare = self._initialised(self._name)
+        for one in spare:
+            _discard(one)
         try:
             self._goes_on()
             self.known_to, found = self._done.read(self._goes_on)
@@ -236,18 +248,58 @@ class Outbound:
         self.opened += 1
         return found
 
-    def _initialised(self, settings: dict[str, Any]) -> Producer:
-        self._goes_on()
+    def _initialised(self, name: str) -> list[Producer]:
+        """Shut out whoever has one of the transactional ids that stand for a name; return producers that have them.
+
+        An id cannot be had while a target takes not even the markers that end its last transaction: nobody can. So
+        there are several, and whoever opens takes all that can be had, and uses the first.
+
+        Raises:
+            ConfigurationError: the client library refused the settings.
+            InDoubtError: the broker did not answer in time, or none can be had.
+        """
+        made: list[Producer] = []
         try:
-            producer = Producer(settings)
+            for number in range(1, _IDS + 1):
+                producer = self._with_id(name if number == 1 else f"{name}.{number}")
+                if producer is not None:
+                    made.append(producer)
+        except BaseException:
+            for one in made:
+                _discard(one)
+            raise
+        if not made:
+            raise InDoubtError(f"{name} cannot open: the last transactions of all its ids wait for their markers")
+        return made
+
+    def _with_id(self, transactional_id: str) -> Producer | None:
+        self._goes_on()
+        self._added.begin()
+        try:
+            producer = Producer({**self._settings, "transactional.id": transactional_id})
         except KafkaException as error:
             raise client_refused(error) from error
         try:
-            producer.init_transactions(_OPEN_TIMEOUT_S)
+            producer.init_transactions(_ID_TIMEOUT_S)
         except KafkaException as error:
-            _discard(producer)
-            raise InDoubtError(f"{self._name} cannot open: {reason(error)}; trying again helps") from error
-        return producer
+            first = error
+        else:
+            return producer
+        try:
+            # Serves the log.
+            producer.poll(0)
+            if not self._added.is_concurrent:
+                self._goes_on()
+                producer.init_transactions(_OPEN_TIMEOUT_S)
+                return producer
+        except KafkaException as error:
+            first = error
+            producer.poll(0)
+        _discard(producer)
+        if self._added.is_concurrent:
+            _log.warning("%s waits for markers of its last transaction, which a target does not take", transactional_id)
+            return None
+        raise InDoubtError(f"{transactional_id} cannot open: {reason(first)}; trying again helps") from first
 
     def close(self) -> None:
         """Discard the producer with all it holds."""
@@ -310,22 +362,30 @@ class Outbound:
         new = topics if self._apart else topics - self._found
         if not new:
             return entries
-        faults: dict[str, Fault] = {}
-        try:
-            self._goes_on()
-            asked = [producer.list_topics(timeout=_ASK_S)] if len(new) > _ONE_BY_ONE else None
-            asked = asked or [producer.list_topics(one, timeout=_ASK_S) for one in new]
-        except KafkaException:
-            # Brokers are away: the transaction tells.
-            return entries
-        known = {name: topic for answer in asked for name, topic in answer.topics.items()}
-        for name in new:
-            error = known[name].error if name in known else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            if error is None:
-                self._found.add(name)
-            elif blamed(error) is Blamed.TOPIC:
-                faults[name] = Fault(f"{name}: {reason(error)}", whole=True)
+        faults = self._missing(producer, new)
+        self._found |= new - faults.keys()
+        if self._apart:
+            faults.update(self._take_no_markers(new - faults.keys()))
         return _divide(entries, {}, faults, outcome) if faults else entries
+
+    def _missing(self, producer: Producer, topics: Collection[str]) -> dict[str, Fault]:
+        """Return those topics that are not there, or are not to be seen; none where brokers are away."""
+        self._goes_on()
+        try:
+            if len(topics) > _ONE_BY_ONE:
+                known = dict(producer.list_topics(timeout=_ASK_S).topics)
+            else:
+                known = {one: producer.list_topics(one, timeout=_ASK_S).topics[one] for one in topics}
+        except (KafkaException, KeyError):
+            # The transaction tells.
+            return {}
+        absent = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        errors = {name: known[name].error if name in known else absent for name in topics}
+        return {
+            name: Fault(f"{name}: {reason(error)}", whole=True)
+            for name, error in errors.items()
+            if error is not None and blamed(error) is Blamed.TOPIC
+        }
 
     def _set_apart(self, entries: list[Publishable], blame: _Blame, outcome: Outcome) -> list[Publishable]:
         faults = self._faults(blame)
@@ -333,7 +393,27 @@ class Outbound:
         if self._apart:
             refused = {name: why for name, (_, why) in blame.messages.items()}
         self._found.difference_update(faults)
+        too_small = self._take_no_markers([topic for topic, _ in blame.messages.values()])
+        if too_small:
+            # Nothing more can be done with this transactional id until that is mended.
+            raise InDoubtError(f"{self._name}: a Kafka transaction cannot end: {blame.cause}", {**faults, **too_small})
         return _divide(entries, refused, faults, outcome)
+
+    def _take_no_markers(self, topics: Iterable[str]) -> dict[str, Fault]:
+        """Return those topics whose longest message is so short that transactions there never end."""
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in dict.fromkeys(topics)]
+        found: dict[str, Fault] = {}
+        self._goes_on()
+        for resource, answer in self._done.admin.describe_configs(resources, request_timeout=_ASK_S).items():
+            try:
+                limit = int(answer.result(_ASK_S)["max.message.bytes"].value)
+            except (KafkaException, KeyError, ValueError, TimeoutError):
+                # Not allowed to ask, or away: what is done there tells.
+                continue
+            if limit < _MARKER_BYTES:
+                why = f"{resource.name}: its max.message.bytes is {limit}, too little for the markers of transactions"
+                found[resource.name] = Fault(why, whole=True)
+        return found
 
     def _faults(self, blame: _Blame) -> dict[str, Fault]:
         """Return which topics are to blame for an abort. Brokers that do not answer are nobody's fault."""
@@ -373,11 +453,12 @@ class Outbound:
             producer.begin_transaction()
             for entry in group:
                 self._produce(producer, entry)
+            topics = {message.topic for entry in group for message in entry.messages}
             if self._apart:
-                self._await_delivery(producer)
+                self._await_delivery(producer, topics)
             if not self._blame.cause:
                 self._produce_done(producer, ids)
-                self._await_delivery(producer)
+                self._await_delivery(producer, topics)
             if not self._blame.cause:
                 self._goes_on()
                 self._commit(producer)
@@ -388,14 +469,31 @@ class Outbound:
         self._abort(producer)
         return self._blame
 
-    def _await_delivery(self, producer: Producer) -> None:
-        """Wait until all is delivered or something failed: what comes behind a failed message would time out."""
-        deadline = time.monotonic() + _SEND_TIMEOUT_S
+    def _await_delivery(self, producer: Producer, topics: set[str]) -> None:
+        """Wait until all is delivered or something failed: what comes behind a failed message would time out.
+
+        Raises:
+            InDoubtError: the transaction before does not end.
+        """
+        begun = time.monotonic()
+        look_s = _LOOK_S
         while len(producer) and not self._blame.cause:
             self._goes_on()
             producer.poll(_POLL_S)
-            if time.monotonic() > deadline + 1:
+            waited_s = time.monotonic() - begun
+            if waited_s > look_s and not self._blame.cause:
+                look_s += _LOOK_S
+                self._require_markers(topics)
+                for topic, fault in self._missing(producer, topics).items():
+                    self._blame.topics[topic] = self._blame.cause = fault.why
+            if waited_s > _SEND_TIMEOUT_S + 1:
                 self._blame.cause = f"{len(producer)} messages were not delivered within {_SEND_TIMEOUT_S:g} s"
+
+    def _require_markers(self, topics: set[str]) -> None:
+        """Raise where nothing can be sent, since the transaction before waits for its markers."""
+        if self._added.is_concurrent:
+            faults = self._take_no_markers(topics | self._found)
+            raise InDoubtError(f"{self._name}: its last transaction does not end: its markers are not taken", faults)
 
     def _await_visible(self) -> None:
         if self._notes_places and self._done_offset is not None:

@@ -73,6 +73,11 @@ class _Topic:
     held: dict[str, _Held] = field(default_factory=dict)
 
 
+def _behind(before: _Held) -> Reason:
+    why = before.reason.why if before.reason.behind is None else "which waits, too"
+    return Reason(f"transaction {before.name}, before it in its key: {why}", before.name)
+
+
 class Quarantine:
     """The topics and transactions of one shard that are tried apart. Used by one thread."""
 
@@ -125,7 +130,7 @@ class Quarantine:
                 return Reason(topic.why)
         for lane in lanes_of(entry):
             for before in self._lanes.get(lane, ()):
-                return Reason(f"transaction {before.name}, before it in its key: {before.reason.why}", before.name)
+                return _behind(before)
         return None
 
     def _hold(self, entry: Publishable, reason: Reason) -> None:
@@ -234,6 +239,10 @@ class Quarantine:
                     return False
         return True
 
+    def _before(self, held: _Held) -> _Held | None:
+        """Return what a transaction waits for, by its keys."""
+        return next((first for lane in held.lanes if (first := self._lanes[lane][0]) is not held), None)
+
     def tried(self, outcome: Outcome, now: float) -> dict[str, Reason]:
         """Take in what became of a trial; return what is still held of it, each with the reason."""
         for name in outcome.published:
@@ -246,13 +255,17 @@ class Quarantine:
         self.remove(outcome.published)
         self.blame(outcome.faults, now)
         still: dict[str, Reason] = {}
+        # What was refused first: others wait for it.
         for name in (*outcome.refused, *outcome.held):
             held = self._held.get(name)
             if held is None:
                 continue
             held.is_out = False
             why = outcome.refused.get(name)
-            if why is not None:
+            if why is None:
+                before = self._before(held)
+                held.reason = still[name] = held.reason if before is None else _behind(before)
+            else:
                 held.reason = still[name] = Reason(why)
                 if not any(topic in outcome.faults for topic in held.topics):
                     self._refuse(held, now)

@@ -117,6 +117,7 @@ class FileSettler:
             if opened.plan is not None:
                 raise ConfigurationError(f"the file store in {store.path} has a coordinator already; use that one")
             opened.plan = asker.plan
+            opened.shelf.begin_anew(one for one in opened.kept.values() if not one.settled)
             for kept in opened.table.live():
                 asker.plan(kept)
 

@@ -161,6 +161,13 @@ class Shelf:
         """The operator's decision is stored, or failed."""
         self._discarding.discard(kept.transaction_id)
 
+    def begin_anew(self, unsettled: Iterable[Kept]) -> None:
+        """Give back all that a former coordinator of this process had; the next one first reads the done log."""
+        for kept in unsettled:
+            if kept.transaction_id in self._out:
+                self._let_go(kept)
+                self.give_back(kept)
+
     def _let_go(self, kept: Kept) -> None:
         for ids in (self._out, self._tried, self._discarding):
             ids.discard(kept.transaction_id)

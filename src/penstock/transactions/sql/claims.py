@@ -106,7 +106,9 @@ class Claims:
                 connection.execute(
                     tx.update()
                     .where(tx.c.id.in_((name, _other_id(name))), tx.c.settled_at.is_(None))
-                    .values(held_until=now + _HELD_S, held_count=tx.c.held_count + int(behind is None), held_why=why)
+                    .values(
+                        held_until=now + _HELD_S, held_count=tx.c.held_count + 1 if behind is None else 0, held_why=why
+                    )
                 )
 
     def release(self, number: int, mine: sa.ColumnElement[bool]) -> None:

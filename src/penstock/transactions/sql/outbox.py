@@ -66,13 +66,14 @@ class Outbox:
             The id of the message's transaction.
 
         Raises:
-            ConfigurationError: an argument is wrong, or the connection would commit by itself.
+            ConfigurationError: an argument is wrong, the connection would commit by itself, or the store has no tables.
             TopicNotFoundError: there is no such topic.
         """
         under = terms(None, deliver_at, by_half=False)
         half = a_half(new_id(), GROUP, under, topic=topic, key=key, value=value, headers=headers, partition=partition)
         self._store.require_target(topic, partition)
         self._user.require_transaction()
+        self._store.require_shards()
         number, now = self._store.database.next, self._store.database.now
         # Constants and our own words: nothing of the user's is in the text.
         self._user.run(

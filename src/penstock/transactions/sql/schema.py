@@ -157,6 +157,22 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         return str(row.uuid), int(row.shards)
 
 
+def shards_of(database: Database) -> int:
+    """Return the number of shards that the tables have.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    with database.read() as connection:
+        is_there = sa.inspect(connection).has_table(store.name)
+        found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
+    if found is None:
+        raise ConfigurationError(
+            "the SQL store has no tables in this database; start a coordinator or a producer on it once, which makes them"
+        )
+    return int(found)
+
+
 def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `earlier` stands before one of `tx` in its line, and is not settled.
 
@@ -232,6 +248,7 @@ __all__ = [
     "metadata",
     "refusal",
     "shard",
+    "shards_of",
     "store",
     "tx",
 ]
