@@ -16,7 +16,7 @@ import pytest
 
 from penstock.errors import StoreDamagedError
 from penstock.transactions.file import frames
-from penstock.transactions.file.entries import Prepared
+from penstock.transactions.file.entries import Entry, Prepared
 from penstock.transactions.file.journal import Decide, Journal
 from penstock.transactions.file.ledger import Kept, Ledger
 from penstock.transactions.file.redo import SUFFIX, RedoLog
@@ -128,10 +128,10 @@ def removes_segments_that_are_needed(patch: pytest.MonkeyPatch) -> None:
 def forgets_decisions_it_carries(patch: pytest.MonkeyPatch) -> None:
     """A decided half that is written again is undecided."""
 
-    def entry_of(self: Ledger, kept: Kept, halves: tuple[Half, ...]) -> Prepared:
-        return Prepared(kept.number, kept.birth_ms, kept.check_count, kept.answered_ms, Verdict.UNKNOWN, 0, halves)
+    def entries_of(self: Ledger, kept: Kept, halves: tuple[Half, ...]) -> list[Entry]:
+        return [Prepared(kept.number, kept.birth_ms, kept.check_count, kept.answered_ms, Verdict.UNKNOWN, 0, halves)]
 
-    patch.setattr(Ledger, "entry_of", entry_of)
+    patch.setattr(Ledger, "entries_of", entries_of)
 
 
 def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:

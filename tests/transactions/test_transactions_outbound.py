@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from kafka_proxy import END_TXN, KafkaProxy, What
 from kafka_tools import read_all
@@ -29,9 +31,12 @@ class Bench:
         self._stack = stack
         create_done_log(servers, {}, self.done, 2)
 
-    def outbound(self, shard: int = 0, servers: str | None = None, **config: object) -> Outbound:
+    def outbound(
+        self, shard: int = 0, servers: str | None = None, *, apart: bool = False, **config: object
+    ) -> Outbound:
         log = DoneLog(servers or self.servers, config, self.done, shard)
-        made = Outbound(servers or self.servers, config, transactional_id=f"{self.topic}.{shard}", done=log)
+        name = f"{self.topic}.{shard}{'.q' if apart else ''}"
+        made = Outbound(servers or self.servers, config, transactional_id=name, done=log, apart=apart)
         self._stack.callback(made.close)
         return made
 
@@ -156,22 +161,55 @@ def test_a_missing_topic_holds_its_own_messages_and_what_waits_behind_them(bench
     assert bench.visible() == ["before", "free"]
 
 
-def test_a_message_that_is_too_large_is_found_among_many_and_alone_refused(
+def test_a_message_that_is_too_large_sets_its_topic_apart_and_is_alone_refused_there(
     bench: Bench, new_topic: Callable[..., str]
 ) -> None:
     small = new_topic(config={"max.message.bytes": "2000"})
-    outbound = bench.outbound(**{"compression.type": "none", "batch.size": 1000})
-    outbound.open()
+    together, apart = bench.outbound(**{"compression.type": "none"}), bench.outbound(apart=True)
+    together.open()
+    apart.open()
     entries = [bench.entry(f"{n}", topic=small) for n in range(20)]
     entries[13] = bench.entry("x" * 5000, topic=small)
+    others = [bench.entry(f"{n}") for n in range(20)]
 
-    outcome = outbound.publish(entries)
+    first = together.publish([entry for pair in zip(entries, others, strict=True) for entry in pair])
+    second = apart.publish([entry for entry in entries if entry.transaction_id in first.refused])
 
+    assert first.published == ids(others)
+    assert set(first.refused) == set(ids(entries))
+    assert [(topic, fault.whole) for topic, fault in first.faults.items()] == [(small, False)]
     good = [entry for n, entry in enumerate(entries) if n != 13]
-    assert list(outcome.refused) == [entries[13].transaction_id]
-    assert outcome.published == ids(good)
-    assert outcome.held == []
+    assert list(second.refused) == [entries[13].transaction_id]
+    assert "MSG_SIZE_TOO_LARGE" in second.refused[entries[13].transaction_id]
+    assert second.faults == {}
+    assert second.published == ids(good)
+    assert second.held == []
     assert bench.visible(small) == [f"{n}" for n in range(20) if n != 13]
+    # Of what was aborted, readers of the done log were never held back: it was not written.
+    assert bench.records_in_done() == 2
+
+
+def test_a_topic_that_was_deleted_is_named_also_where_the_end_is_in_doubt(
+    bench: Bench, new_topic: Callable[..., str], admin: AdminClient
+) -> None:
+    gone = new_topic()
+    outbound = bench.outbound()
+    outbound.open()
+    outbound.publish([bench.entry("before", topic=gone), bench.entry("0")])
+    admin.delete_topics([gone])[gone].result()
+    entries = [bench.entry("lost", topic=gone), bench.entry("1")]
+
+    begun = time.monotonic()
+    try:
+        faults = dict(outbound.publish(entries).faults)
+    except InDoubtError as error:
+        faults = dict(error.faults)
+
+    # Not the time-out of a message, nor more than one transaction.
+    assert time.monotonic() - begun < 5
+    assert list(faults) == [gone]
+    assert faults[gone].whole
+    assert "Unknown topic or partition" in faults[gone].why
 
 
 def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench) -> None:

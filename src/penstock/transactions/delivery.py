@@ -7,6 +7,7 @@ else, and no two senders wait for each other.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -112,6 +113,8 @@ class AckedProducer:
             "acks": "all",
         }
         self._settings = settings
+        # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
+        self._pid = os.getpid()
         try:
             # Replaced under the lock after a fatal error; whoever uses it takes it into a local name first.
             self._producer = Producer(settings)
@@ -140,12 +143,27 @@ class AckedProducer:
         Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come.
         """
         self._refusing = True
+        if self.is_inherited:
+            return 0
         left = self._producer.flush(timeout_s)
         self._stopping.set()
         self._thread.join()
         self._producer.purge()
         self._producer.flush(_PURGE_S)
         return left
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._pid != os.getpid()
+
+    def require_own(self) -> None:
+        """Raise `StoppedError` where it belongs to the process that this one was forked from."""
+        if self.is_inherited:
+            raise StoppedError(
+                f"{self._name} belongs to process {self._pid}, from which this one was forked: Kafka's clients do not "
+                "outlive a fork; make a producer in this process"
+            )
 
     @property
     def in_delivery_thread(self) -> bool:
@@ -194,7 +212,7 @@ class AckedProducer:
             KafkaException: the client library refused the record: it is too large, say.
         """
         producer = self._producer
-        if self._refusing:
+        if self._refusing or self.is_inherited:
             return False
         try:
             producer.produce(topic, value, key, partition, report, headers=headers)
@@ -266,6 +284,7 @@ class AckedProducer:
                 return
 
     def _check_refusing(self, topic: str, partition: int) -> None:
+        self.require_own()
         if self._refusing:
             raise StoppedError(f"nothing is sent to {topic}[{partition}] any more: {self._name} was stopped")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,12 +25,16 @@ _log = logging.getLogger("penstock.transactions")
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: Seconds in which the broker shall have said where the log begins and ends, and have given it all.
 _ANSWER_S = 10.0
-_READ_S = 30.0
+_READ_S = 15.0
 _POLL_S = 0.1
 _HEAD = struct.Struct(">BI")
 _VERSION = 1
 #: Settings of the user's that have no meaning for a consumer.
 _PRODUCER_ONLY = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
+
+
+def _nobody_looks() -> None:
+    """Nobody wants to know that it goes on."""
 
 
 class DoneLog:
@@ -55,14 +59,19 @@ class DoneLog:
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
+            **reconnecting(connection),
         }
         # These consumers are nobody's member.
         self._settings.pop("group.instance.id", None)
-        self._admin = admin_client(bootstrap_servers, config)
+        #: Asks brokers of this log, and of what was published with it.
+        self.admin = admin_client(bootstrap_servers, config)
         self._forgotten_to = 0
 
-    def read(self) -> tuple[int, frozenset[str]]:
-        """Return the end of the log and the ids in it. Whoever writes to it must have been shut out.
+    def read(self, goes_on: Callable[[], object] = _nobody_looks) -> tuple[int, frozenset[str]]:
+        """Return the end of the log and the ids in it. Whose records are looked for must have been shut out.
+
+        Args:
+            goes_on: called as it goes on.
 
         Raises:
             KafkaException: a broker does not answer.
@@ -79,6 +88,7 @@ class DoneLog:
                     raise TimeoutError(
                         f"{self.topic}[{self.partition}] was read only to {position} of {end} within {_READ_S:g} s"
                     )
+                goes_on()
                 message = consumer.poll(_POLL_S)
                 error = None if message is None else message.error()
                 if message is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):  # noqa: SLF001 - the library's public constants look so
@@ -99,7 +109,7 @@ class DoneLog:
             return
         self._forgotten_to = offset
         places = [TopicPartition(self.topic, self.partition, offset)]
-        for future in self._admin.delete_records(places, request_timeout=_ANSWER_S).values():
+        for future in self.admin.delete_records(places, request_timeout=_ANSWER_S).values():
             future.add_done_callback(partial(_log_failure, self._place))
 
     def _bounds(self) -> tuple[int, int]:
@@ -109,6 +119,11 @@ class DoneLog:
             return consumer.get_watermark_offsets(self._place, _ANSWER_S)
         finally:
             consumer.close()
+
+
+def reconnecting(config: ClientConfig) -> ClientConfig:
+    """Return settings by which brokers that come back are found soon, unless the user has other wishes."""
+    return {} if any(key.startswith("reconnect.") for key in config) else {"reconnect.backoff.max.ms": 1_000}
 
 
 def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, partitions: int) -> int:
@@ -158,4 +173,4 @@ def _log_failure(place: TopicPartition, future: Any) -> None:
         _log.warning("%s[%d] could not be trimmed: %s; it is tried again", place.topic, place.partition, error)
 
 
-__all__ = ["DoneLog", "create_done_log", "decode_ids", "encode_ids"]
+__all__ = ["DoneLog", "create_done_log", "decode_ids", "encode_ids", "reconnecting"]

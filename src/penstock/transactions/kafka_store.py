@@ -185,6 +185,9 @@ class KafkaStore:
 
     def stop(self, timeout_s: float) -> None:
         """Wait for what is being sent, at most `timeout_s` seconds."""
+        if self._sends.is_inherited:
+            # What is open there is the parent's.
+            return
         deadline = time.monotonic() + timeout_s
         while self._ops.open and time.monotonic() < deadline:
             time.sleep(_STOP_POLL_S)
@@ -203,7 +206,9 @@ class KafkaStore:
         Raises:
             TopicNotFoundError: there is no such topic.
             ConfigurationError: the topic has no such partition, or belongs to the store.
+            StoppedError: the store belongs to the process that this one was forked from.
         """
+        self._sends.require_own()
         count = self._targets.get(topic)
         if count is not None and partition is None:
             return

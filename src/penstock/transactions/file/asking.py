@@ -88,8 +88,10 @@ class FileAsker:
                 opened.counts.no_producer += 1
             self._alarm(kept)
             return min(interval, _SOON_S)
-        half = opened.halves(kept)[0]
-        if not opened.questions.ask(CheckRequest(half, 0, kept.number, kept.check_count + 1)):
+        halves = opened.undecided_halves(kept)
+        if halves is None:
+            return interval
+        if not opened.questions.ask(CheckRequest(halves[0], 0, kept.number, kept.check_count + 1)):
             return min(interval, _SOON_S)
         with opened.lock:
             opened.counts.checks += 1
@@ -108,7 +110,8 @@ class FileAsker:
 
     def _exhausted(self, kept: Kept) -> None:
         def half() -> Half | None:
-            return self._opened.halves(kept)[0] if kept.verdict is None else None
+            halves = self._opened.undecided_halves(kept)
+            return None if halves is None else halves[0]
 
         def decide(verdict: Verdict) -> None:
             self._store.change(kept.transaction_id, kept.group, verdict, Author.COORDINATOR, _log_failure)

@@ -25,7 +25,7 @@ from penstock.transactions.file.entries import (
 )
 from penstock.transactions.file.folder import Folder
 from penstock.transactions.file.frames import FRAME_BYTES, RECORD_BYTES, Record
-from penstock.transactions.file.ledger import Kept, Ledger
+from penstock.transactions.file.ledger import Kept, Ledger, is_discard_of_refused
 from penstock.transactions.file.redo import NoRoomError, RedoLog
 from penstock.transactions.records import MAX_CHECK_NUMBER, Author, Half, Verdict
 
@@ -55,6 +55,9 @@ class Decide(NamedTuple):
     actor: str = ""
     #: It takes back what is committed and not due yet, and decides nothing else.
     cancels: bool = False
+    #: Whether an operator discards what is committed, and Kafka refuses. Who asks made sure that nothing of it is
+    #: under way.
+    over_commit: bool = False
 
 
 class Settle(NamedTuple):
@@ -179,11 +182,12 @@ class Journal:
         kept = self.ledger.kept.get(change.transaction_id)
         if kept is None or kept.group != change.group:
             return self._stranger(change.transaction_id, kept)
+        over_commit = change.over_commit and is_discard_of_refused(kept, change)
         if change.transaction_id not in taken and self._is_cancelled(change, kept):
             held_back.append(kept)
         elif change.cancels:
             return "it is not decided yet" if kept.verdict is None else "it is due"
-        elif kept.verdict is not None or change.transaction_id in taken:
+        elif (kept.verdict is not None and not over_commit) or change.transaction_id in taken:
             standing = kept.verdict.name if kept.verdict is not None else "another decision"
             # An answered check that comes late says nothing against what was decided.
             return None if change.verdict is Verdict.UNKNOWN else f"{standing} came first"
@@ -258,12 +262,13 @@ class Journal:
         frame: list[tuple[int, bytes]] = []
         size = FRAME_BYTES
         for kept in batch:
-            record = encode_entry(self.ledger.entry_of(kept, self.halves(kept)))
-            if frame and size + RECORD_BYTES + len(record[1]) > _CARRY_BYTES:
+            records = [encode_entry(entry) for entry in self.ledger.entries_of(kept, self.halves(kept))]
+            more = sum(RECORD_BYTES + len(payload) for _, payload in records)
+            if frame and size + more > _CARRY_BYTES:
                 self._append_carried(frame, size)
                 frame, size = [], FRAME_BYTES
-            frame.append(record)
-            size += RECORD_BYTES + len(record[1])
+            frame += records
+            size += more
         if frame:
             self._append_carried(frame, size)
 
@@ -277,6 +282,12 @@ class Journal:
         """Return the transactions whose halves were written again since the last call."""
         moved, self._moved = self._moved, []
         return moved
+
+    def undecided_halves(self, kept: Kept) -> tuple[Half, ...] | None:
+        """Read the halves of a transaction, unless it is decided or settled. The ledger is guarded meanwhile."""
+        if kept.verdict is not None or self.ledger.kept.get(kept.transaction_id) is not kept:
+            return None
+        return self.halves(kept)
 
     def halves(self, kept: Kept) -> tuple[Half, ...]:
         """Read the halves of a transaction from the log. Safe from any thread, if it guards the ledger meanwhile.

@@ -6,9 +6,22 @@ The same code applies an entry while the store runs and when its log is replayed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.transactions.file.entries import Checked, Decided, Entry, Prepared
-from penstock.transactions.records import Half, Line, Verdict
+from penstock.transactions.records import Author, Half, Line, Verdict
+
+
+class _Decision(Protocol):
+    """A decision, wherever it comes from."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it says."""
+
+    @property
+    def author(self) -> Author:
+        """Who says it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +51,10 @@ class Kept:
     topics: tuple[str, ...]
     #: Where an operator brought it back from; None: it was never discarded.
     resumed: str | None = None
+    #: Who decided, where the log still has it.
+    author: Author | None = None
+    #: By name, where a person decided.
+    actor: str = ""
     slot: int = -1
     #: Monotonic seconds of its next check.
     due: float = 0.0
@@ -92,11 +109,11 @@ class Ledger:
             self.decided = max(self.decided, entry.decided)
             kept = self.kept.get(entry.transaction_id)
             # Absent: it was settled, and its halves' segment is gone. The first decision is the only one written, save
-            # for the one that takes a COMMIT back before it is due.
-            takes_back = entry.verdict is Verdict.ROLLBACK
-            if kept is None or (kept.verdict is not None and not takes_back):
+            # for one that takes a COMMIT back before it is due, and for an operator's DISCARD of what Kafka refused.
+            if kept is None or not _counts(kept, entry):
                 return []
             kept.verdict, kept.decided = entry.verdict, entry.decided
+            kept.author, kept.actor = entry.author, entry.actor
             if entry.verdict is Verdict.ROLLBACK:
                 # There is nothing left to do for it: it is settled by being decided.
                 del self.kept[entry.transaction_id]
@@ -109,15 +126,31 @@ class Ledger:
             return [kept]
         return [kept for one in entry.transaction_ids if (kept := self.kept.pop(one, None)) is not None]
 
-    def entry_of(self, kept: Kept, halves: tuple[Half, ...]) -> Prepared:
-        """Return an entry that tells all of a transaction, to be written again."""
+    def entries_of(self, kept: Kept, halves: tuple[Half, ...]) -> list[Entry]:
+        """Return entries that tell all of a transaction, to be written again."""
         verdict = kept.verdict or Verdict.UNKNOWN
         numbers = (kept.number, kept.birth_ms, kept.check_count, kept.answered_ms)
-        return Prepared(*numbers, verdict, kept.decided, halves)
+        if kept.author is Author.OPERATOR:
+            # The first entry alone would not say who it was.
+            decision = Decided(kept.transaction_id, verdict, kept.author, kept.decided, kept.actor)
+            return [Prepared(*numbers, Verdict.UNKNOWN, 0, halves), decision]
+        return [Prepared(*numbers, verdict, kept.decided, halves)]
+
+
+def _counts(kept: Kept, decision: Decided) -> bool:
+    """Tell whether a decision that is in the log counts."""
+    is_first = kept.verdict is None
+    return is_first or decision.verdict is Verdict.ROLLBACK or is_discard_of_refused(kept, decision)
+
+
+def is_discard_of_refused(kept: Kept, decision: _Decision) -> bool:
+    """Tell whether an operator discards what is committed: the one decision that counts after another one."""
+    discards = (decision.verdict, decision.author) == (Verdict.DISCARD, Author.OPERATOR)
+    return discards and kept.verdict is Verdict.COMMIT
 
 
 def _longest(times: list[int | None]) -> int | None:
     return max((time for time in times if time is not None), default=None)
 
 
-__all__ = ["Kept", "Ledger"]
+__all__ = ["Kept", "Ledger", "is_discard_of_refused"]

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,6 +95,21 @@ class OpenStore:
         with self.guard:
             return self.journal.halves(kept)
 
+    def undecided_halves(self, kept: Kept) -> tuple[Half, ...] | None:
+        """Return the halves of a transaction, unless it was decided or settled meanwhile: then they may be gone.
+
+        Raises:
+            StoreDamagedError: they do not read any more.
+            OSError: the disk failed.
+        """
+        with self.guard:
+            return self.journal.undecided_halves(kept)
+
+    def is_watched(self, kept: Iterable[Kept]) -> bool:
+        """Tell whether somebody waits for the settling of one of them."""
+        with self.lock:
+            return bool(self._watches) and any(one.transaction_id in self._watches for one in kept)
+
     def watch(self, transaction_id: str, told: ToldSettled) -> None:
         """Tell how a transaction is settled."""
         with self.lock:
@@ -119,12 +134,14 @@ class OpenStore:
         """Take in that transactions were published, before that is durable here: the done log knows of it.
 
         Returns:
-            Who is to be told, and what, once that can be seen.
+            Who is to be told, and what.
         """
         told = []
         now = time.time()
         with self.lock:
             for one in kept:
+                if one.settled:
+                    continue
                 self.shelf.remove(one)
                 verdict = one.verdict or Verdict.COMMIT
                 if verdict is Verdict.COMMIT:

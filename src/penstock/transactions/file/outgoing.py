@@ -9,7 +9,7 @@ from xxhash import xxh3_128_digest
 from penstock.transactions.file.ledger import Kept
 from penstock.transactions.ids import id_text
 from penstock.transactions.outbound import OutboundMessage, Publishable
-from penstock.transactions.records import Half, Verdict, encode_discarded
+from penstock.transactions.records import BY_OPERATOR, EXHAUSTED, Author, Half, Verdict, encode_discarded
 
 
 def name_of(kept: Kept) -> str:
@@ -17,9 +17,12 @@ def name_of(kept: Kept) -> str:
 
     One that was discarded, is resumed and commits is not taken for published because the done log has it as discarded.
     """
-    if kept.verdict is Verdict.COMMIT and kept.resumed is None:
+    return _name(kept, Verdict.COMMIT if kept.verdict is Verdict.COMMIT else Verdict.DISCARD)
+
+
+def _name(kept: Kept, what: Verdict) -> str:
+    if what is Verdict.COMMIT and kept.resumed is None:
         return kept.transaction_id
-    what = Verdict.COMMIT if kept.verdict is Verdict.COMMIT else Verdict.DISCARD
     return id_text(xxh3_128_digest(f"{kept.transaction_id} {what.name} {kept.resumed or ''}".encode()))
 
 
@@ -34,9 +37,10 @@ def publishable(kept: Kept, halves: Sequence[Half], discarded: str) -> Publishab
     if kept.verdict is Verdict.DISCARD:
         messages = []
         for half in halves:
-            headers = encode_discarded(half, "checks exhausted", kept.check_count)
+            why = BY_OPERATOR if kept.author is Author.OPERATOR else EXHAUSTED
+            headers = encode_discarded(half, why, kept.check_count)
             messages.append(OutboundMessage(discarded, None, half.key, half.value, headers))
-        return Publishable(name_of(kept), messages, None)
+        return Publishable(name_of(kept), messages, None, discards=_name(kept, Verdict.COMMIT))
     messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
     return Publishable(name_of(kept), messages, kept.line)
 

@@ -1,7 +1,7 @@
-"""The coordinator of a file store: one thread that publishes what was decided and asks about what was not.
+"""The coordinator of a file store: one thread that settles what was decided and asks about what was not.
 
-Publication follows the order that `outbound` states: open, settle what the done log tells, publish, settle. Settling
-is not waited for before more is published: until it is durable here, the done log knows.
+Publication is the relay's, on threads of its own. Settling is not waited for before more is published: until it is
+durable here, the done log knows.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from penstock.disposable import LeftBehind
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions.done_log import DoneLog, create_done_log
 from penstock.transactions.file.asking import FileAsker
+from penstock.transactions.file.backlog import FileBacklog
 from penstock.transactions.file.journal import Outcome, Settle
-from penstock.transactions.file.ledger import Kept
 from penstock.transactions.file.opened import OpenStore
-from penstock.transactions.file.outgoing import name_of, publishable
 from penstock.transactions.file.redo import NoRoomError
 from penstock.transactions.file.store import FileStore
-from penstock.transactions.file.visible import await_visible
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.observing import observe
-from penstock.transactions.outbound import InDoubtError, Outbound
-from penstock.transactions.records import Verdict
-from penstock.transactions.store import CoordinatorOptions, ToldSettled
+from penstock.transactions.outbound import Outbound
+from penstock.transactions.relay import Relay
+from penstock.transactions.store import CoordinatorOptions
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Transactions in one Kafka transaction, at most.
-_GROUP = 1_000
 _LONGEST_WAIT_S = 1.0
-#: Seconds between two looks at whether the done log can be trimmed, and between tries to reach Kafka.
+_POLL_S = 0.1
+#: Seconds between two looks at whether the done log can be trimmed.
 _TEND_S = 5.0
-_AGAIN_S = 0.5
+#: Of the time that a stop has, the part in which what is under way may end; and most seconds for it.
+_ENDING_PART = 0.6
+_ENDING_S = 20.0
 _KEPT = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
@@ -66,17 +66,19 @@ class FileSettler:
         # Written by start() under its lock.
         self._thread: threading.Thread | None = None
         self._opened: OpenStore | None = None
-        self._outbound: Outbound | None = None
+        self._relay: Relay | None = None
+        self._left = LeftBehind(f"the coordinator of {store.path}")
         self._asker: FileAsker | None = None
         # Written by the thread when it dies of an error, read by stop() after joining it.
         self._failure: BaseException | None = None
-        # The thread's own: what was being published when an end was in doubt; published, and not durably settled yet.
-        self._doubtful: list[Kept] = []
+        # Whether the relay has something to do. Guarded by the store's lock.
+        self._news = False
+        # Monotonic second by which what is under way shall have ended; written before `_stopping` is set.
+        self._end_by = 0.0
         # Ids of published transactions that could not be settled for lack of room. Guarded by the store's lock.
         self._unsettled: list[str] = []
         self._settling = 0
         self._tended_at = 0.0
-        self._recoveries = 0
         # Set once the done log was asked; read by statistics().
         self._taken_over = False
 
@@ -110,15 +112,26 @@ class FileSettler:
         self._done_topic = f"{name}.done"
         create_done_log(servers, config, self._done_topic, 1)
         ensure_topics(self._admin, servers, [TopicSpec(self._discarded, 1, _KEPT)])
-        done = DoneLog(servers, config, self._done_topic, 0)
         asker = FileAsker(store, opened, self._options)
         with opened.lock:
             if opened.plan is not None:
                 raise ConfigurationError(f"the file store in {store.path} has a coordinator already; use that one")
             opened.plan = asker.plan
+            opened.shelf.begin_anew(one for one in opened.kept.values() if not one.settled)
             for kept in opened.table.live():
                 asker.plan(kept)
-        self._outbound = Outbound(servers, config, transactional_id=name, done=done)
+
+        def make(transactional_id: str, *, apart: bool) -> Outbound:
+            done = DoneLog(servers, config, self._done_topic, 0)
+            return Outbound(servers, config, transactional_id=transactional_id, done=done, apart=apart)
+
+        def wake() -> None:
+            with opened.lock:
+                self._news = True
+                opened.lock.notify_all()
+
+        backlog = FileBacklog(opened, self._discarded, lambda ids: self._settle(opened, ids))
+        self._relay = Relay(backlog, name, make, self._left, wake, wants_visible=backlog.is_watched)
         self._asker, self._opened = asker, opened
         return threading.Thread(target=self._run, name=f"penstock-coordinator-{store.path.name}", daemon=True)
 
@@ -130,6 +143,8 @@ class FileSettler:
         """
         with self._start_lock:
             first = not self._stopping.is_set()
+            if first:
+                self._end_by = time.monotonic() + min(_ENDING_PART * timeout, _ENDING_S)
             self._stopping.set()
             thread, opened = self._thread, self._opened
         if thread is None or opened is None:
@@ -163,18 +178,18 @@ class FileSettler:
         self.stop()
 
     def _run(self) -> None:
-        opened, outbound, asker = self._parts()
+        opened, relay, asker = self._parts()
         observed = None
         try:
             observed = observe(self._options.telemetry, self._store.prefix, self.statistics)
             while not self._stopping.is_set():
-                if not outbound.is_open:
-                    self._take_over(opened, outbound)
-                    continue
-                self._publish(opened, outbound)
+                self._left.require_few()
+                relay.step()
+                self._taken_over = self._taken_over or relay.is_open
                 asker.round()
-                self._tend(opened, outbound)
-                self._wait(opened)
+                self._tend(opened, relay)
+                self._wait(opened, relay)
+            self._finish(opened, relay)
         except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
             self._failure = raised()
             _log.error("the coordinator of %s stops", self._store.path, exc_info=self._failure)
@@ -183,75 +198,23 @@ class FileSettler:
             if observed is not None:
                 observed.close()
             asker.close()
-            outbound.close()
+            relay.close(max(1.0, self._end_by - time.monotonic()))
 
-    def _parts(self) -> tuple[OpenStore, Outbound, FileAsker]:
+    def _parts(self) -> tuple[OpenStore, Relay, FileAsker]:
         assert self._opened is not None  # noqa: S101 - start() set all three
-        assert self._outbound is not None  # noqa: S101 - the same
+        assert self._relay is not None  # noqa: S101 - the same
         assert self._asker is not None  # noqa: S101 - the same
-        return self._opened, self._outbound, self._asker
+        return self._opened, self._relay, self._asker
 
-    def _take_over(self, opened: OpenStore, outbound: Outbound) -> None:
-        """Shut out whoever published before, and settle what the done log tells that it published."""
-        try:
-            known = outbound.open()
-        except InDoubtError as error:
-            _log.warning("%s", error)
-            self._stopping.wait(_AGAIN_S)
-            return
-        self._recoveries += self._taken_over
-        with opened.lock:
-            waiting = [kept for kept in opened.kept.values() if kept.verdict is not None and not kept.settled]
-            published = [kept for kept in waiting if name_of(kept) in known]
-            published.sort(key=lambda kept: kept.decided)
-        told = opened.published(published)
-        with opened.lock:
-            left = [kept for kept in self._doubtful if not kept.settled]
-            for kept in left:
-                opened.shelf.give_back(kept)
-        self._doubtful = []
-        self._settle(opened, [kept.transaction_id for kept in published])
-        self._taken_over = True
-        self._tell(told)
-
-    def _tell(self, told: Sequence[tuple[ToldSettled, Verdict]]) -> None:
-        """Tell who waits until it can be seen. The next Kafka transaction would wait for the same."""
-        if told:
-            await_visible(self._admin, self._done_topic, self._stopping)
-        for watch, verdict in told:
-            watch(verdict)
-
-    def _publish(self, opened: OpenStore, outbound: Outbound) -> None:
-        now_ms = int(time.time() * 1000)
-        with opened.lock:
-            share = opened.shelf.take(time.monotonic(), now_ms, _GROUP)
-        if not share:
-            return
-        self._doubtful = share
-        try:
-            outcome = outbound.publish([publishable(kept, opened.halves(kept), self._discarded) for kept in share])
-        except InDoubtError as error:
-            _log.warning("%s", error)
-            return
-        self._doubtful = []
-        by_name = {name_of(kept): kept for kept in share}
-        published = [by_name[one] for one in outcome.published]
-        told = opened.published(published)
-        self._settle(opened, [kept.transaction_id for kept in published])
-        self._tell(told)
-        now = time.monotonic()
-        with opened.lock:
-            for one, why in outcome.refused.items():
-                kept = by_name[one]
-                if opened.shelf.refuse(kept, now):
-                    text = "transaction %s cannot be published: %s; it is tried again, and held"
-                    _log.error(text, kept.transaction_id, why)
-            for one in outcome.held:
-                if by_name[one].line is None:
-                    # The broker has trouble: a moment's pause, as for those that were refused.
-                    opened.shelf.refuse(by_name[one], now)
-                else:
-                    opened.shelf.give_back(by_name[one])
+    def _finish(self, opened: OpenStore, relay: Relay) -> None:
+        """Let what is under way end, as long as there is time."""
+        relay.step(takes=False)
+        while relay.is_busy and time.monotonic() < self._end_by:
+            with opened.lock:
+                if not self._news:
+                    opened.lock.wait(_POLL_S)
+                self._news = False
+            relay.step(takes=False)
 
     def _settle(self, opened: OpenStore, ids: Sequence[str]) -> None:
         """Have published transactions settled here; what fails for lack of room is tried again."""
@@ -269,7 +232,7 @@ class FileSettler:
 
         opened.writer.submit(Settle(ids), told)
 
-    def _tend(self, opened: OpenStore, outbound: Outbound) -> None:
+    def _tend(self, opened: OpenStore, relay: Relay) -> None:
         """Let the done log go as far as all it tells is durable here."""
         failure = opened.writer.failure
         if failure is not None:
@@ -282,20 +245,23 @@ class FileSettler:
         with opened.lock:
             all_durable = not self._settling and not self._unsettled
         if all_durable:
-            outbound.forget()
+            relay.forget()
 
-    def _wait(self, opened: OpenStore) -> None:
-        now, now_ms = time.monotonic(), int(time.time() * 1000)
+    def _wait(self, opened: OpenStore, relay: Relay) -> None:
+        wait = min(_LONGEST_WAIT_S, relay.wait_s())
+        takes_more = not relay.has_main_busy
         with opened.lock:
-            wait = opened.shelf.wait_s(now, now_ms, _LONGEST_WAIT_S)
-            wait = min(wait, opened.table.next_due() - now)
-            if wait > 0 and not self._stopping.is_set():
+            if takes_more:
+                wait = min(wait, opened.shelf.wait_s(int(time.time() * 1000), wait))
+            wait = min(wait, opened.table.next_due() - time.monotonic())
+            if wait > 0 and not self._news and not self._stopping.is_set():
                 opened.lock.wait(wait)
+            self._news = False
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the store was opened and what is pending now. Safe from any thread."""
-        opened, outbound, asker = self._opened, self._outbound, self._asker
-        if opened is None or outbound is None or asker is None:
+        opened, relay, asker = self._opened, self._relay, self._asker
+        if opened is None or relay is None or asker is None:
             return CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         with opened.lock:
             pending = [kept for kept in opened.kept.values() if not kept.settled]
@@ -305,7 +271,7 @@ class FileSettler:
                 partitions=int(self._taken_over and not self._stopping.is_set()),
                 pending=len(pending),
                 oldest_pending_age=0.0 if oldest is None else max(0.0, time.time() - oldest / 1000),
-                held=opened.shelf.paused,
+                held=opened.shelf.refused,
                 committed=counts.committed,
                 rolled_back=counts.rolled_back,
                 discarded=counts.discarded,
@@ -314,13 +280,14 @@ class FileSettler:
                 checks=counts.checks,
                 answered_checks=counts.answered_checks,
                 no_producer=counts.no_producer,
-                groups=outbound.groups,
-                recoveries=self._recoveries,
+                groups=relay.groups,
+                recoveries=relay.recoveries,
                 held_by_key=opened.shelf.held_by_key,
                 delayed=opened.shelf.delayed,
                 hung_checks=asker.hung,
                 finish_times=tuple(counts.finish_times),
                 finish_seconds=counts.finish_seconds,
+                left_behind=self._left.total,
             )
 
 

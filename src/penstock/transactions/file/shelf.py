@@ -11,25 +11,24 @@ from collections import deque
 from collections.abc import Iterable
 
 from penstock.transactions.file.ledger import Kept
+from penstock.transactions.quarantine import Reason
 from penstock.transactions.records import Line, Verdict
-
-#: Seconds to wait after a topic refused a message, growing twofold.
-_FIRST_PAUSE_S = 0.5
-_LAST_PAUSE_S = 30.0
 
 
 class Shelf:
     """What waits to be published. Not thread-safe: its store guards it.
 
-    Times are monotonic seconds, and milliseconds since the epoch where they end in `_ms`.
+    Times are milliseconds since the epoch.
     """
 
     def __init__(self) -> None:
         # By decision: the smallest first.
         self._ready: list[tuple[int, Kept]] = []
         self._delayed: list[tuple[int, int, Kept]] = []
-        self._paused: list[tuple[float, int, Kept]] = []
-        self._pauses: dict[str, float] = {}
+        # Why what is tried apart is held, by id; and which of that a trial has, or an operator is about to discard.
+        self._held: dict[str, Reason] = {}
+        self._tried: set[str] = set()
+        self._discarding: set[str] = set()
         # Unsettled transactions in the order of their halves.
         self._lines: dict[Line, deque[Kept]] = {}
         # Ids of those that were taken and are not given back.
@@ -41,9 +40,9 @@ class Shelf:
         return len(self._delayed)
 
     @property
-    def paused(self) -> int:
-        """How many wait because Kafka refused them."""
-        return sum(not kept.settled for _, _, kept in self._paused)
+    def refused(self) -> int:
+        """How many Kafka refused."""
+        return sum(reason.behind is None for reason in self._held.values())
 
     @property
     def held_by_key(self) -> int:
@@ -52,17 +51,20 @@ class Shelf:
             1
             for queue in self._lines.values()
             for kept in queue
-            if kept is not queue[0] and kept.verdict is Verdict.COMMIT and kept.transaction_id not in self._out
+            if kept is not queue[0] and kept.verdict is Verdict.COMMIT and not self._is_under_way(kept)
         )
+
+    def _is_under_way(self, kept: Kept) -> bool:
+        return kept.transaction_id in self._out and kept.transaction_id not in self._held
 
     def held_by(self, kept: Kept) -> str | None:
         """Return the id of the transaction that a transaction waits for, by its key."""
         queue = self._lines.get(kept.line) if kept.line is not None else None
         return queue[0].transaction_id if queue and queue[0] is not kept else None
 
-    def is_paused(self, kept: Kept) -> bool:
-        """Tell whether Kafka refused a transaction, so that it waits to be tried again."""
-        return kept.transaction_id in self._pauses
+    def reason(self, kept: Kept) -> Reason | None:
+        """Return why a transaction is held and tried apart, or None."""
+        return self._held.get(kept.transaction_id)
 
     def add(self, kept: Kept, now_ms: int) -> None:
         """Take a transaction in, decided or not, in the order of the halves."""
@@ -72,7 +74,9 @@ class Shelf:
             self.decided(kept, now_ms)
 
     def decided(self, kept: Kept, now_ms: int) -> None:
-        """Take in that a transaction was decided COMMIT or DISCARD."""
+        """Take in that a transaction was decided COMMIT or DISCARD; the latter also where it was held."""
+        if kept.verdict is Verdict.DISCARD:
+            self._let_go(kept)
         if kept.verdict is Verdict.COMMIT:
             if kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms:
                 heapq.heappush(self._delayed, (kept.deliver_at_ms, kept.decided, kept))
@@ -94,8 +98,7 @@ class Shelf:
     def remove(self, kept: Kept) -> None:
         """Take out a transaction that is settled, wherever it waits."""
         kept.settled = True
-        self._out.discard(kept.transaction_id)
-        self._pauses.pop(kept.transaction_id, None)
+        self._let_go(kept)
         if kept.line is None:
             return
         queue = self._lines[kept.line]
@@ -106,13 +109,10 @@ class Shelf:
         elif was_first and queue[0].verdict is Verdict.COMMIT and queue[0].transaction_id not in self._out:
             heapq.heappush(self._ready, (queue[0].decided, queue[0]))
 
-    def take(self, now: float, now_ms: int, limit: int) -> list[Kept]:
+    def take(self, now_ms: int, limit: int) -> list[Kept]:
         """Take what can be published, in order; each must be given back, or removed."""
         while self._delayed and self._delayed[0][0] <= now_ms:
             _, decided, kept = heapq.heappop(self._delayed)
-            heapq.heappush(self._ready, (decided, kept))
-        while self._paused and self._paused[0][0] <= now:
-            _, decided, kept = heapq.heappop(self._paused)
             heapq.heappush(self._ready, (decided, kept))
         taken: list[Kept] = []
         while self._ready and len(taken) < limit:
@@ -144,24 +144,51 @@ class Shelf:
         if queue is None or queue[0] is kept or kept.verdict is Verdict.DISCARD:
             heapq.heappush(self._ready, (kept.decided, kept))
 
-    def refuse(self, kept: Kept, now: float) -> bool:
-        """Give back one that Kafka refused: it is tried again after a pause. Tell whether this is the first time."""
-        self._out.discard(kept.transaction_id)
-        former = self._pauses.get(kept.transaction_id)
-        pause = _FIRST_PAUSE_S if former is None else min(2 * former, _LAST_PAUSE_S)
-        self._pauses[kept.transaction_id] = pause
-        heapq.heappush(self._paused, (now + pause, kept.decided, kept))
-        return former is None
+    def hold(self, kept: Kept, reason: Reason) -> None:
+        """Keep one that was taken for trials, or note why it is kept."""
+        self._held[kept.transaction_id] = reason
 
-    def wait_s(self, now: float, now_ms: int, at_most: float) -> float:
+    def try_held(self, kept: Kept) -> bool:
+        """Take one that is held for a trial; tell whether that may be: an operator may be about to discard it."""
+        if kept.transaction_id in self._discarding:
+            return False
+        self._tried.add(kept.transaction_id)
+        return True
+
+    def put_back(self, kept: Kept) -> None:
+        """A trial is over, and it was not published."""
+        self._tried.discard(kept.transaction_id)
+
+    def begin_discard(self, kept: Kept) -> bool:
+        """Keep trials off one that an operator discards; tell whether it is held, and no trial has it."""
+        may = kept.transaction_id in self._held and kept.transaction_id not in self._tried
+        if may:
+            self._discarding.add(kept.transaction_id)
+        return may
+
+    def end_discard(self, kept: Kept) -> None:
+        """The operator's decision is stored, or failed."""
+        self._discarding.discard(kept.transaction_id)
+
+    def begin_anew(self, unsettled: Iterable[Kept]) -> None:
+        """Give back all that a former coordinator of this process had; the next one first reads the done log."""
+        for kept in unsettled:
+            if kept.transaction_id in self._out:
+                self._let_go(kept)
+                self.give_back(kept)
+
+    def _let_go(self, kept: Kept) -> None:
+        for ids in (self._out, self._tried, self._discarding):
+            ids.discard(kept.transaction_id)
+        self._held.pop(kept.transaction_id, None)
+
+    def wait_s(self, now_ms: int, at_most: float) -> float:
         """Return the seconds until something can be taken; 0 if it can now."""
         if self._ready:
             return 0.0
         wait = at_most
         if self._delayed:
             wait = min(wait, (self._delayed[0][0] - now_ms) / 1000)
-        if self._paused:
-            wait = min(wait, self._paused[0][0] - now)
         return max(wait, 0.0)
 
 

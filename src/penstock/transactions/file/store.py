@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from penstock.config import ClientConfig, not_empty, positive_int, seconds
 from penstock.errors import (
@@ -253,8 +253,12 @@ class FileStore:
         check_number: int = 0,
         actor: str = "",
         cancels: bool = False,
+        over_commit: bool = False,
     ) -> None:
-        """Store anybody's decision, or that a check was answered UNKNOWN, and tell once it is durable."""
+        """Store anybody's decision, or that a check was answered UNKNOWN, and tell once it is durable.
+
+        `over_commit` lets an operator's DISCARD stand over a COMMIT: nothing of that may be under way.
+        """
 
         def changed(outcome: Outcome | Exception) -> None:
             if not isinstance(outcome, Exception):
@@ -272,8 +276,10 @@ class FileStore:
             changed(error)
             return
         now_ms = int(time.time() * 1000)
-        change = Decide(transaction_id, group, verdict, author, check_number, now_ms, actor, cancels)
-        writer.submit(change, changed)
+        decision = Decide(
+            transaction_id, group, verdict, author, check_number, now_ms, actor, cancels, over_commit=over_commit
+        )
+        writer.submit(decision, changed)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -309,6 +315,7 @@ class FileStore:
         check_number: int = 0,
         actor: str = "",
         cancels: bool = False,
+        over_commit: bool = False,
     ) -> None:
         """Store a decision and return once it is durable.
 
@@ -323,9 +330,13 @@ class FileStore:
             told.append(error)
             done.set()
 
-        self.change(
-            transaction_id, group, verdict, author, tell, check_number=check_number, actor=actor, cancels=cancels
-        )
+        options: dict[str, Any] = {
+            "check_number": check_number,
+            "actor": actor,
+            "cancels": cancels,
+            "over_commit": over_commit,
+        }
+        self.change(transaction_id, group, verdict, author, tell, **options)
         if not done.wait(self._send_timeout_s):
             raise DecisionNotStoredError(
                 f"transaction {transaction_id}: its {verdict.name} was not stored in {self.path} within "

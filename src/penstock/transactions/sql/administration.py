@@ -74,13 +74,14 @@ class SqlAdministration:
         ]
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
-        """Store an operator's decision, with who it was.
+        """Store an operator's decision, with who it was. A DISCARD counts, too, where a COMMIT is refused by Kafka.
 
         It counts if it is the first. A ROLLBACK also counts against a COMMIT, as long as the message waits for its
         `deliver_at`.
 
         Raises:
-            TransactionRefusedError: another decision stands, or there is no such transaction.
+            TransactionRefusedError: another decision stands, or there is no such transaction; or a COMMIT is to be
+                discarded that is not refused, or is being published just now.
             DecisionNotStoredError: it is not known to be durable.
         """
         decision = Decision(transaction_id, None, verdict, Author.OPERATOR, actor)
@@ -122,6 +123,9 @@ class SqlAdministration:
                         answered_at=None,
                         question=0,
                         taken_until=0.0,
+                        held_until=0.0,
+                        held_count=0,
+                        held_why=None,
                     )
                 )
                 self._write_down(connection, actor, "resume", transaction_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,15 @@ import sqlalchemy as sa
 
 from penstock.transactions.ids import id_bytes, id_text
 from penstock.transactions.outbound import OutboundMessage, Publishable
+from penstock.transactions.quarantine import Reason
 from penstock.transactions.records import BY_OPERATOR, EXHAUSTED, Author, encode_discarded
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.database import Database
 
 #: Transactions in one group.
 GROUP = 500
-#: Seconds until something that was refused is tried again: the first time, and at most.
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
-_LONGEST_POWER = 6
+#: Seconds for which what is tried apart is left alone by the main path; its relay knows it longer.
+_HELD_S = 600.0
 #: Settled rows are kept so long, for those who wait to hear of them; discarded ones, so that they can be resumed.
 _KEPT_S = 60.0
 _DISCARDED_KEPT_S = 30 * 24 * 3600.0
@@ -75,17 +74,14 @@ class Claims:
 
     def claim(self, number: int, mine: sa.ColumnElement[bool]) -> list[Publishable] | None:
         """Return what to publish next of a shard, in its order; None where the shard is another's."""
-        tx, message = schema.tx, schema.message
+        tx = schema.tx
         with self._database.read() as connection:
             if connection.execute(sa.select(schema.shard.c.number).where(mine)).first() is None:
                 return None
             rows = connection.execute(
                 sa.select(tx).where(self._ready(number)).order_by(tx.c.decided_seq).limit(GROUP)
             ).all()
-            wanted = message.c.tx.in_([row.id for row in rows])
-            parts: dict[str, list[Any]] = {}
-            for part in connection.execute(sa.select(message).where(wanted).order_by(message.c.tx, message.c.part)):
-                parts.setdefault(part.tx, []).append(part)
+            parts = self._parts(connection, [row.id for row in rows])
         return [self._publishable(row, parts.get(row.id, [])) for row in rows]
 
     def settle(self, ids: Sequence[str]) -> list[Settled]:
@@ -102,19 +98,65 @@ class Claims:
                 settled += self._settle(connection, list(map(_other_id, some)), schema.DISCARD)
         return settled
 
-    def hold(self, refused: Mapping[str, str]) -> None:
-        """Leave what Kafka refused alone for a while, longer each time."""
+    def hold(self, reasons: Mapping[str, Reason]) -> None:
+        """Note what is tried apart from now on, and why; what waits for another was not refused itself."""
         tx, now = schema.tx, self._database.now
-        # 2 ** n, which not every SQLite has.
-        pause = sa.case(
-            *((tx.c.held_count == n, _FIRST_PAUSE_S * 2**n) for n in range(_LONGEST_POWER)), else_=_LONGEST_PAUSE_S
-        )
         with self._database.begin() as connection:
-            for name, why in refused.items():
+            for name, (why, behind) in reasons.items():
                 connection.execute(
                     tx.update()
-                    .where(tx.c.id.in_((name, _other_id(name))))
-                    .values(held_until=now + pause, held_count=tx.c.held_count + 1, held_why=why)
+                    .where(tx.c.id.in_((name, _other_id(name))), tx.c.settled_at.is_(None))
+                    .values(
+                        held_until=now + _HELD_S, held_count=tx.c.held_count + 1 if behind is None else 0, held_why=why
+                    )
+                )
+
+    def release(self, number: int, mine: sa.ColumnElement[bool]) -> None:
+        """Let all of a shard go that a former owner held: whoever had it was shut out, and the done log was read."""
+        tx = schema.tx
+        held = (tx.c.shard == number) & tx.c.settled_at.is_(None) & (tx.c.state != schema.PREPARED)
+        with self._database.begin() as connection:
+            connection.execute(
+                tx.update()
+                .where(held, sa.or_(tx.c.held_until > 0, tx.c.taken_until > 0), _is(mine))
+                .values(held_until=0.0, taken_until=0.0)
+            )
+
+    def take_held(
+        self, number: int, names: Sequence[str], mine: sa.ColumnElement[bool]
+    ) -> dict[str, Publishable] | None:
+        """Take what is held for a trial: until `put_back` nobody discards it; None where the shard is another's.
+
+        What is missing in what it returns was settled, or decided in another way.
+        """
+        tx, now = schema.tx, self._database.now
+        found: dict[str, Publishable] = {}
+        with self._database.begin() as connection:
+            if connection.execute(sa.select(schema.shard.c.number).where(mine)).first() is None:
+                return None
+            for wanted, state in ((names, schema.COMMIT), (list(map(_other_id, names)), schema.DISCARD)):
+                held = tx.c.id.in_(wanted) & (tx.c.shard == number)
+                rows = connection.execute(
+                    tx.update()
+                    .where(held, tx.c.settled_at.is_(None), tx.c.state == state)
+                    .values(taken_until=schema.TAKEN, held_until=now + _HELD_S)
+                    .returning(*tx.c)
+                ).all()
+                parts = self._parts(connection, [row.id for row in rows])
+                for row in rows:
+                    entry = self._publishable(row, parts.get(row.id, []))
+                    found[entry.transaction_id] = entry
+        return found
+
+    def put_back(self, names: Iterable[str], mine: sa.ColumnElement[bool]) -> None:
+        """A trial of these is over."""
+        tx = schema.tx
+        ids = [one for name in names for one in (name, _other_id(name))]
+        with self._database.begin() as connection:
+            for start in range(0, len(ids), GROUP):
+                some = tx.c.id.in_(ids[start : start + GROUP])
+                connection.execute(
+                    tx.update().where(some, tx.c.taken_until >= schema.TAKEN, _is(mine)).values(taken_until=0.0)
                 )
 
     def purge(self) -> None:
@@ -158,6 +200,15 @@ class Claims:
             sa.or_(tx.c.order_key.is_(None), ~in_the_way),
         )
 
+    def _parts(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the messages of transactions."""
+        message = schema.message
+        parts: dict[str, list[Any]] = {}
+        wanted = sa.select(message).where(message.c.tx.in_(ids)).order_by(message.c.tx, message.c.part)
+        for part in connection.execute(wanted) if ids else ():
+            parts.setdefault(part.tx, []).append(part)
+        return parts
+
     def _publishable(self, row: Any, parts: Sequence[Any]) -> Publishable:
         messages, name = [], row.id if row.state == schema.COMMIT else _other_id(row.id)
         for part in parts:
@@ -169,6 +220,8 @@ class Claims:
                 half = schema.half_of(_Joined(row, part), len(parts))
                 headers = tuple(encode_discarded(half, reason_of_discard(row.author), row.check_count))
                 messages.append(OutboundMessage(self._discarded, None, key, value, headers))
+        if row.state == schema.DISCARD:
+            return Publishable(name, messages, None, discards=row.id)
         line = None if row.order_key is None else (row.producer_group, bytes(row.order_key))
         return Publishable(name, messages, line)
 
@@ -179,7 +232,7 @@ class Claims:
         rows = connection.execute(
             tx.update()
             .where(tx.c.id.in_(wanted), tx.c.settled_at.is_(None), tx.c.state == state)
-            .values(settled_at=now, held_until=0.0)
+            .values(settled_at=now, held_until=0.0, taken_until=0.0)
             .returning(
                 tx.c.id, tx.c.state, schema.answered().label("answered"), (tx.c.settled_at - tx.c.birth).label("age")
             )
@@ -187,6 +240,10 @@ class Claims:
         if state != schema.DISCARD:
             connection.execute(message.delete().where(message.c.tx.in_([row.id for row in rows])))
         return [Settled(row.state, row.answered, row.age) for row in rows]
+
+
+def _is(mine: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    return sa.exists(sa.select(schema.shard.c.number).where(mine))
 
 
 def reason_of_discard(author: int | None) -> str:

@@ -36,8 +36,8 @@ class SqlCounts:
         self._answered = self._refused = 0
         # Checks of pending transactions that were answered before the start.
         self._answered_before = 0
-        #: Kafka transactions committed; ends in doubt; shards that it can publish.
-        self.groups = self.recoveries = self.open_shards = 0
+        #: Kafka transactions committed; ends in doubt; shards that it can publish; calls that were left behind.
+        self.groups = self.recoveries = self.open_shards = self.left_behind = 0
 
     def begin(self) -> None:
         """Begin to count."""
@@ -92,7 +92,7 @@ class SqlCounts:
                     sa.func.count(), now - sa.func.min(tx.c.birth), sa.func.coalesce(sa.func.sum(schema.answered()), 0)
                 ).where(pending)
             ).one()
-            held = count(pending & (tx.c.held_until > now))
+            held = count(pending & (tx.c.held_until > now) & (tx.c.held_count > 0))
             delayed = count(committed & (tx.c.deliver_at_ms > now * 1000))
             held_by_key = count(committed & tx.c.order_key.is_not(None) & behind)
         return CoordinatorStatistics(
@@ -115,6 +115,7 @@ class SqlCounts:
             hung_checks=self._asking.hung,
             finish_times=finish_times,
             finish_seconds=finish_seconds,
+            left_behind=self.left_behind,
         )
 
 

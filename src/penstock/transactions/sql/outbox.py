@@ -74,6 +74,7 @@ class Outbox:
         half = a_half(new_id(), GROUP, under, topic=topic, key=key, value=value, headers=headers, partition=partition)
         self._store.require_target(topic, partition)
         self._user.require_transaction()
+        self._store.require_shards()
         number, now = self._store.database.next, self._store.database.now
         # Constants and our own words: nothing of the user's is in the text.
         self._write(

@@ -17,6 +17,9 @@ from penstock.transactions.sql.database import Database
 PREPARED = 0
 COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verdict.DISCARD)
 
+#: `taken_until` of what a trial has: only a relay that has read the done log since lets it go.
+TAKEN = 1e18
+
 _VERSION = 2
 
 metadata = sa.MetaData()
@@ -56,7 +59,7 @@ tx = sa.Table(
     sa.Column("question", sa.Integer, nullable=False),
     sa.Column("asked_at", sa.Double),
     sa.Column("taken_until", sa.Double, nullable=False),
-    # While Kafka refuses it: until when it is left alone, how often it was refused, and why.
+    # While Kafka refuses it: until when the main path leaves it alone, how often it was refused itself, and why.
     sa.Column("held_until", sa.Double, nullable=False),
     sa.Column("held_count", sa.Integer, nullable=False),
     sa.Column("held_why", sa.Text),
@@ -154,6 +157,22 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         return str(row.uuid), int(row.shards)
 
 
+def shards_of(database: Database) -> int:
+    """Return the number of shards that the tables have.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    with database.read() as connection:
+        is_there = sa.inspect(connection).has_table(store.name)
+        found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
+    if found is None:
+        raise ConfigurationError(
+            "the SQL store has no tables in this database; start a coordinator or a producer on it once, to make them"
+        )
+    return int(found)
+
+
 def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `earlier` stands before one of `tx` in its line, and is not settled.
 
@@ -226,6 +245,7 @@ __all__ = [
     "DISCARD",
     "PREPARED",
     "ROLLBACK",
+    "TAKEN",
     "alive",
     "answered",
     "audit",
@@ -240,6 +260,7 @@ __all__ = [
     "metadata",
     "refusal",
     "shard",
+    "shards_of",
     "store",
     "tx",
 ]

@@ -1,25 +1,30 @@
-"""The coordinator of a SQL store: it publishes what was committed, and asks about what nobody decided."""
+"""The coordinator of a SQL store: it publishes what was committed, and asks about what nobody decided.
+
+Its thread speaks with the database alone. Each shard is published by threads of its own (see `relay`), so that leases
+are renewed whatever Kafka does.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import sqlalchemy as sa
-from confluent_kafka import KafkaException
 
-from penstock.errors import BrokerConnectionError, StoppedError, raised
+from penstock.disposable import LeftBehind
+from penstock.errors import StoppedError, raised
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions.done_log import DoneLog, create_done_log
 from penstock.transactions.ids import new_id
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.observing import observe
-from penstock.transactions.outbound import InDoubtError, Outbound, Publishable
+from penstock.transactions.outbound import Outbound
+from penstock.transactions.relay import Relay
 from penstock.transactions.sql.asking import Asking
+from penstock.transactions.sql.backlog import SqlBacklog
 from penstock.transactions.sql.claims import Claims
 from penstock.transactions.sql.counting import SqlCounts
 from penstock.transactions.sql.shards import Shards
@@ -38,6 +43,9 @@ _QUESTIONS_S = 0.1
 _TRIM_S = 5.0
 #: Seconds after a failure.
 _PAUSE_S = 0.5
+#: Of the time that a stop has, the part in which what is under way may end; and most seconds for it.
+_ENDING_PART = 0.6
+_ENDING_S = 20.0
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(2 << 20)}
 
 
@@ -58,11 +66,19 @@ class SqlSettler:
         self._asking = Asking(store.database, options, self._name[-6:])
         self._counts = SqlCounts(store.database, self._asking, self._name)
         self._telemetry = options.telemetry
-        # Of the thread alone.
-        self._outbounds: dict[int, Outbound] = {}
+        self._left = LeftBehind("the coordinator of the SQL store")
+        # Of the thread alone: by shard, what publishes it, and what it publishes; shards that are given up.
+        self._relays: dict[int, tuple[Relay, SqlBacklog]] = {}
+        self._leaving: set[int] = set()
+        # Counts of relays that are gone.
+        self._former_groups = self._former_recoveries = 0
         self._next = {"tend": 0.0, "ask": 0.0, "trim": time.monotonic() + _TRIM_S}
         self._done = ""
         self._stopping = threading.Event()
+        # Set by whoever has something for the thread to do.
+        self._wake = threading.Event()
+        # Monotonic second by which what is under way shall have ended; written before `_stopping` is set.
+        self._end_by = 0.0
         self._thread = threading.Thread(
             target=self._run, name=f"penstock-sql-coordinator-{self._name[-6:]}", daemon=True
         )
@@ -107,7 +123,10 @@ class SqlSettler:
             StoppedError: it had ended by itself, or did not end in time.
         """
         with self._start_lock:
+            if not self._stopping.is_set():
+                self._end_by = time.monotonic() + min(_ENDING_PART * timeout, _ENDING_S)
             self._stopping.set()
+            self._wake.set()
         if not self.wait(timeout):
             raise StoppedError(f"the coordinator of the SQL store did not end within {timeout:g} s; see its thread")
         with self._start_lock:
@@ -153,10 +172,12 @@ class SqlSettler:
                         "the coordinator of the SQL store lost its database: %s; trying again", cause_of(error)
                     )
                     # What was published meanwhile and not marked is found in the done log.
-                    self._close_all()
+                    for relay, _ in self._relays.values():
+                        relay.reset()
                     self._stopping.wait(_PAUSE_S)
                 else:
-                    self._stopping.wait(_BUSY_S if busy else _IDLE_S)
+                    self._wake.wait(_BUSY_S if busy else _IDLE_S)
+                    self._wake.clear()
         except:  # noqa: E722 - see `raised`; whatever ended it, stop() tells
             self._error = raised()
             _log.error("the coordinator of the SQL store ends", exc_info=self._error)
@@ -167,13 +188,28 @@ class SqlSettler:
 
     def _end(self) -> None:
         self._asking.close()
-        self._close_all()
+        try:
+            self._finish()
+        except sa.exc.SQLAlchemyError as error:
+            _log.warning("what was published could not be marked: %s; the done log tells it", cause_of(error))
+        for relay, _ in self._relays.values():
+            relay.close(max(0.0, self._end_by - time.monotonic()))
+        self._count()
         try:
             self._shards.leave()
         except sa.exc.SQLAlchemyError as error:
             _log.warning("shards could not be given up: %s; others take them when their leases end", cause_of(error))
 
+    def _finish(self) -> None:
+        """Let what is under way end, as long as there is time."""
+        while any(relay.is_busy for relay, _ in self._relays.values()) and time.monotonic() < self._end_by:
+            for relay, _ in self._relays.values():
+                relay.step(takes=False)
+            self._wake.wait(_BUSY_S)
+            self._wake.clear()
+
     def _round(self) -> bool:
+        self._left.require_few()
         if self._is_time("tend", self._session_s / 4):
             self._tend()
         owned = sorted(self._shards.owned)
@@ -189,9 +225,10 @@ class SqlSettler:
                 break
             busy |= self._settle(number)
         if self._is_time("trim", _TRIM_S):
-            for outbound in self._outbounds.values():
-                outbound.forget()
+            for relay, _ in self._relays.values():
+                relay.forget()
             self._claims.purge()
+        self._count()
         return busy
 
     def _is_time(self, what: str, every_s: float) -> bool:
@@ -203,84 +240,48 @@ class SqlSettler:
 
     def _tend(self) -> None:
         self._shards.tend()
-        for number in [number for number in self._outbounds if number not in self._shards.owned]:
-            self._outbounds.pop(number).close()
-        for number in self._shards.surplus():
-            outbound = self._outbounds.pop(number, None)
-            if outbound is not None:
-                outbound.close()
-            self._shards.give_up(number)
-        self._count_open()
+        for number in [number for number in self._relays if number not in self._shards.owned]:
+            self._drop(number)
+        self._leaving = set(self._shards.surplus())
 
     def _settle(self, number: int) -> bool:
         """Settle what can be settled of a shard; tell whether there was something."""
-        try:
-            outbound = self._outbounds.get(number) or self._outbound(number)
-            if not outbound.is_open and not self._reopen(number, outbound):
-                return False
-            if not self._claims.waiting(number):
-                return False
-            self._counts.settled(self._claims.roll_back(number))
-            # After open(), and with the ownership: whoever takes the shard from now on fences this outbound.
-            entries = self._claims.claim(number, self._shards.mine(number))
-            if entries is None:
-                self._lose(number)
-                return False
-            if entries:
-                self._publish(outbound, entries)
-        except (InDoubtError, BrokerConnectionError, KafkaException) as error:
-            self._counts.recoveries += 1
-            _log.warning("shard %d: %s; the done log tells what was published", number, error)
-            self._stopping.wait(_PAUSE_S)
-            return True
-        return True
+        relay, backlog = self._relays.get(number) or self._relay(number)
+        busy = relay.step(takes=number not in self._leaving)
+        if backlog.is_lost:
+            self._drop(number)
+            self._shards.owned.pop(number, None)
+        elif number in self._leaving and not relay.is_busy:
+            self._drop(number)
+            self._shards.give_up(number)
+            self._leaving.discard(number)
+        return busy
 
-    def _outbound(self, number: int) -> Outbound:
+    def _relay(self, number: int) -> tuple[Relay, SqlBacklog]:
         store = self._store
-        log = DoneLog(store.bootstrap_servers, store.config, self._done, number)
+        servers, config, done = store.bootstrap_servers, store.config, self._done
+
+        def make(transactional_id: str, *, apart: bool) -> Outbound:
+            log = DoneLog(servers, config, done, number)
+            return Outbound(servers, config, transactional_id=transactional_id, done=log, apart=apart)
+
+        backlog = SqlBacklog(number, self._shards, self._claims, self._counts)
         name = f"{store.topics.prefix}.sql-{store.uuid}.{number}"
-        made = Outbound(store.bootstrap_servers, store.config, transactional_id=name, done=log)
-        self._outbounds[number] = made
+        self._relays[number] = made = Relay(backlog, name, make, self._left, self._wake.set), backlog
         return made
 
-    def _reopen(self, number: int, outbound: Outbound) -> bool:
-        # A coordinator that lost the shard must not fence its new owner.
-        if not self._shards.renew(number):
-            self._lose(number)
-            return False
-        self._counts.settled(self._claims.settle(sorted(outbound.open())))
-        self._count_open()
-        return True
+    def _drop(self, number: int) -> None:
+        relay, _ = self._relays.pop(number)
+        relay.abandon()
+        self._former_groups += relay.groups
+        self._former_recoveries += relay.recoveries
 
-    def _publish(self, outbound: Outbound, entries: Sequence[Publishable]) -> None:
-        before = outbound.groups
-        outcome = outbound.publish(entries)
-        try:
-            self._counts.settled(self._claims.settle(outcome.published))
-            if outcome.refused:
-                self._claims.hold(outcome.refused)
-                for why in sorted(set(outcome.refused.values())):
-                    _log.warning("%d transactions are held, and tried again: %s", len(outcome.refused), why)
-        except BaseException:
-            # Kafka has them, the database does not know: the done log tells when it is opened again.
-            outbound.close()
-            raise
-        self._counts.groups += outbound.groups - before
-
-    def _lose(self, number: int) -> None:
-        outbound = self._outbounds.pop(number, None)
-        if outbound is not None:
-            outbound.close()
-        self._shards.owned.pop(number, None)
-        self._count_open()
-
-    def _close_all(self) -> None:
-        for outbound in self._outbounds.values():
-            outbound.close()
-        self._count_open()
-
-    def _count_open(self) -> None:
-        self._counts.open_shards = sum(outbound.is_open for outbound in self._outbounds.values())
+    def _count(self) -> None:
+        relays = [relay for relay, _ in self._relays.values()]
+        self._counts.open_shards = sum(relay.is_open for relay in relays)
+        self._counts.groups = self._former_groups + sum(relay.groups for relay in relays)
+        self._counts.recoveries = self._former_recoveries + sum(relay.recoveries for relay in relays)
+        self._counts.left_behind = self._left.total
 
 
 __all__ = ["SqlSettler"]

@@ -7,6 +7,7 @@ share the shards, and each shard is published by one of them at a time, fenced i
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,9 +143,13 @@ class SqlStore:
         self._starts = 0
         self._writer: Writer | None = None
         self._watch: SettledWatch | None = None
+        # The process that started it.
+        self._pid = 0
         # Set by start(), before any other call.
         self.uuid = ""
         self.shards = shards
+        # Whether `shards` is what the tables have. Set once.
+        self._knows_shards = False
         # Partition counts of target topics found so far. Replaced as a whole, read without a lock.
         self._targets: dict[str, int] = {}
 
@@ -167,6 +172,7 @@ class SqlStore:
                     f"the tables of the SQL store could not be opened: {cause_of(error)}; check its address, that "
                     "it runs, and that its user may create tables"
                 ) from error
+            self._knows_shards, self._pid = True, os.getpid()
             self._writer = Writer(self.database, self.topics.prefix)
             self._writer.start()
 
@@ -282,6 +288,23 @@ class SqlStore:
         key = half.key if ordering_key is None else ordering_key
         return int(xxh3_64_intdigest(half.transaction_id.encode() if key is None else key) % self.shards)
 
+    def require_shards(self) -> None:
+        """Find out how many shards the tables have, where the store was not started.
+
+        Raises:
+            ConfigurationError: there are no tables.
+            BrokerConnectionError: the database did not answer.
+        """
+        if self._knows_shards:
+            return
+        try:
+            self.shards = schema.shards_of(self.database)
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreConnectionError(
+                f"the tables of the SQL store could not be read: {cause_of(error)}; check its address, and that it runs"
+            ) from error
+        self._knows_shards = True
+
     def _count_check(self, half: Half, number: int) -> None:
         tx, now = schema.tx, self.database.now
         asked = (tx.c.id == half.transaction_id) & (tx.c.producer_group == half.group)
@@ -303,6 +326,13 @@ class SqlStore:
         writer = self._writer
         if writer is None:
             request.tell(StoppedError("the SQL store is not started, or was stopped"))
+        elif self._pid != os.getpid():
+            request.tell(
+                StoppedError(
+                    f"the SQL store was started in process {self._pid}, from which this one was forked: its threads "
+                    "and connections are not here; make a store in this process"
+                )
+            )
         else:
             writer.submit(request)
 

@@ -99,9 +99,15 @@ class Decision:
     actor: str = ""
     #: Set by `write`: the state that stood before it, or -1 where there is no such transaction; None: it counts.
     refused_by: int | None = None
+    #: Set by `write`: whether what stood in its way is under way to Kafka.
+    under_way: bool = False
 
     def write(self, database: Database, connection: sa.Connection) -> None:
-        """Make it the transaction's state, unless that has one; a message that is not due yet may be taken back."""
+        """Make it the transaction's state, unless that has one; a message that is not due yet may be taken back.
+
+        An operator may discard what is committed and refused by Kafka: nothing of it is under way, and only the trials
+        of its coordinator take it, which mark it before.
+        """
         tx = schema.tx
         named = tx.c.id == self.transaction_id
         if self.group is not None:
@@ -117,15 +123,36 @@ class Decision:
             },
         )
         self.refused_by = None
-        if done.rowcount:
+        if done.rowcount or self._discards_refused(database, connection):
             return
-        standing = connection.execute(sa.select(tx.c.state).where(named)).scalar()
-        self.refused_by = -1 if standing is None else int(standing)
+        standing = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(named)).first()
+        self.refused_by = -1 if standing is None else int(standing.state)
+        self.under_way = standing is not None and standing.settled_at is None and standing.state == schema.COMMIT
         connection.execute(
             schema.refusal.insert().values(
                 tx=self.transaction_id, verdict=int(self.verdict), author=int(self.author), at=database.now
             )
         )
+
+    def _discards_refused(self, database: Database, connection: sa.Connection) -> bool:
+        if (self.verdict, self.author) != (Verdict.DISCARD, Author.OPERATOR):
+            return False
+        tx = schema.tx
+        refused = sa.and_(
+            tx.c.id == self.transaction_id,
+            tx.c.state == schema.COMMIT,
+            tx.c.settled_at.is_(None),
+            tx.c.held_until > 0,
+            tx.c.taken_until < schema.TAKEN,
+        )
+        values = {
+            "state": schema.DISCARD,
+            "author": int(self.author),
+            "actor": self.actor,
+            "decided_seq": database.next,
+            "held_until": 0.0,
+        }
+        return bool(connection.execute(tx.update().where(refused).values(**values)).rowcount)
 
     def refusal(self) -> str | None:
         """Say why it does not count, or None."""
@@ -134,6 +161,11 @@ class Decision:
         what = f"transaction {self.transaction_id}: its {self.verdict.name} was refused"
         if self.refused_by < 0:
             return f"{what}: the store has no such transaction of that group; it is unknown, or settled long ago"
+        if self.verdict is Verdict.DISCARD and self.under_way:
+            return (
+                f"{what}: COMMIT was decided before, and it is not held, or is being published just now; what Kafka "
+                "refuses can be discarded: look at what it waits for, and try again"
+            )
         return f"{what}: {Verdict(self.refused_by).name} was decided before, and the first decision stands"
 
 

@@ -1,0 +1,284 @@
+"""Targets that refuse messages, take nothing, or come and go, under the stores that are not in Kafka."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from conformance.sql_cases import SqlBench
+from conformance.store_cases import FileBench, StoreBench, counted, settled
+
+from databases import TestDatabase
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
+from penstock.errors import TransactionRefusedError
+from penstock.kafka import TopicSpec, ensure_topics
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.records import REASON, Verdict
+from penstock.transactions.store import CoordinatorOptions
+from waiting import wait_until
+
+COMMIT, DISCARD = Verdict.COMMIT, Verdict.DISCARD
+NO_CHECKS = {"transaction_timeout_s": 600.0}
+
+Made = Callable[..., str]
+
+
+def bench_of(kind: str, servers: str, topic: str, folder: Path) -> StoreBench:
+    if kind == "file":
+        return FileBench(servers, topic, folder / "store")
+    return SqlBench(servers, topic, TestDatabase("sqlite", f"sqlite:///{folder / 'store.db'}"))
+
+
+@pytest.fixture(params=["file", "sqlite"])
+def bench(request: pytest.FixtureRequest, broker: DevBroker, new_topic: Made, tmp_path: Path) -> Iterator[StoreBench]:
+    """A store that publishes through the relay; its topic is the one that is well."""
+    made = bench_of(request.param, broker.bootstrap_servers, new_topic(partitions=1), tmp_path)
+    yield made
+    made.close()
+
+
+def limit(admin: AdminClient, topic: str, size: int) -> None:
+    """Set the longest message that a topic takes."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result()
+
+
+def delete(admin: AdminClient, topic: str) -> None:
+    admin.delete_topics([topic])[topic].result()
+    wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
+
+
+def administration(bench: StoreBench) -> Any:
+    return bench.store.administration()  # type: ignore[attr-defined] # these stores have one
+
+
+def pending(bench: StoreBench) -> dict[str, PendingTransaction]:
+    return {one.transaction_id: one for one in administration(bench).pending()}
+
+
+def test_a_target_that_refuses_everything_costs_the_others_no_more_than_a_moment(
+    bench: StoreBench, new_topic: Made, admin: AdminClient
+) -> None:
+    sick, well = new_topic(), bench.topic
+    settler = bench.settler(**NO_CHECKS)
+    bench.send(COMMIT, bench.half(b"first", topic=sick))
+    counted(settler, committed=1)
+    limit(admin, sick, 10)
+
+    refused = []
+    for number in range(30):
+        refused.append(bench.send(COMMIT, bench.half(b"%d" % number, topic=sick)).halves[0].transaction_id)
+        bench.send(COMMIT, bench.half(b"%d" % number, topic=well))
+    begun = time.monotonic()
+    counted(settler, committed=31, timeout=20)
+    assert time.monotonic() - begun < 10
+    # What is so short takes not even the markers of transactions.
+    wait_until(lambda: all("its max.message.bytes is 10" in one.waits_for for one in pending(bench).values()), 60)
+    assert set(pending(bench)) == set(refused)
+    assert settler.statistics().held == 30
+
+    limit(admin, sick, 1_000_000)
+    settled(settler, committed=61)
+    assert Counter(bench.seen(sick)) == Counter([b"first", *(b"%d" % number for number in range(30))])
+    assert bench.seen(well) == [b"%d" % number for number in range(30)]
+
+
+def test_what_is_refused_holds_what_must_not_pass_it_and_nothing_else_until_an_operator_discards_it(
+    bench: StoreBench, new_topic: Made
+) -> None:
+    sick, other = new_topic(config={"max.message.bytes": "2000"}), new_topic()
+    settler = bench.settler(**NO_CHECKS)
+    large = b"x" * 5_000
+
+    def send(value: bytes, key: bytes | None = None, topic: str = sick) -> str:
+        return bench.send(COMMIT, bench.half(value, key=key, topic=topic)).halves[0].transaction_id
+
+    send(b"k1", b"k")
+    refused = send(large, b"k")
+    behind = [send(b"k2", b"k"), send(b"k3", b"k")]
+    for number in range(10):
+        send(b"%d" % number, b"o")
+        send(b"none")
+    send(b"elsewhere", b"k", topic=other)
+    # Several messages: each key and target counts.
+    both = bench.half(b"both", key=b"k", part=(1, 2), topic=sick)
+    whole = bench.send(COMMIT, both, both._replace(key=b"z", topic=other, part=(2, 2)))
+    behind_both = send(b"behind both", b"z", topic=other)
+    counted(settler, committed=22)
+    waiting = [refused, *behind, whole.halves[0].transaction_id, behind_both]
+    wait_until(lambda: list(pending(bench)) == waiting)
+    wait_until(lambda: "MSG_SIZE_TOO_LARGE" in pending(bench)[refused].waits_for)
+    assert settler.statistics().held == 1
+    assert refused in pending(bench)[behind[0]].waits_for
+    assert Counter(bench.seen(sick)) == Counter([b"k1", *[b"none"] * 10, *(b"%d" % number for number in range(10))])
+    assert bench.seen(other) == [b"elsewhere"]
+
+    discard_refused(bench, refused)
+    settled(settler, committed=26, discarded=1)
+    assert [value for value in bench.seen(sick) if value and value.startswith((b"k", b"b"))] == [
+        b"k1",
+        b"k2",
+        b"k3",
+        b"both",
+    ]
+    assert bench.seen(other) == [b"elsewhere", b"both", b"behind both"]
+    (message,) = bench.messages(bench.discarded)
+    assert message.value() == large
+    assert (REASON, b"by an operator") in message.headers()
+
+
+def discard_refused(bench: StoreBench, transaction_id: str) -> None:
+    """Discard what is committed and refused; while a trial has it, that is refused with a sentence."""
+
+    def discarded() -> bool:
+        try:
+            administration(bench).decide(transaction_id, DISCARD, "eve@host")
+        except TransactionRefusedError as refusal:
+            if "being published just now" not in str(refusal):
+                raise
+            return False
+        return True
+
+    wait_until(discarded, 30)
+
+
+def test_a_committed_transaction_that_is_not_refused_is_not_discarded(bench: StoreBench) -> None:
+    prepared = bench.send(COMMIT, bench.half(b"v"))
+
+    with pytest.raises(TransactionRefusedError, match="COMMIT was decided before"):
+        administration(bench).decide(prepared.halves[0].transaction_id, DISCARD, "eve@host")
+
+    settled(bench.settler(**NO_CHECKS), committed=1)
+    assert bench.seen() == [b"v"]
+
+
+def test_targets_that_are_deleted_and_made_again_twice_lose_and_double_nothing_and_hold_nobody(
+    bench: StoreBench, new_topic: Made, admin: AdminClient, broker: DevBroker
+) -> None:
+    target = new_topic(partitions=2)
+    settler = bench.settler(**NO_CHECKS)
+    sent = 0
+
+    def send_all(mark: bytes) -> None:
+        """Send three of two messages each, three single ones, and three to the topic that is well."""
+        nonlocal sent
+        for number in range(3):
+            one = bench.half(b"%s%d" % (mark, number), part=(1, 2), topic=target, partition=0)
+            bench.send(COMMIT, one, one._replace(part=(2, 2), partition=1))
+            bench.send(COMMIT, bench.half(b"%s-%d" % (mark, number), key=b"k", topic=target))
+            bench.send(COMMIT, bench.half(b"%s%d" % (mark, number)))
+        sent += 9
+
+    send_all(b"before")
+    settled(settler, committed=sent)
+    for turn in (b"first", b"second"):
+        delete(admin, target)
+        send_all(turn)
+        wait_until(lambda turn=turn: b"%s2" % turn in bench.seen(), 20)  # type: ignore[misc] # bound at once
+        wait_until(lambda: settler.statistics().held == 6)
+        ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(target, 2)])
+        settled(settler, committed=sent)
+
+        seen = Counter(message.value() for message in read_all(bench.servers, target))
+        singles = {b"%s-%d" % (turn, number): 1 for number in range(3)}
+        assert seen == Counter({**singles, **{b"%s%d" % (turn, number): 2 for number in range(3)}})
+    send_all(b"after")
+    settled(settler, committed=sent)
+    assert bench.seen() == [
+        b"%s%d" % (mark, n) for mark in (b"before", b"first", b"second", b"after") for n in range(3)
+    ]
+
+
+def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Made, admin: AdminClient) -> None:
+    dead, pause_s, seconds_each = new_topic(), 0.02, 4.0
+    if isinstance(bench, SqlBench):
+        bench.shards = 2
+    settlers = [bench.settler(**NO_CHECKS, session_timeout_s=3.0)]
+    if isinstance(bench, SqlBench):
+        settlers.append(bench.settler(**NO_CHECKS, session_timeout_s=3.0))
+        wait_until(lambda: [one.statistics().partitions for one in settlers] == [1, 1], 60)
+
+    def published_while_sending(*, with_dead: bool) -> tuple[int, float]:
+        """Return how many were sent to the topic that is well, and for how long the last of them was waited for."""
+        before, number = sum(one.statistics().committed for one in settlers), 0
+        until = time.monotonic() + seconds_each
+        while time.monotonic() < until:
+            bench.send(COMMIT, bench.half(b"v", key=b"%d" % number))
+            number += 1
+            if with_dead and not number % 10:
+                bench.send(COMMIT, bench.half(b"dead", key=b"%d" % number, topic=dead))
+            time.sleep(pause_s)
+        begun = time.monotonic()
+        wait_until(lambda: sum(one.statistics().committed for one in settlers) - before >= number, 30)
+        return number, time.monotonic() - begun
+
+    alone, lag_s = published_while_sending(with_dead=False)
+    delete(admin, dead)
+    # What it costs to learn it.
+    bench.send(COMMIT, bench.half(b"dead", topic=dead))
+    wait_until(lambda: sum(one.statistics().held for one in settlers), 30)
+    beside_dead, lag_beside_s = published_while_sending(with_dead=True)
+
+    assert beside_dead >= 0.7 * alone
+    assert lag_beside_s < max(10 * lag_s, 2.0)
+    if isinstance(bench, SqlBench):
+        # Leases were renewed on time, whatever Kafka did.
+        assert bench.database.rows("SELECT max(epoch) FROM penstock_shard")[0][0] <= 2
+
+
+def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.bounded_outbound.STEP_LIMIT_S", 2.0)
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hanging.set()
+        go_on.wait(60)
+
+    settler = bench.settler(**NO_CHECKS)
+    bench.send(COMMIT, bench.half(b"0"))
+    counted(settler, committed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.transactions.outbound.Outbound._commit", hang)
+        bench.send(COMMIT, bench.half(b"1"))
+        assert hanging.wait(30)
+    bench.send(COMMIT, bench.half(b"2"))
+    statistics = settled(settler, committed=3)
+
+    assert statistics.left_behind == 1
+    assert statistics.recoveries == 1
+    go_on.set()
+    assert bench.seen() == [b"0", b"1", b"2"]
+
+
+def test_a_coordinator_stops_in_time_though_a_call_never_comes_back(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hanging.set()
+        go_on.wait(60)
+
+    settler = bench.make_settler(CoordinatorOptions(**NO_CHECKS))
+    settler.start()
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.transactions.outbound.Outbound._commit", hang)
+        bench.send(COMMIT, bench.half(b"v"))
+        assert hanging.wait(30)
+        begun = time.monotonic()
+        settler.stop(timeout=5)
+        assert time.monotonic() - begun < 5
+    go_on.set()
+
+    settled(bench.settler(**NO_CHECKS))
+    assert bench.seen() == [b"v"]
