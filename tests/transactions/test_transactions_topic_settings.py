@@ -25,6 +25,7 @@ RIGHT = {
     "message.timestamp.type": "LogAppendTime",
     "max.message.bytes": "1048588",
 }
+from waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -128,5 +129,6 @@ def test_topics_that_an_operator_made_with_the_brokers_defaults_are_mended_at_st
         TransactionalProducer("orders", bootstrap_servers=servers, prefix=prefix).start().stop()
 
     for topic in (topics.half, topics.op, topics.done):
-        assert wrong_settings(settings_of(admin, topic), is_done=topic == topics.done) == {}
+        # A broker tells of a change a moment after it was acknowledged.
+        wait_until(lambda: wrong_settings(settings_of(admin, topic), is_done=topic == topics.done) == {})  # noqa: B023 - waited for here
         assert f"topic {topic} had " in caplog.text

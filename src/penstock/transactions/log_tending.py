@@ -52,10 +52,18 @@ class LogTending:
         logs: the readers of half and op.
         counts: where to count what is lost.
         ration: where to say what could repeat without end.
+        begun: when it began, in monotonic seconds: nothing is deleted for a while.
     """
 
     def __init__(
-        self, admin: AdminClient, topics: StoreTopics, logs: TwoLogs, counts: Counts, ration: RationedLog
+        self,
+        admin: AdminClient,
+        topics: StoreTopics,
+        logs: TwoLogs,
+        counts: Counts,
+        ration: RationedLog,
+        *,
+        begun: float = float("-inf"),
     ) -> None:
         self._admin = admin
         self._topics = topics
@@ -67,7 +75,7 @@ class LogTending:
         self._asked: dict[int, _Asked] = {}
         # An answer that was not acted upon yet.
         self._look: Look | None = None
-        self._asked_at = self._trimmed_at = float("-inf")
+        self._asked_at, self._trimmed_at = float("-inf"), begun
         # Readers that stand still, by log and partition, since a monotonic second.
         self._stands: dict[tuple[str, int], float] = {}
         # Partitions whose ops are not read on.
@@ -137,9 +145,6 @@ class LogTending:
             for number, asked in self._asked.items():
                 if owned.get(number) is asked.partition:
                     self._compare(asked, look)
-        if self._trimmed_at < 0:
-            # What was read a moment ago is left alone.
-            self._trimmed_at = now
         if now - self._trimmed_at >= TEND_S:
             self._trimmed_at = now
             self._trim(owned)

@@ -186,7 +186,7 @@ class Settling:
         self._quarantine = Quarantine()
         # Topics that were found to be missing.
         self._absent: set[str] = set()
-        self._tending = LogTending(admin, topics, membership.logs, counts, ration)
+        self._tending = LogTending(admin, topics, membership.logs, counts, ration, begun=time.monotonic())
         self._released = time.monotonic()
 
     def round(self) -> None:
