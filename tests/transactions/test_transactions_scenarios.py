@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from transaction_tools import TIMEOUT_S, Bench, child, decide, kill, line_of, prepared, unknown
 
 from penstock.transactions import Coordinator, HalfMessage, Transaction, TransactionState, new_id
+from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.kafka_store import StoredHalves
 from penstock.transactions.owned import OwnedPartition
 from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op

@@ -17,6 +17,7 @@ from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Coordinator, TransactionalProducer
 from penstock.transactions.topic_settings import mend_settings, wrong_settings
 from penstock.transactions.topics import StoreTopics
+from waiting import wait_until
 
 RIGHT = {
     "cleanup.policy": "delete",
@@ -25,7 +26,6 @@ RIGHT = {
     "message.timestamp.type": "LogAppendTime",
     "max.message.bytes": "1048588",
 }
-from waiting import wait_until
 
 
 @pytest.mark.parametrize(
