@@ -164,7 +164,9 @@ def rollback(  # noqa: PLR0917 - as `ls`
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
-    """Roll pending transactions back, if nobody decided before. Each act is in the audit log.
+    """Roll pending transactions back, if nobody decided before, or if they are committed and not due yet.
+
+    Each act is in the audit log.
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
@@ -181,7 +183,9 @@ def discard(  # noqa: PLR0917 - as `ls`
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
-    """Move pending transactions to the discarded topic, if nobody decided before. Each act is in the audit log.
+    """Move pending transactions to the discarded topic: undecided ones, and committed ones that their target refuses.
+
+    Each act is in the audit log.
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """

@@ -13,7 +13,13 @@ from confluent_kafka import Producer
 from conformance.store_cases import FileBench, counted, decide, prepare, settled
 
 from commands import commands
-from penstock.errors import HalfNotStoredError, PenstockError, StoreDamagedError, TransactionError
+from penstock.errors import (
+    HalfNotStoredError,
+    PenstockError,
+    StoreDamagedError,
+    TransactionError,
+    TransactionRefusedError,
+)
 from penstock.transactions import TransactionState, new_id
 from penstock.transactions.audit import AuditLog
 from penstock.transactions.file import FileStore
@@ -76,6 +82,28 @@ def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_an
     assert bench.seen() == [b"1", b"2"]
     assert [(m.key(), m.headers()) for m in bench.messages()] == [(b"k", [("h", b"1")])] * 2
     assert b"the database is back" in (bench.messages(f"{bench.prefix}.audit")[0].value() or b"")
+
+
+def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found_in_the_audit_log(
+    bench: FileBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settler, administration = bench.settler(**NO_CHECKS), administration_of(bench)
+    far_ms = 4_000_000_000_000
+    later, other = (bench.send(COMMIT, bench.half(b"v", deliver_at_ms=far_ms)).halves[0] for _ in range(2))
+    wait_until(lambda: settler.statistics().delayed == 2)
+
+    administration.decide(later.transaction_id, ROLLBACK, "ann@host", "the customer called")
+    with pytest.raises(TransactionRefusedError, match="COMMIT came first"):
+        administration.decide(other.transaction_id, DISCARD, "ann@host")
+    shown = commands(monkeypatch, capsys)(
+        *("tx", "show", later.transaction_id, "--file", str(bench.folder)),
+        *("--bootstrap-servers", bench.servers, "--prefix", bench.prefix),
+    )
+
+    statistics = settler.statistics()
+    assert (statistics.rolled_back, statistics.delayed, statistics.pending) == (1, 1, 1)
+    assert f"{later.transaction_id}  settled" in shown.out
+    assert "rollback by ann@host: the customer called" in shown.out
 
 
 def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
