@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.ids import ID_LENGTH, id_bytes, id_text
+from penstock.transactions.ids import ID_LENGTH, id_bytes, id_text, is_id
 from penstock.transactions.records import Half, Verdict, decode_half, encode_half
 
 _VERSION = 2
@@ -108,8 +108,8 @@ def _decode_done_1(content: bytes) -> Done:
         Note(raw_id.decode("ascii"), offset, _VERDICTS[verdict], checks, answered)
         for raw_id, offset, verdict, checks, answered in _NOTE_1.iter_unpack(content[_DONE_1.size :])
     ]
-    if count != len(notes):
-        raise ValueError(f"{len(notes)} notes in place of {count}")
+    if count != len(notes) or not all(is_id(note.transaction_id) for note in notes):
+        raise ValueError(f"{len(notes)} notes in place of {count}, or one of no transaction")
     return Done(notes, [])
 
 

@@ -21,6 +21,7 @@ from penstock.transactions.carrying import GAP, to_carry
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
 from penstock.transactions.counts import Counts
 from penstock.transactions.delivery import wire_headers
+from penstock.transactions.done_records import Carry
 from penstock.transactions.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
@@ -84,7 +85,11 @@ class OwnedPartition:
         self.number = number
         self.settlement = Settlement(inheritance.half_position, inheritance.op_position)
         self.schedule = CheckSchedule(policy, self.settlement.pending)
-        for pending in self.settlement.remember(inheritance.notes, inheritance.carries):
+        self._counts = counts
+        self._log = log
+        self._may_publish_to = may_publish_to
+        carries = [one for one in inheritance.carries if self._may_carry(*one)]
+        for pending in self.settlement.remember(inheritance.notes, carries):
             self.schedule.add(pending)
         self.clock = clock
         # Logs of which it was said that producers stamp their records.
@@ -124,14 +129,28 @@ class OwnedPartition:
         self.asked: dict[str, list[tuple[float, int, str]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
         self.taken_over = False
-        self._counts = counts
-        self._log = log
-        self._may_publish_to = may_publish_to
         self._ends_found = (inheritance.half_end, inheritance.op_end)
-        halves = max((note.half_offset for note in inheritance.notes), default=-1) + 1
-        ops = max((note.op_offset for note in inheritance.notes), default=-1) + 1
+        # Whatever notes of strangers say, nothing lies above the ends.
+        halves = min(max((note.half_offset for note in inheritance.notes), default=-1) + 1, inheritance.half_end)
+        ops = min(max((note.op_offset for note in inheritance.notes), default=-1) + 1, inheritance.op_end)
         self._marks = DoneMarks(Mark(inheritance.done_end, halves, ops))
         counts.lost += inheritance.lost
+        counts.forged += inheritance.unreadable
+
+    def _may_carry(self, place: int, carry: Carry) -> bool:
+        """Tell whether a carried transaction may be published: its halves are judged as those of the half log are."""
+        if all(self._may_publish_to(one.half.topic) for one in carry.halves):
+            return True
+        self._counts.forged += 1
+        self._log.warn(
+            "carry",
+            "transaction %s: its record at %d in done partition %d is refused: it is addressed to a topic of the store "
+            "or of Kafka itself",
+            carry.note.transaction_id,
+            place,
+            self.number,
+        )
+        return False
 
     def feed_half(self, message: Message, now: float) -> None:
         """Take a record of the half log in; it was read at `now`, in monotonic seconds."""

@@ -41,6 +41,7 @@ from penstock.transactions.log_identity import (
     known_ids,
     starts_of,
 )
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -70,6 +71,7 @@ class Inheritance:
         ids: topic ids of the three logs, as far as they are known.
         lost: records that are gone and were not read, at least.
         is_done_lost: whether something that the done log said is gone.
+        unreadable: how many records of the done log do not read.
     """
 
     half_position: int
@@ -83,6 +85,7 @@ class Inheritance:
     ids: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
     is_done_lost: bool = False
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,12 @@ class DoneRead:
     Attributes:
         end: where it ended.
         records: what it says, each with its offset.
+        unreadable: offsets of records that do not read.
     """
 
     end: int
     records: list[tuple[int, Done]]
+    unreadable: list[int] = field(default_factory=list)
 
     @property
     def notes(self) -> list[Note]:
@@ -132,6 +137,7 @@ class LogReader:
         self._admin = admin_client(bootstrap_servers, config)
         self._fence = fence
         self._stopping = stopping
+        self._ration = RationedLog()
         self._settings: dict[str, Any] = {
             **base_config(bootstrap_servers, config),
             "group.id": topics.coordinators,
@@ -275,7 +281,8 @@ class LogReader:
         try:
             found[partition].records.append((offset, decode_done(message.value())))
         except MessageFormatError as bad:
-            _log.error("%s[%d]@%d: %s", self._topics.done, partition, offset, bad)
+            found[partition].unreadable.append(offset)
+            self._ration.warn("done", "%s[%d]@%d: %s", self._topics.done, partition, offset, bad)
         if offset + 1 >= found[partition].end:
             behind.discard(partition)
 
@@ -332,6 +339,7 @@ def inherited(
         {**known_ids(committed), **ids},
         sum(start.lost for start in starts.values()),
         starts[DONE].fate is not Fate.INTACT,
+        len(done.unreadable),
     )
 
 
