@@ -34,6 +34,7 @@ from penstock.transactions import TransactionState, new_id
 from penstock.transactions.file import FileStore
 from penstock.transactions.file.folder import OsFolder
 from penstock.transactions.file.journal import Change, Settle
+from penstock.transactions.file.questions import Questions
 from penstock.transactions.file.redo import SUFFIX
 from penstock.transactions.file.table import SUFFIX as TABLE_SUFFIX
 from penstock.transactions.file.table import State, read_table
@@ -385,3 +386,35 @@ def test_a_store_that_a_parent_process_opened_is_not_used_in_the_child(tmp_path:
 
         with pytest.raises(HalfNotStoredError, match="belongs to process"):
             prepare(store, [half()])
+
+
+def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
+    bench: FileBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled_meanwhile: list[str] = []
+    anybody = Questions.anybody
+
+    def settle_first(self: Questions, group: str) -> bool:
+        # Between the timer and the reading of the half: it is rolled back, and the segment that had it is removed.
+        if not settled_meanwhile:
+            settled_meanwhile.append(first.halves[0].transaction_id)
+            bench.decide(first, ROLLBACK)
+            for _ in range(60):
+                decide(bench.store, prepare(bench.store, [bench.half(b"x" * 3_000)]), ROLLBACK)
+        return anybody(self, group)
+
+    bench.segment_bytes = 4_096
+    first = bench.prepare(bench.half(b"first"))
+    bench.store.opened._cache.clear()
+    place = bench.store.opened.kept[first.halves[0].transaction_id].place
+    monkeypatch.setattr(Questions, "anybody", settle_first)
+    asked: list[Any] = []
+    with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
+        settler = bench.settler(transaction_timeout_s=0.2)
+        wait_until(lambda: settled_meanwhile)
+        bench.send(COMMIT, bench.half(b"second"))
+        settled(settler, committed=1)
+
+    assert bench.store.opened.journal.redo.bases[0] > place
+    assert first.halves[0].transaction_id not in {one.half.transaction_id for one in asked}
+    assert bench.seen() == [b"second"]
