@@ -19,9 +19,9 @@ _log = logging.getLogger("penstock.transactions")
 T = TypeVar("T")
 
 #: Seconds within which a call has to go on: longer than any time-out that the client is given.
-STEP_LIMIT_S = 15.0
+STEP_LIMIT_S = 8.0
 #: Seconds after which a call that does not go on is told in the log.
-_WATCH_S = 5.0
+_WATCH_S = 6.0
 #: A thread says that its call ends a moment before the call is done.
 _ENDING_S = 1.0
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("penstock.transactions")
 
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: Seconds in which the broker shall have said where the log begins and ends, and have given it all.
-_ANSWER_S = 10.0
+_ANSWER_S = 5.0
 _READ_S = 15.0
 _POLL_S = 0.1
 _HEAD = struct.Struct(">BI")

@@ -42,7 +42,9 @@ _log = logging.getLogger("penstock.transactions")
 _TIMEOUT_S = 10.0
 #: Less, so that a topic that does not answer is known before the transaction times out.
 _SEND_TIMEOUT_S = 6.0
-_OPEN_TIMEOUT_S = 10.0
+_OPEN_TIMEOUT_S = 5.0
+#: Seconds that an end may take; after it, a producer anew is the shorter way.
+_END_TIMEOUT_S = 5.0
 #: Seconds for a transactional id whose last transaction may wait for its markers.
 _ID_TIMEOUT_S = 2.0
 #: Transactional ids that stand for one.
@@ -403,6 +405,8 @@ class Outbound:
         """Return those topics whose longest message is so short that transactions there never end."""
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in dict.fromkeys(topics)]
         found: dict[str, Fault] = {}
+        if not resources:
+            return found
         self._goes_on()
         for resource, answer in self._done.admin.describe_configs(resources, request_timeout=_ASK_S).items():
             try:
@@ -565,7 +569,7 @@ class Outbound:
 
     def _commit(self, producer: Producer) -> None:
         try:
-            self._watch.commit(producer, _TIMEOUT_S)
+            self._watch.commit(producer, _END_TIMEOUT_S)
         except UnknownEndError as error:
             raise InDoubtError(f"{self._name}: {error}") from error
         self.groups += 1
@@ -579,7 +583,7 @@ class Outbound:
             producer.poll(left)
         self._goes_on()
         try:
-            self._watch.abort(producer, _TIMEOUT_S)
+            self._watch.abort(producer, _END_TIMEOUT_S)
         except UnknownEndError as error:
             faults = self._faults(self._blame)
             raise InDoubtError(f"{self._name}: {error}, after: {self._blame.cause}", faults) from error

@@ -1,0 +1,53 @@
+"""A producer in a process that was forked from its own: refused with a sentence, where it would hang for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conformance.sql_cases import SqlBench
+
+from databases import TestDatabase
+from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
+from penstock.transactions import TransactionalProducer
+
+
+@pytest.mark.parametrize("kind", ["kafka", "sqlite"])
+def test_a_send_after_a_fork_is_refused_and_the_parent_goes_on(
+    kind: str, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, said = new_topic(), tmp_path / "said"
+    if kind == "kafka":
+        made = TransactionalProducer("orders", bootstrap_servers=broker.bootstrap_servers, prefix=f"fork.{topic}")
+    else:
+        bench = SqlBench(broker.bootstrap_servers, topic, TestDatabase("sqlite", f"sqlite:///{tmp_path / 'store.db'}"))
+        made = TransactionalProducer("orders", store=bench.make_store())
+    with made as producer:
+        producer.send(topic, value=b"before")
+        child = os.fork()
+        if child == 0:
+            # No test runs on here, and nothing of the parent's is closed.
+            try:
+                producer.send(topic, value=b"in the child")
+            except PenstockError as error:
+                said.write_text(str(error))
+            finally:
+                os._exit(0)
+        deadline = time.monotonic() + 30
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                pytest.fail("the child hangs")
+            time.sleep(0.05)
+
+        assert f"process {os.getpid()}" in said.read_text()
+        assert "forked" in said.read_text()
+        producer.send(topic, value=b"after")
+    assert sys.exc_info() == (None, None, None)

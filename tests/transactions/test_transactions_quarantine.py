@@ -1,0 +1,119 @@
+"""What the main path of a relay leaves out, when it is tried, and what waits behind it: pure."""
+
+from __future__ import annotations
+
+from penstock.transactions.faults import Fault
+
+from penstock.transactions.outbound import OutboundMessage, Outcome, Publishable
+from penstock.transactions.quarantine import Quarantine
+
+
+def entry(name: str, *messages: tuple[str, bytes | None], discards: str | None = None) -> Publishable:
+    made = [OutboundMessage(topic, None, key, b"v", ()) for topic, key in messages]
+    return Publishable(name, made, None, discards)
+
+
+def names(entries: object) -> list[str]:
+    return [one.transaction_id for one in entries]  # type: ignore[attr-defined] # a sequence of them
+
+
+def dead(topic: str) -> dict[str, Fault]:
+    return {topic: Fault(f"{topic}: gone", whole=True)}
+
+
+def test_a_dead_topic_is_left_out_and_tried_with_one_at_growing_intervals() -> None:
+    quarantine = Quarantine()
+    first = entry("1", ("dead", None))
+    assert quarantine.main_ended([first], Outcome(refused={"1": "gone"}, faults=dead("dead")), 0.0)["1"].why == "gone"
+
+    go, held = quarantine.admit([entry("2", ("dead", None)), entry("3", ("well", b"k"))])
+    assert (names(go), list(held)) == (["3"], ["2"])
+
+    tries, now = [], 0.0
+    while len(tries) < 9:
+        chosen = quarantine.next_trial(now)
+        if chosen:
+            assert len(chosen) == 1
+            tries.append(now)
+            quarantine.tried(Outcome(refused={chosen[0]: "gone"}, faults=dead("dead")), now)
+        now += 0.1
+    pauses = [round(after - before, 1) for before, after in zip(tries, tries[1:], strict=False)]
+    assert pauses == sorted(pauses)
+    assert 29 < pauses[-1] < 31
+
+
+def test_a_topic_that_takes_one_again_gets_all_that_waited_and_goes_back_after_a_while() -> None:
+    quarantine = Quarantine()
+    quarantine.main_ended([entry("1", ("dead", None))], Outcome(refused={"1": "gone"}, faults=dead("dead")), 0.0)
+    quarantine.admit([entry("2", ("dead", None)), entry("3", ("dead", None))])
+    assert quarantine.next_trial(0.4) == []
+
+    assert quarantine.next_trial(1.0) == ["1"]
+    quarantine.tried(Outcome(published=["1"]), 1.0)
+    assert quarantine.next_trial(1.0) == ["2", "3"]
+    quarantine.tried(Outcome(published=["2", "3"]), 1.1)
+    assert quarantine.is_empty
+
+    # It is watched for a while; a return that fails makes the next one wait longer.
+    assert list(quarantine.admit([entry("4", ("dead", None))])[1]) == ["4"]
+    assert quarantine.next_trial(1.2) == ["4"]
+    quarantine.tried(Outcome(published=["4"]), 1.3)
+    quarantine.next_trial(10.0)
+    assert names(quarantine.admit([entry("5", ("dead", None))])[0]) == ["5"]
+
+
+def test_a_refused_message_holds_its_key_in_its_topic_and_is_tried_alone() -> None:
+    quarantine = Quarantine()
+    fault = {"sick": Fault("sick: too large", whole=False)}
+    batch = [
+        entry("1", ("sick", b"k")),
+        entry("2", ("sick", b"k")),
+        entry("3", ("sick", None)),
+        entry("4", ("sick", b"o")),
+    ]
+    quarantine.main_ended(batch, Outcome(refused=dict.fromkeys("1234", "too large"), faults=fault), 0.0)
+
+    assert quarantine.next_trial(0.0) == ["1", "2", "3", "4"]
+    reasons = quarantine.tried(Outcome(published=["3", "4"], refused={"1": "too large"}, held=["2"]), 0.1)
+    assert reasons["1"].behind is None
+    assert reasons["2"].behind == "1"
+    assert quarantine.next_trial(0.2) == []
+    # Also when the topic is back on the main path; other keys, and the same key elsewhere, pass.
+    assert quarantine.next_trial(5.0) == ["1"]
+    quarantine.tried(Outcome(refused={"1": "too large"}), 5.0)
+    quarantine.next_trial(20.0)
+    later = [entry("5", ("sick", b"k")), entry("6", ("sick", b"x")), entry("7", ("well", b"k"))]
+    both = entry("8", ("well", b"y"), ("sick", b"k"))
+    go, held = quarantine.admit([*later, both, entry("9", ("well", b"y"))])
+    assert (names(go), list(held)) == (["6", "7"], ["5", "8", "9"])
+    assert held["9"].behind == "8"
+
+    # An operator discards the first: the others go, in their order.
+    discard = entry("1d", ("discarded", b"k"), discards="1")
+    assert names(quarantine.admit([discard])[0]) == ["1d"]
+    quarantine.main_ended([discard], Outcome(published=["1d"]), 21.0)
+    assert quarantine.next_trial(21.0) == ["2", "5", "8", "9"]
+
+
+def test_what_is_tried_and_may_fail_is_never_mixed_with_the_rest() -> None:
+    quarantine = Quarantine()
+    for topic in ("a", "b"):
+        quarantine.main_ended([entry(topic, (topic, None))], Outcome(refused={topic: "gone"}, faults=dead(topic)), 0.0)
+    quarantine.admit([entry("more", ("a", None))])
+    held = quarantine.admit([entry("both", ("a", b"k"), ("well", b"k")), entry("behind", ("well", b"k"))])[1]
+    assert list(held) == ["both", "behind"]
+
+    assert quarantine.next_trial(1.0) == ["a", "b"]
+    quarantine.tried(Outcome(published=["a"], refused={"b": "gone"}, faults=dead("b")), 1.0)
+    assert quarantine.next_trial(1.0) == ["more", "both", "behind"]
+
+
+def test_what_came_to_no_result_is_tried_again() -> None:
+    quarantine = Quarantine()
+    quarantine.main_ended([entry("1", ("dead", None))], Outcome(refused={"1": "gone"}, faults=dead("dead")), 0.0)
+    assert quarantine.next_trial(1.0) == ["1"]
+    assert quarantine.next_trial(50.0) == []
+
+    quarantine.give_back(["1"])
+
+    assert quarantine.next_trial(100.0) == ["1"]

@@ -1,0 +1,168 @@
+"""Stores in a database and a file, while their broker is restarted, killed and frozen, and a target comes and goes.
+
+The short form is part of every run, the long one of `make chaos`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conformance.sql_cases import SqlBench
+from conformance.store_cases import FileBench, StoreBench, settled
+
+from databases import TestDatabase
+from kafka_tools import STEADY, read_all
+from penstock.devbroker import DevBroker
+from penstock.kafka import admin_client
+from penstock.transactions.records import Verdict
+from penstock.transactions.store import Settler
+from waiting import wait_until
+
+OPTIONS = {"transaction_timeout_s": 600.0}
+#: Seconds after a broker's return within which what was committed since is published: ten are promised; the rest is
+#: for a machine that has other things to do.
+BACK_S = 25.0
+
+
+@dataclass
+class Load:
+    """Sends to a store as fast as a service would: most to the topic that is well, each fifth to the one that is not."""
+
+    bench: StoreBench
+    settler: Settler
+    comes_and_goes: str
+    stopping: threading.Event = field(default_factory=threading.Event)
+    sent: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        number = 0
+        while not self.stopping.wait(0.03):
+            number += 1
+            topic = self.comes_and_goes if not number % 5 else self.bench.topic
+            value = b"%d" % number
+            self.bench.send(Verdict.COMMIT, self.bench.half(value, key=b"%d" % (number % 7), topic=topic))
+            self.sent.setdefault(topic, []).append(value)
+
+    def goes_on(self) -> None:
+        """Wait until what is committed from now on is published."""
+        before, already = self.settler.statistics().committed, len(self.sent.get(self.bench.topic, ()))
+        wait_until(lambda: len(self.sent.get(self.bench.topic, ())) > already + 3, 30)
+        wait_until(lambda: self.settler.statistics().committed > before + 3, BACK_S)
+
+
+@contextlib.contextmanager
+def loads(broker: DevBroker, folder: Path) -> Iterator[Sequence[Load]]:
+    """A store of each kind, with its coordinator, under load."""
+    with contextlib.ExitStack() as stack:
+        made: list[Load] = []
+        for kind in ("file", "sqlite"):
+            well, other = f"{kind}-well", f"{kind}-other"
+            for topic in (well, other):
+                broker.create_topic(topic)
+            bench: StoreBench = (
+                FileBench(broker.bootstrap_servers, well, folder / "store")
+                if kind == "file"
+                else SqlBench(broker.bootstrap_servers, well, TestDatabase(kind, f"sqlite:///{folder / 'store.db'}"))
+            )
+            stack.callback(bench.close)
+            # So that its target was there once, and its statistics begin at nothing.
+            made.append(Load(bench, bench.settler(**OPTIONS), other))
+        threads = [threading.Thread(target=load.run) for load in made]
+        try:
+            for thread in threads:
+                thread.start()
+            yield made
+        finally:
+            for load, thread in zip(made, threads, strict=True):
+                load.stopping.set()
+                thread.join(60)
+
+
+def restarted(broker: DevBroker, _: float) -> None:
+    broker.restart()
+
+
+def killed(broker: DevBroker, _: float) -> None:
+    pid = broker.pid
+    broker.kill()
+    broker.restart()
+    assert broker.pid != pid
+
+
+def frozen(broker: DevBroker, seconds: float) -> None:
+    broker.suspend()
+    time.sleep(seconds)
+    broker.resume()
+
+
+def endure(
+    broker: DevBroker, folder: Path, faults: Sequence[Callable[[DevBroker, float], None]], frozen_s: float
+) -> None:
+    """Do all that to a broker; what was committed is published once, in the order of its keys."""
+    with loads(broker, folder) as made:
+        for load in made:
+            load.goes_on()
+        for fault in faults:
+            fault(broker, frozen_s)
+            for load in made:
+                load.goes_on()
+        for load in made:
+            load.stopping.set()
+        for load in made:
+            settled(load.settler, timeout=90)
+        for load in made:
+            assert load.settler.statistics().left_behind <= 2 * len(faults)
+            for topic, values in load.sent.items():
+                seen = [message.value() or b"" for message in read_all(broker.bootstrap_servers, topic)]
+                assert Counter(seen) == Counter(values)
+                for key in range(7):
+                    ours = [value for value in values if int(value) % 7 == key]
+                    assert [value for value in seen if int(value) % 7 == key] == ours
+
+
+def test_a_broker_that_is_restarted_killed_and_frozen_loses_and_doubles_nothing_of_stores(tmp_path: Path) -> None:
+    # Not steady: one that was killed is back sooner. It is frozen for less than its session.
+    with DevBroker(start_timeout=150) as broker:
+        endure(broker, tmp_path, [restarted, killed, frozen], 4.0)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fault", [restarted, killed, frozen])
+def test_a_broker_that_fails_ten_times_loses_and_doubles_nothing_of_stores(
+    tmp_path: Path, fault: Callable[[DevBroker, float], None]
+) -> None:
+    with DevBroker(config=STEADY if fault is frozen else {}, start_timeout=150) as broker:
+        endure(broker, tmp_path, [fault] * 10, 20.0)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_a_target_that_is_deleted_and_made_again_under_load_doubles_nothing_and_holds_nobody(tmp_path: Path) -> None:
+    with DevBroker(config=STEADY, start_timeout=150) as broker, loads(broker, tmp_path) as made:
+        admin = admin_client(broker.bootstrap_servers, {})
+        for _ in range(4):
+            for load in made:
+                load.goes_on()
+                topic = load.comes_and_goes
+                admin.delete_topics([topic])[topic].result()
+                wait_until(lambda topic=topic: topic not in admin.list_topics(timeout=30).topics)  # type: ignore[misc] # bound at once
+                load.goes_on()
+                broker.create_topic(topic)
+        for load in made:
+            load.stopping.set()
+        for load in made:
+            settled(load.settler, timeout=90)
+            well = load.bench.topic
+            seen = [message.value() for message in read_all(broker.bootstrap_servers, well)]
+            assert Counter(seen) == Counter(load.sent[well])
+            others = Counter(message.value() for message in read_all(broker.bootstrap_servers, load.comes_and_goes))
+            assert max(others.values()) == 1
+            assert set(others) <= set(load.sent[load.comes_and_goes])
