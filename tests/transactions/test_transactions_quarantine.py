@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from penstock.transactions.faults import Fault
-
 from penstock.transactions.outbound import OutboundMessage, Outcome, Publishable
 from penstock.transactions.quarantine import Quarantine
 

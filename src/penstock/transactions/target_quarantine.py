@@ -219,8 +219,8 @@ class Quarantine:
         return well
 
     def reasons(self) -> dict[str, str]:
-        """Return the topics that are out and take nothing, or refuse messages, each with the reason."""
-        return {topic: found.why for topic, found in self._topics.copy().items() if found.is_out and found.why}
+        """Return the topics that take nothing, each with the reason; not those that refused single messages."""
+        return {topic: found.why for topic, found in self._topics.copy().items() if found.is_out and found.pause_s}
 
     def refusals(self) -> dict[str, str]:
         """Return the transactions that were refused, each with the reason."""

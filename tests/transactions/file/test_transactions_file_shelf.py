@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.transactions.file.ledger import Kept
 from penstock.transactions.file.shelf import Shelf
 from penstock.transactions.ids import new_id
+from penstock.transactions.quarantine import Reason
 from penstock.transactions.records import Verdict
 
 
@@ -31,15 +32,15 @@ def test_what_was_refused_and_is_settled_since_is_not_held_any_more() -> None:
     shelf, ones = Shelf(), [kept(number) for number in (1, 2)]
     for one in ones:
         shelf.add(one, 0)
-    for one in shelf.take(0.0, 0, 10):
-        shelf.refuse(one, 0.0)
-    assert shelf.paused == 2
+    for one in shelf.take(0, 10):
+        shelf.hold(one, Reason("it is refused"))
+    assert shelf.refused == 2
 
     for one in ones:
         shelf.remove(one)
 
-    assert shelf.paused == 0
-    assert shelf.take(1_000.0, 0, 10) == []
+    assert shelf.refused == 0
+    assert shelf.take(0, 10) == []
 
 
 def test_what_waits_for_its_time_can_be_held_back_until_then_and_put_back() -> None:
@@ -50,8 +51,8 @@ def test_what_waits_for_its_time_can_be_held_back_until_then_and_put_back() -> N
     assert shelf.hold_back(one)
     assert not shelf.hold_back(one)
     assert shelf.delayed == 1
-    assert shelf.take(0.0, 100, 10) == [other]
+    assert shelf.take(100, 10) == [other]
     assert not shelf.hold_back(other)
 
     shelf.decided(one, 50)
-    assert shelf.take(0.0, 100, 10) == [one]
+    assert shelf.take(100, 10) == [one]

@@ -168,7 +168,7 @@ def shards_of(database: Database) -> int:
         found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
     if found is None:
         raise ConfigurationError(
-            "the SQL store has no tables in this database; start a coordinator or a producer on it once, to make them"
+            "the tables of the SQL store are not there; start the store, or start a coordinator or a producer on it once"
         )
     return int(found)
 
