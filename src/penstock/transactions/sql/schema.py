@@ -168,7 +168,8 @@ def shards_of(database: Database) -> int:
         found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
     if found is None:
         raise ConfigurationError(
-            "the tables of the SQL store are not there; start the store, or start a coordinator or a producer on it once"
+            "the tables of the SQL store are not there; start the store, or "
+            "start a coordinator or a producer on it once, which makes them"
         )
     return int(found)
 
