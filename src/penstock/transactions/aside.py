@@ -106,6 +106,17 @@ class Aside:
                 followers.append(first)
         return followers
 
+    def refile(self, pending: Pending, topic: str) -> None:
+        """Note that a transaction which is set aside waits for another topic's sake; it keeps its place."""
+        transaction_id = pending.half.transaction_id
+        former, places = self._entries[transaction_id]
+        self._entries[transaction_id] = topic, places
+        fronts = self._fronts.get(former or "", {})
+        if fronts.pop(transaction_id, None) is not None:
+            self._fronts.setdefault(topic, {})[transaction_id] = pending
+        if not fronts:
+            self._fronts.pop(former or "", None)
+
     def topics(self) -> list[str]:
         """Return the topics for whose sake something waits that could be tried."""
         return list(self._fronts)

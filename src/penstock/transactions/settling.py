@@ -409,6 +409,8 @@ class Settling:
             if not self._targets.has(half.topic, wanted) or self._quarantine.is_out(half.topic):
                 return half.topic
             if self._quarantine and self._quarantine.is_too_large(half.topic, _size(half)):
+                # With those that are under way to the topic it must not change places.
+                self._quarantine.suspect(half.topic, self._quarantine.why(half.topic), time.monotonic())
                 return half.topic
         return None
 
@@ -520,8 +522,17 @@ class Settling:
             self._quarantine.end_try(topic)
             self._quarantine.postpone(topic, now)
             return
+        if self._is_under_way({half.topic for share in shares.values() for p in share.decided for half in p.halves}):
+            # What was there before it entered quarantine goes first.
+            self._quarantine.end_try(topic)
+            return
         lane.flight, lane.topic = self._taking_off(shares, topic), topic
         lane.slot.begin(shares, self._membership.group_metadata())
+
+    def _is_under_way(self, topics: set[str]) -> bool:
+        """Tell whether the common transaction under way, or in doubt, has messages for one of these topics."""
+        flights = [flight for flight in (self._flight, self._doubted) if flight is not None]
+        return any(half.topic in topics for flight in flights for p in flight.decided() for half in p.halves)
 
     def _not_too_large(self, chosen: list[Pending], now: float) -> list[Pending]:
         """Leave out what is as large as one that was refused for its size, and what stands behind it."""
@@ -582,15 +593,26 @@ class Settling:
         if error.failed:
             self._refuse_all(flight, error, topic, now)
             return
-        why = next(iter(error.targets.values()), str(error))
         if not error.targets:
             self._gate.shut()
         for other, other_why in error.targets.items():
             if other != topic:
                 self._quarantine.suspect(other, other_why, now)
+                self._refile(flight, other)
+        if error.targets and topic not in error.targets:
+            return
+        why = error.targets.get(topic, str(error))
         pause_s = self._quarantine.fail(topic, why, now)
         text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"
         self._ration.warn(f"target {topic}", text, topic, why, pause_s)
+
+    def _refile(self, flight: _Flight, topic: str) -> None:
+        """Have those wait for a topic's sake that go there, too: it was that topic's fault."""
+        for partition, share in flight.shares.values():
+            aside = partition.settlement.decisions.aside
+            for pending in share.decided:
+                if pending.half.transaction_id in aside and any(half.topic == topic for half in pending.halves):
+                    aside.refile(pending, topic)
 
     def _refuse_all(self, flight: _Flight, error: NotPublishedError, topic: str, now: float) -> None:
         """Take in which ones the broker refused."""

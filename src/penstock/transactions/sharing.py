@@ -126,9 +126,11 @@ class Decisions:
 
     def release(self, topic: str) -> None:
         """Let what was set aside for a topic's sake go with the others, before those that came later."""
-        for pending in list(self.aside.fronts(topic)):
-            if not pending.in_flight:
-                self._free([pending, *self.aside.remove(pending)])
+        freed: list[Pending] = []
+        while fronts := [pending for pending in self.aside.fronts(topic) if not pending.in_flight]:
+            for pending in fronts:
+                freed += [pending, *self.aside.remove(pending)]
+        self._free(freed)
 
     def _free(self, freed: list[Pending]) -> None:
         if freed:

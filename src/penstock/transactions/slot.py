@@ -18,7 +18,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from confluent_kafka import KafkaException
+
 from penstock.disposable import Call, Disposable, LeftBehind
+from penstock.errors import StoppedError
+from penstock.kafka import reason
 from penstock.transactions.publisher import AbortedError, IdLostError, InDoubtError, NotPublishedError, Publisher
 from penstock.transactions.settlement import Share
 from penstock.transactions.takeover import DoneRead
@@ -212,8 +216,9 @@ class Slot:
             _log.error("%s", error)
             self.lost_ids += 1
             self._replace()
-        except InDoubtError as error:
-            _log.warning("%s; trying again", error)
+        except (InDoubtError, KafkaException, StoppedError) as error:
+            text = reason(error) if isinstance(error, KafkaException) else error
+            _log.warning("%s cannot publish yet: %s; trying again", self.name, text)
             self._replace()
             self._not_before = now + _AGAIN_S
         else:
