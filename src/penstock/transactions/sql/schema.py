@@ -168,7 +168,7 @@ def shards_of(database: Database) -> int:
         found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
     if found is None:
         raise ConfigurationError(
-            "the SQL store has no tables in this database; start a coordinator or a producer on it once, which makes them"
+            "the SQL store has no tables in this database; start a coordinator or a producer on it once, to make them"
         )
     return int(found)
 

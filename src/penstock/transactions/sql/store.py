@@ -311,8 +311,8 @@ class SqlStore:
         elif self._pid != os.getpid():
             request.tell(
                 StoppedError(
-                    f"the SQL store was started in process {self._pid}, from which this one was forked: its threads and "
-                    "connections are not here; make a store in this process"
+                    f"the SQL store was started in process {self._pid}, from which this one was forked: its threads "
+                    "are not here; make a store in this process"
                 )
             )
         else:
