@@ -328,7 +328,6 @@ class Outbound:
         self._notes_places = until_visible
         try:
             left = self._without_missing(list(entries), outcome)
-            is_again = False
             while left:
                 blame = self._transaction(left)
                 if blame is None:
@@ -336,13 +335,11 @@ class Outbound:
                     break
                 before = len(left)
                 left = self._set_apart(left, blame, outcome)
-                if len(left) == before:
-                    if is_again:
-                        _log.warning("%s: a Kafka transaction was aborted: %s; trying again", self._name, blame.cause)
-                        outcome.held.extend(entry.transaction_id for entry in left)
-                        break
-                    # After a refusal the library may fail one more transaction, for gaps in its sequence numbers.
-                    is_again = True
+                if len(left) == before or blame.silent:
+                    # What was sent and not acknowledged may stand in the log, aborted. The same batches sent again by
+                    # the same producer could be taken for repetitions of those, and be acknowledged for them.
+                    why = f"{self._name}: a Kafka transaction was aborted: {blame.cause}"
+                    raise InDoubtError(why, outcome.faults)  # noqa: TRY301 - closed as for the others
         except InDoubtError:
             self.close()
             raise

@@ -247,18 +247,12 @@ class Relay:
         now = time.monotonic()
         stopped = self._quarantine.main_ended(main.entries, outcome, now)
         self._settle(outcome, known_to, groups)
-        main_names = set(main.names)
         main.clear()
         if stopped:
             self._refused_at = now
             self._say(outcome)
             self._backlog.hold(stopped)
-        left = [name for name in outcome.held if name not in stopped and name in main_names]
-        if left:
-            self._backlog.give_back(left)
-            # Brokers have trouble: a moment's pause.
-            self._main.is_open, self._main.open_at = False, now + _AGAIN_S
-            self._leave_both()
+        self._backlog.give_back([name for name in outcome.held if name not in stopped])
 
     def _settle(self, outcome: Outcome, known_to: int, groups: int) -> None:
         self.groups += groups
@@ -358,10 +352,6 @@ class Relay:
             self._say(outcome)
             self._backlog.hold(reasons)
             self._backlog.put_back(left)
-        if not published and not reasons:
-            # Brokers have trouble: a moment's pause.
-            self._trial.bound.leave()
-            self._trial.is_open, self._trial.open_at = False, now + _AGAIN_S
 
     def _say(self, outcome: Outcome) -> None:
         reasons = {*(fault.why for fault in outcome.faults.values()), *outcome.refused.values()}
