@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.transactions.faults import Fault
+import itertools
 
+from penstock.transactions.faults import Fault
 from penstock.transactions.outbound import OutboundMessage, Outcome, Publishable
 from penstock.transactions.quarantine import Quarantine
 
@@ -37,7 +38,7 @@ def test_a_dead_topic_is_left_out_and_tried_with_one_at_growing_intervals() -> N
             tries.append(now)
             quarantine.tried(Outcome(refused={chosen[0]: "gone"}, faults=dead("dead")), now)
         now += 0.1
-    pauses = [round(after - before, 1) for before, after in zip(tries, tries[1:], strict=False)]
+    pauses = [round(after - before, 1) for before, after in itertools.pairwise(tries)]
     assert pauses == sorted(pauses)
     assert 29 < pauses[-1] < 31
 

@@ -33,7 +33,7 @@ BACK_S = 25.0
 
 @dataclass
 class Load:
-    """Sends to a store as fast as a service would: most to the topic that is well, each fifth to the one that is not."""
+    """Sends to a store as a service would: each fifth message to the topic that may come and go."""
 
     bench: StoreBench
     settler: Settler

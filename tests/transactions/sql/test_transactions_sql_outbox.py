@@ -118,6 +118,6 @@ def test_an_outbox_on_a_store_that_was_not_started_writes_into_the_shards_that_t
 def test_an_outbox_without_tables_says_how_they_are_made(sql_bench: SqlBench) -> None:
     store = sql_bench.make_store()
 
-    with closing(connect_by("driver", sql_bench.database)()) as connection:
-        with pytest.raises(ConfigurationError, match="start a coordinator or a producer on it once"):
-            store.outbox(connection).send(sql_bench.topic, value="v")
+    made = closing(connect_by("driver", sql_bench.database)())
+    with made as connection, pytest.raises(ConfigurationError, match="start a coordinator or a producer on it once"):
+        store.outbox(connection).send(sql_bench.topic, value="v")
