@@ -12,7 +12,7 @@ from transaction_tools import Bench
 from kafka_proxy import PRODUCE, KafkaProxy, What
 from penstock.errors import BrokerConnectionError
 from penstock.transactions import Coordinator, TransactionState
-from penstock.transactions.targets import NOT_KNOWN, Pauses, Targets
+from penstock.transactions.targets import NOT_KNOWN, Targets
 from waiting import wait_until
 
 
@@ -87,20 +87,6 @@ def test_one_message_that_its_topic_refuses_is_found_among_many_without_sending_
     assert values(bench, narrow) == Counter(b"%d" % number for number in range(100))
 
 
-def test_what_failed_rests_longer_from_time_to_time_and_not_without_end() -> None:
-    pauses = Pauses()
-
-    rests = [pauses.fail("topic", 100.0) for _ in range(10)]
-
-    assert rests[0] < rests[1] < rests[2]
-    assert rests[-1] == rests[-2] == 30.0
-    assert pauses.rests("topic", 129.0)
-    assert not pauses.rests("topic", 131.0)
-    assert not pauses.rests("other", 0.0)
-    pauses.keep([])
-    assert "topic" not in pauses
-
-
 class Broker:
     """Tells of topics, or does not answer."""
 
@@ -115,31 +101,6 @@ class Broker:
         return self.topics
 
 
-def test_a_target_that_failed_is_tried_with_one_message_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.targets._LOOK_S", 0.0)
-    broker = Broker()
-    broker.topics = {"a": 1, "b": 1}
-    targets = Targets(broker, "test")
-    assert targets.takes("a", 1, 0.0) is not None
-    wait_until(targets.is_fresh)
-
-    first = [targets.takes("a", 1, 0.0), targets.takes("a", 1, 0.0), targets.takes("a", 2, 0.0)]
-    pause_s = targets.failed("a", 0.0)
-    resting = [targets.takes("a", 1, 0.0), targets.takes("b", 1, 0.0)]
-    later = pause_s + 0.1
-    tried = [targets.takes("a", 1, later), targets.takes("a", 1, later)]
-    targets.not_published()
-    tried_again = [targets.takes("a", 1, later), targets.takes("a", 1, later)]
-    well = [targets.published({"b"}), targets.takes("a", 1, later) is None, targets.published({"a", "b"})]
-
-    assert [why is None for why in first] == [True, True, False]
-    assert [why is None for why in resting] == [False, True]
-    assert [why is None for why in tried] == [True, False]
-    assert [why is None for why in tried_again] == [True, False]
-    assert well == [False, True, True]
-    assert [targets.takes("a", 1, later) for _ in range(2)] == [None, None]
-
-
 def test_a_list_of_topics_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.targets._LOOK_S", 0.01)
     broker = Broker()
@@ -151,10 +112,10 @@ def test_a_list_of_topics_that_does_not_come_is_asked_for_again(monkeypatch: pyt
 
     def known() -> bool:
         targets.look(float(broker.asked))
-        return targets.is_fresh()
+        return targets.has("a", 1)
 
     wait_until(known)
-    assert targets.takes("a", 1, 100.0) is None
+    assert targets.missing("a", 1, 100.0) is None
 
 
 def test_a_topic_is_called_missing_only_when_a_list_that_was_asked_for_since_lacks_it(
@@ -164,11 +125,12 @@ def test_a_topic_is_called_missing_only_when_a_list_that_was_asked_for_since_lac
     broker = Broker()
     broker.topics = {"old": 1}
     targets = Targets(broker, "test")
-    targets.await_first(30)
+    targets.look(time.monotonic())
+    wait_until(lambda: targets.has("old", 1))
 
-    first = targets.takes("new", 1, time.monotonic())
-    wait_until(lambda: targets.takes("new", 1, time.monotonic()) is not NOT_KNOWN)
+    first = targets.missing("new", 1, time.monotonic())
+    wait_until(lambda: targets.missing("new", 1, time.monotonic()) is not NOT_KNOWN)
 
     assert first is NOT_KNOWN
-    assert "create it" in str(targets.takes("new", 1, time.monotonic()))
+    assert "create it" in str(targets.missing("new", 1, time.monotonic()))
     assert broker.asked >= 2

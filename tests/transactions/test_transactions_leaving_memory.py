@@ -40,6 +40,8 @@ class Partition:
         self.owned.feed_op(record, 0.0)  # type: ignore[arg-type] # what is used of it
 
     def settle_all(self) -> None:
+        # What is delayed waits until a mark of the coordinator's own has told the time.
+        self.owned.clock.marked(1_000_000, 0.0, 0.0)
         self.owned.note_progress(0.0)
         while (share := self.owned.share(500, lambda _: None, 1 << 30)) is not None:
             self.owned.settled(share)

@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from transaction_tools import Bench
 
-from kafka_tools import STEADY
 from penstock.devbroker import DevBroker
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Coordinator, Outgoing
@@ -58,7 +57,8 @@ def restarted(broker: DevBroker, how: str) -> None:
 @pytest.fixture
 def fragile() -> Iterator[Bench]:
     """A store on a broker of its own, which may be harmed."""
-    with DevBroker(config=STEADY, start_timeout=150) as broker:
+    # A broker that was killed may register again once its former session has ended: after 9 s, by Kafka's default.
+    with DevBroker(start_timeout=150) as broker:
         broker.create_topic("target", 3)
         made = Bench(broker.bootstrap_servers, "target")
         made.broker = broker  # type: ignore[attr-defined] # the tests of this file use it

@@ -93,7 +93,7 @@ def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found
     wait_until(lambda: settler.statistics().delayed == 2)
 
     administration.decide(later.transaction_id, ROLLBACK, "ann@host", "the customer called")
-    with pytest.raises(TransactionRefusedError, match="COMMIT came first"):
+    with pytest.raises(TransactionRefusedError, match="COMMIT was decided before"):
         administration.decide(other.transaction_id, DISCARD, "ann@host")
     shown = commands(monkeypatch, capsys)(
         *("tx", "show", later.transaction_id, "--file", str(bench.folder)),
