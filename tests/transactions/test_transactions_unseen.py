@@ -79,7 +79,10 @@ def unseen(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> 
     return str(raised.value)
 
 
-def test_who_waits_for_a_publication_is_told_what_is_missing(bench: Bench, new_topic: Callable[..., str]) -> None:
+def test_who_waits_for_a_publication_is_told_what_is_missing(
+    bench: Bench, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.why_unseen._GOOD_S", 0.0)
     gone, producer = new_topic(), bench.producer(publish_timeout=1.0)
     producer.send(gone, value=b"known")
 

@@ -185,6 +185,10 @@ class Publisher:
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "delivery.report.only.error": True,
         }
+        if apart:
+            # A topic made a moment ago knows nothing of this producer and takes any sequence number first: of two
+            # requests under way, the second may pass the first, whose messages are then lost as "duplicates".
+            self._settings["max.in.flight"] = 1
         debug = str(self._settings.get("debug", ""))
         self._watch = EndWatch(self._settings["logger"], debugging=bool(debug))
         self._settings["debug"] = f"{debug},{CONTEXT}" if debug else CONTEXT

@@ -348,6 +348,9 @@ class Settling:
             share = partition.share(limit, self._out, room_bytes)
             if share is not None:
                 shares[number] = share
+                if len(share.decided) >= self._limit.decisions:
+                    # It may be that not even two of them fit into the client's buffer.
+                    break
             elif self._claimed.get(number) is not partition:
                 # Nothing to settle: what is written is who owns it now, for those who may have to take it over.
                 shares[number] = partition.claim()
