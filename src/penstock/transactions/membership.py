@@ -29,8 +29,8 @@ _log = logging.getLogger("penstock.transactions")
 _BACK_OFF_S = 0.2
 #: What the client says when brokers go away.
 _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
-#: Heartbeats in the time of a session.
-_BEATS = 4
+#: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
+_BEATS = 12
 
 
 class Membership:
