@@ -30,7 +30,7 @@ from penstock.transactions.records import Half, Verdict
 from penstock.transactions.settlement import Pending, Share
 from penstock.transactions.slot import Landing, Slot
 from penstock.transactions.status import Status
-from penstock.transactions.target_quarantine import Quarantine
+from penstock.transactions.target_quarantine import TargetQuarantine
 from penstock.transactions.targets import NOT_KNOWN, Targets
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.two_logs import is_out_of_range
@@ -183,7 +183,7 @@ class Settling:
         self._ration = ration
         self._stopping = stopping
         self._targets = Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), topics.prefix)
-        self._quarantine = Quarantine()
+        self._quarantine = TargetQuarantine()
         # Topics that were found to be missing.
         self._absent: set[str] = set()
         self._tending = LogTending(admin, topics, membership.logs, counts, ration, begun=time.monotonic())
