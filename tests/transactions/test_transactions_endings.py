@@ -35,6 +35,7 @@ from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling
 from penstock.transactions.slot import Slot
 from penstock.transactions.takeover import DoneRead, Inheritance
+from penstock.transactions.taking_over import TakingOver
 from penstock.transactions.topics import StoreTopics
 from waiting import wait_until
 
@@ -78,6 +79,7 @@ class Member:
 
     def __init__(self, owned: OwnedPartition, log: DoneLog) -> None:
         self.owned = {0: owned}
+        self.taking_over = TakingOver(lambda _partitions, _step: {}, "test", LeftBehind("the coordinator of a test"))
         self.logs = self
         self._log = log
 
