@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ClusterMetadata
+from half_partition import taken_over
 from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.disposable import LeftBehind
 from penstock.transactions import Coordinator
-from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.done_records import Done, Note
 from penstock.transactions.endings import EndWatch, UnknownEndError
 from penstock.transactions.group_gate import GroupGate
@@ -153,15 +152,7 @@ class NoQuestions:
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.log_tending.TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
-    owned = OwnedPartition(
-        0,
-        Inheritance(0, 0, half_end=1, op_end=1, notes=[], done_end=0),
-        policy=CheckPolicy(6, 30, 15),
-        counts=counts,
-        log=ration,
-        may_publish_to=lambda _: True,
-        clock=BrokerClock(),
-    )
+    owned = taken_over(Inheritance(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.settlement.add_half(0, half)
     owned.settlement.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)

@@ -26,8 +26,8 @@ from penstock.transactions.two_logs import TwoLogs
 _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
 #: Seconds that a rebalance may take, if the session is not longer.
 _REBALANCE_S = 10.0
-#: Heartbeats in the time of a session.
-_BEATS = 4
+#: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
+_BEATS = 12
 
 
 class Membership:

@@ -5,10 +5,10 @@ read from where it begins now, and what that means is said and counted.
 
 The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
 predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
-past. A transaction that does not end by itself is ended under its owner's name, which stands beside the position. Then
-the done log to its end, and that is where the log ended *before* reading, not where readers of committed records may
-read to now: markers of a transaction may reach `done` after they reached the positions. What is found above the half
-checkpoint is all that was ever settled there.
+past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which stands
+beside the position. Then the done log to its end, and that is where the log ended *before* reading, not where readers
+of committed records may read to now: markers of a transaction may reach `done` after they reached the positions. What
+is found above the half checkpoint is all that was ever settled there.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class LogReader:
         step("asking for topic ids")
         ids = topic_ids(self._admin, self._topics)
         committed = self._committed(wanted, step)
-        done = self.done(wanted, {}, step)
+        done = self.done(wanted, {}, step, ends_predecessors=True)
         inheritances = {}
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
@@ -210,7 +210,7 @@ class LogReader:
                         found[place.topic, place.partition] = committed_at(place, *bounds)
                 if len(found) < len(places) and time.monotonic() >= patient_until:
                     patient_until = time.monotonic() + _PATIENCE_S
-                    held = [p for p in places if (p.topic, p.partition) not in found]
+                    held = {place.partition for place in places if (place.topic, place.partition) not in found}
                     self._end_predecessors(held)
                     if time.monotonic() - begun >= _HELD_S:
                         self._tell_held(held)
@@ -218,7 +218,7 @@ class LogReader:
         finally:
             consumer.close()
 
-    def _tell_held(self, places: list[TopicPartition]) -> None:
+    def _tell_held(self, partitions: Iterable[int]) -> None:
         """Say that positions are held for longer than any transaction of ours lasts."""
         self._ration.warn(
             "held",
@@ -227,15 +227,15 @@ class LogReader:
             "them has lost a transaction's end: `kafka-transactions.sh find-hanging --broker-id N` names it, and "
             "`kafka-transactions.sh abort` ends it (KAFKA-20734 is a way into this)",
             self._topics.coordinators,
-            sorted({place.partition for place in places}),
+            sorted(partitions),
         )
 
-    def _end_predecessors(self, places: list[TopicPartition]) -> None:
-        """End the transactions that hold positions back."""
+    def _end_predecessors(self, partitions: Iterable[int]) -> None:
+        """End the transactions that hold back positions or the done log."""
         consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
         try:
             # The names stand beside half positions; a transaction holds back those of its half and its op alike.
-            halves = [TopicPartition(self._topics.half, number) for number in {place.partition for place in places}]
+            halves = [TopicPartition(self._topics.half, number) for number in partitions]
             self._fence.end([answer.metadata for answer in consumer.committed(halves, _ANSWER_S)])
         except KafkaException as error:
             _log.info("it cannot be told who holds back positions of %s: %s", self._topics.coordinators, reason(error))
@@ -255,7 +255,12 @@ class LogReader:
         return answers
 
     def done(
-        self, partitions: Iterable[int], starts: Mapping[int, int], step: Step = lambda _doing: None
+        self,
+        partitions: Iterable[int],
+        starts: Mapping[int, int],
+        step: Step = lambda _doing: None,
+        *,
+        ends_predecessors: bool = False,
     ) -> dict[int, DoneRead]:
         """Read done logs to their ends, waiting for open transactions to end.
 
@@ -263,6 +268,8 @@ class LogReader:
             partitions: which.
             starts: where to start, by partition; at the beginning where none is given.
             step: called at each step, with what is done next.
+            ends_predecessors: whether transactions of former owners are ended that are waited for too long. Who was an
+                owner before, and may not know that another one is, must not do so.
 
         Returns:
             What each partition says.
@@ -282,11 +289,19 @@ class LogReader:
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
             consumer.assign([TopicPartition(self._topics.done, p, begins[p]) for p in behind])
+            patient_until = time.monotonic() + _PATIENCE_S
             while behind:
                 self._check_stopping()
                 step(f"reading {self._topics.done}, in which a Kafka transaction may be open")
-                for message in consumer.consume(_MESSAGES, _POLL_S):
+                messages = consumer.consume(_MESSAGES, _POLL_S)
+                for message in messages:
                     self._take(message, found, behind)
+                if messages:
+                    patient_until = time.monotonic() + _PATIENCE_S
+                elif ends_predecessors and time.monotonic() >= patient_until:
+                    # One died between the records of its transaction and their positions, which hold nobody back.
+                    self._end_predecessors(behind)
+                    patient_until = time.monotonic() + _PATIENCE_S
         finally:
             consumer.close()
         return found

@@ -217,6 +217,7 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
             number += 1
             if with_dead and not number % 10:
                 bench.send(COMMIT, bench.half(b"dead", key=b"%d" % number, topic=dead))
+            # The pace of the load, the same beside a dead target and without.
             time.sleep(pause_s)
         begun = time.monotonic()
         wait_until(lambda: sum(one.statistics().committed for one in settlers) - before >= number, 30)
