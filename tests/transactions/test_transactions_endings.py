@@ -34,6 +34,7 @@ from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling
 from penstock.transactions.slot import Slot
 from penstock.transactions.takeover import DoneRead, Inheritance
+from penstock.transactions.taking_over import TakingOver
 from penstock.transactions.topics import StoreTopics
 from waiting import wait_until
 
@@ -77,6 +78,7 @@ class Member:
 
     def __init__(self, owned: OwnedPartition, log: DoneLog) -> None:
         self.owned = {0: owned}
+        self.taking_over = TakingOver(lambda _partitions, _step: {}, "test", LeftBehind("the coordinator of a test"))
         self.logs = self
         self._log = log
 
@@ -261,14 +263,16 @@ def test_an_end_whose_answer_is_lost_is_settled_from_the_done_log(
 def test_an_end_that_the_library_retried_counts_as_in_doubt(
     bench: Bench, proxy: KafkaProxy, coordinator: Coordinator
 ) -> None:
-    before = coordinator.statistics().recoveries
+    before, known = coordinator.statistics().recoveries, len(proxy.ends)
 
-    with proxy.fault(END_TXN, What.CUT_AFTER):
+    with proxy.fault(END_TXN, What.CUT_AFTER) as cut:
         send(bench, b"a")
         bench.counted(coordinator, committed=2, recoveries=before + 1)
 
     # The library repeated it as one and the same producer. It is one that no end is sent by any more.
-    (repeated,) = {end for end in proxy.ends if proxy.ends.count(end) > 1 and end.epoch == proxy.ends[-1].epoch}
+    repeated = cut.end
+    assert repeated is not None
+    assert proxy.ends[known:].count(repeated) > 1
     send(bench, b"b", b"c", b"d")
     bench.settled(coordinator, committed=5)
     assert epochs(proxy, repeated.producer_id)[-1] > repeated.epoch

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from half_partition import half_record, op_record, taken_over
 from transaction_tools import Bench
 
@@ -148,6 +148,22 @@ def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.Monk
         room.tend(0.01)
 
     assert said == [("pause", 0), ("resume", 0)]
+
+
+def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room()
+    room.tend()
+    positions = room.partition.settlement.half_position, room.partition.settlement.op_position
+    caplog.clear()
+
+    # So it is answered for a moment where a partition has no leader.
+    room.admin.ends = dict.fromkeys(room.admin.ends, OFFSET_INVALID)
+    room.tend()
+
+    assert "it is not known where" in caplog.text
+    assert "was deleted and made again" not in caplog.text
+    assert (room.partition.settlement.half_position, room.partition.settlement.op_position) == positions
+    assert room.partition._counts.lost == 0
 
 
 def test_a_half_log_whose_leader_is_silent_for_seconds_does_not_reorder_a_key(bench: Bench) -> None:

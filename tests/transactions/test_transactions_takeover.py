@@ -127,6 +127,31 @@ def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen
     assert Counter(value for _, value in bench.visible()) == wanted
 
 
+def test_positions_that_a_transaction_without_an_owner_holds_back_are_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.transactions.takeover._HELD_S", 2.0)
+    reader = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
+    # The group has a coordinator by now: the next call would wait for one for ever.
+    assert claims(bench)
+    stranger = Producer({"bootstrap.servers": bench.servers, "transactional.id": f"stranger-{bench.topic}"})
+    stranger.init_transactions(ANSWER_S)
+    stranger.begin_transaction()
+    held = [TopicPartition(bench.topics.half, 0, 0)]
+    stranger.send_offsets_to_transaction(held, reader.consumer_group_metadata(), ANSWER_S)
+
+    coordinator = bench.coordinator()
+    told = wait_until(lambda: coordinator.statistics().slow_call)
+    wait_until(lambda: "find-hanging" in caplog.text)
+    assert bench.topics.coordinators in told
+    stranger.abort_transaction(ANSWER_S)
+    bench.producer().send(bench.topic, value=b"v")
+    bench.settled(coordinator, committed=1)
+    reader.close()
+
+    assert coordinator.statistics().slow_call == ""
+
+
 def test_who_owns_a_partition_is_written_beside_its_position_before_anything_is_sent(bench: Bench) -> None:
     with bench.coordinator(instance="named"):
         wait_until(lambda: all(claims(bench).values()))
@@ -198,7 +223,7 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
     reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence)
 
-    inheritance = reader.take_over([0])[0]
+    inheritance = reader.take_over([0], lambda _doing: None)[0]
 
     assert (inheritance.done_end, inheritance.notes, inheritance.unreadable) == (1, [], 0)
     with pytest.raises(KafkaException, match=r"FENCED|EPOCH"):
