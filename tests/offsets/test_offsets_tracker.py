@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import tracemalloc
 
@@ -32,7 +33,7 @@ class TrackerMachine(RuleBasedStateMachine):
             at += step
             offsets.append(at)
         self.position = at + 1 + tail
-        block = self.tracker.register(offsets, self.position)
+        block = self.tracker.register(offsets, self.position, size_bytes=len(offsets) * 10 + steps[0])
         self.open |= {offset: (block, index) for index, offset in enumerate(offsets)}
         self.fetched |= set(offsets)
 
@@ -79,7 +80,9 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_add_up(self) -> None:
+        blocks = {id(block): block for block, _ in self.open.values()}.values()
         assert self.tracker.in_flight == len(self.open)
+        assert self.tracker.bytes_in_flight == sum(one.size_bytes * one.left // len(one.done) for one in blocks)
 
 
 TestTrackerMachine = TrackerMachine.TestCase
@@ -143,6 +146,26 @@ def test_each_message_weighs_as_the_mean_of_its_fetch_until_it_is_done() -> None
     tracker.complete(block, [1])
 
     assert (half_way, tracker.bytes_in_flight) == (150, 0)
+
+
+def test_the_bytes_in_flight_are_known_without_a_look_at_each_block() -> None:
+    tracker = Tracker(0)
+    for offset in range(10_000):
+        tracker.register([offset], size_bytes=7)
+    steps = 0
+
+    def counts(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(counts)
+    try:
+        found = tracker.bytes_in_flight
+    finally:
+        sys.setprofile(None)
+
+    assert found == 70_000
+    assert steps < 100
 
 
 def test_threads_that_complete_at_random_lose_no_offset_and_the_watermark_never_falls() -> None:

@@ -53,6 +53,11 @@ class Block:
         #: Bytes of all messages; those not done count with their share, for the messages are not weighed one by one.
         self.size_bytes = size_bytes
 
+    @property
+    def bytes_left(self) -> int:
+        """Bytes of those that are not done."""
+        return self.size_bytes * self.left // len(self.done)
+
 
 class Tracker:
     """The offsets in flight of one assignment.
@@ -73,6 +78,8 @@ class Tracker:
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
         self._in_flight = 0
+        # The sum of what is left of all blocks: the poll thread asks for it at every turn, and blocks are thousands.
+        self._bytes_in_flight = 0
         self._parked = 0
         self._parked_bytes = 0
 
@@ -102,6 +109,7 @@ class Tracker:
             if block.left:
                 self._blocks[offsets[0]] = block
                 self._in_flight += block.left
+                self._bytes_in_flight += block.bytes_left
         return block
 
     def _apply(self, restored: OffsetMap, block: Block) -> None:
@@ -162,8 +170,10 @@ class Tracker:
                 if not done[index]:
                     done[index] = 1
                     changed += 1
+        before = block.bytes_left
         block.left -= changed
         self._in_flight -= changed
+        self._bytes_in_flight += block.bytes_left - before
         if not block.left and changed:
             del self._blocks[block.offsets[0]]
         if changed != len(indexes):
@@ -200,7 +210,7 @@ class Tracker:
         """Bytes of the messages that are not done; each weighs as the mean of those it was fetched with."""
         with self._lock:
             self._work_off()
-            return sum(block.size_bytes * block.left // len(block.done) for block in self._blocks.values())
+            return self._bytes_in_flight
 
     @property
     def watermark(self) -> int:
