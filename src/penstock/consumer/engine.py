@@ -26,7 +26,7 @@ from penstock.consumer.retry_topics import RetryHeaders, retry_topic
 from penstock.consumer.router import Router
 from penstock.consumer.routes import Invoke, Route
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.stations import Station
+from penstock.consumer.stations import Station, complete_finished
 from penstock.consumer.surroundings import Middleware, surround
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
@@ -108,7 +108,9 @@ class Engine:
             settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
         )
-        self.commits = Commits(self.assignments, settings.commit_interval, clock)
+        self.commits = Commits(
+            self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.stations())
+        )
         self.rebalance = Rebalance(
             self.assignments,
             self.commits,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.consumer.handlers import Handler
-from penstock.consumer.stations import Station
+from penstock.consumer.stations import Station, complete_finished
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -98,6 +98,8 @@ def explain(
     now: float,
 ) -> list[Explanation]:
     """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
+    stations = list(stations)
+    complete_finished(stations)
     in_handler = {}
     for station in stations:
         record, fetch = station.record, station.fetch

@@ -141,6 +141,7 @@ class Desk:
             identity = route.ordering.identity
             records = run.records
             parked_keys = lane.parked
+            station.run = run
             place = first = run.next
             time = now()
             while place < len(records):
@@ -148,7 +149,7 @@ class Desk:
                 if parked_keys and (key := identity(record)) in parked_keys:
                     self._complete(run, first, place, station)
                     self._parking.behind(lane, key, (fetch, run.indexes[place], record))
-                    place = first = place + 1
+                    place = first = run.next = place + 1
                     continue
                 station.started = time
                 station.record = record
@@ -158,7 +159,8 @@ class Desk:
                     self._complete(run, first, place - 1, station)
                     item = (fetch, run.indexes[place - 1], record)
                     self._parking.set_aside(lane, identity(record), item, outcome, station)
-                    first = place
+                    # Before the next record is begun: see `Station.finished`.
+                    first = run.next = place
                 time = now()
                 if time >= deadline or not assignment.active:
                     break
@@ -173,6 +175,7 @@ class Desk:
     def _complete(self, run: ConsumerRun, first: int, stop: int, station: Station) -> None:
         if stop > first:
             run.owner.assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
+            run.next = stop
             station.handled += stop - first
 
     def _serve_held(

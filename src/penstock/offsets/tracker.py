@@ -40,7 +40,7 @@ class CommitPoint:
 class Block:
     """The offsets of one fetch of one partition. Made by `Tracker.register`, changed only by its tracker."""
 
-    __slots__ = ("done", "left", "offsets", "size_bytes")
+    __slots__ = ("done", "early", "left", "offsets", "size_bytes")
 
     def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
@@ -50,6 +50,8 @@ class Block:
         self.done = bytearray(len(offsets))
         #: How many are not done.
         self.left = len(offsets)
+        #: Places that were marked done before the run they are of was completed, which names them once more.
+        self.early: set[int] = set()
         #: Bytes of all messages; those not done count with their share, for the messages are not weighed one by one.
         self.size_bytes = size_bytes
 
@@ -134,6 +136,23 @@ class Tracker:
         """
         self._tell((block, indexes))
 
+    def complete_early(self, block: Block, indexes: Sequence[int]) -> None:
+        """Mark the beginning of a run done while the rest is still being handled. By readers: it takes the lock.
+
+        The run's own completion names these places again, and may have done so already, in whichever order the two
+        come: what it said is worked off first here, and what it says later passes over what is marked.
+
+        Args:
+            block: the block as `register` returned it.
+            indexes: places in the block.
+        """
+        with self._lock:
+            self._work_off()
+            new = [index for index in indexes if not block.done[index]]
+            if new:
+                self._mark(block, new)
+                block.early.update(new)
+
     def park(self, count: int, size_bytes: int) -> None:
         """Count messages in flight as parked; negative numbers take them back. Never waits."""
         self._tell((None, (count, size_bytes)))
@@ -176,10 +195,13 @@ class Tracker:
         self._bytes_in_flight += block.bytes_left - before
         if not block.left and changed:
             del self._blocks[block.offsets[0]]
-        if changed != len(indexes):
-            raise ValueError(
-                f"{len(indexes) - changed} of {len(indexes)} offsets from {block.offsets[0]} were done before"
-            )
+        repeated = len(indexes) - changed
+        if repeated and block.early:
+            told_before = block.early.intersection(indexes)
+            block.early -= told_before
+            repeated -= len(told_before)
+        if repeated:
+            raise ValueError(f"{repeated} of {len(indexes)} offsets from {block.offsets[0]} were done before")
 
     def advance(self, position: int) -> None:
         """Tell that nothing lies below `position` but what was registered: markers and aborted ranges hold none."""
