@@ -7,6 +7,7 @@ elsewhere; whatever comes of its key meanwhile waits behind it. Called by visits
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,10 @@ from penstock.consumer.routes import Failed
 from penstock.consumer.stations import Station
 from penstock.errors import PenstockError
 from penstock.message import Record
-from penstock.routing import DONE
+from penstock.routing import DONE, KeyState
 
 _log = logging.getLogger(__name__)
 
-#: When a head that somebody else has may be tried: not by its time.
-NEVER = float("inf")
 #: What `ParkedKey.settled` holds when a completion came.
 HANDLED = "handled"
 
@@ -123,7 +122,7 @@ class Parking:
             )
             self.failed(lane, key, parked, Failed(twice), station)
             return
-        parked.due_at = NEVER
+        parked.state = KeyState.DEFERRED
         timeout = fetch.assignment.route.handler.deferred_timeout
 
         def settle(error: BaseException | None) -> None:
@@ -158,7 +157,7 @@ class Parking:
             try:
                 delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
-                parked.due_at = NEVER
+                parked.state = KeyState.STOPPING
                 stop = PenstockError(
                     f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
                     f"{place}; the consumer stops and keeps the offset: mend the policy"
@@ -168,18 +167,22 @@ class Parking:
                 return
         if delay is not None:
             _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
+            parked.state = KeyState.WAITING
             parked.due_at = now + delay
-            self._timers.add(parked.due_at, partial(self._wake_key, lane, key))
+            # By a policy whose wait has no end, the key waits until its partition goes.
+            if not math.isinf(delay):
+                self.wake_at(parked.due_at, lane, key)
             return
-        parked.due_at = NEVER
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
+            parked.state = KeyState.SENDING
             self._send(Outgoing(fetch, index, record, error, parked.attempts, again), lane, key, parked)
         elif handler.on_failure is OnFailure.DROP:
             try:
                 self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.attempts, None))
             except PenstockError as too_many:
+                parked.state = KeyState.STOPPING
                 self._fail(too_many)
                 return
             _log.error(
@@ -194,6 +197,7 @@ class Parking:
             parked.settled = DONE
             lane.due.append(key)
         else:
+            parked.state = KeyState.STOPPING
             stop = PenstockError(
                 f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
                 "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
@@ -225,4 +229,4 @@ def _weight(record: Record) -> int:
     return len(record) + OVERHEAD_BYTES
 
 
-__all__ = ["HANDLED", "NEVER", "NotDue", "Parking"]
+__all__ = ["HANDLED", "NotDue", "Parking"]

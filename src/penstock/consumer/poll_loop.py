@@ -30,7 +30,7 @@ from penstock.errors import PenstockError, raised
 from penstock.garbage import collection_put_off
 from penstock.kafka import reason
 from penstock.message import Record
-from penstock.routing import Scheduler
+from penstock.routing import KeyState, Scheduler
 
 if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
@@ -284,7 +284,7 @@ class PollLoop:
     def _retries_before(self, deadline: float) -> bool:
         # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
         parked = (key for lane in self._scheduler.lanes if lane.parked for key in list(lane.parked.values()))
-        return any(key.due_at < deadline for key in parked)
+        return any(key.state is KeyState.WAITING and key.due_at < deadline for key in parked)
 
     def leave(self) -> None:
         """Commit, leave the group, close. The last thing this thread does.

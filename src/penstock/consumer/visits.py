@@ -31,13 +31,13 @@ from penstock.consumer.batches import available, failures, not_for_batches
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.holding import Holding
 from penstock.consumer.outbox import Outbox
-from penstock.consumer.parking import HANDLED, NEVER, NotDue, Parking
+from penstock.consumer.parking import HANDLED, NotDue, Parking
 from penstock.consumer.retries import Timers
 from penstock.consumer.routes import Answer, Failed, Full, Route
 from penstock.consumer.stations import Outcome, Rest, Station, Visit, Work
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
-from penstock.routing import DONE, Scheduler
+from penstock.routing import DONE, KeyState, Scheduler
 
 #: A message must wait for those of its key that are in the batch being gathered.
 _LATER = Full()
@@ -356,9 +356,9 @@ class Desk:
             route = assignment.route
             # Read once: who has the head may write it meanwhile.
             settled = parked.settled
-            if settled is None and parked.due_at == NEVER:
-                # Somebody else has it, also where its assignment is gone: what he says later must find this head, and
-                # the key is not handled twice at once.
+            if settled is None and parked.state in (KeyState.DEFERRED, KeyState.SENDING):
+                # Also where its assignment is gone: what settles it later must find this head, and the key is not
+                # handled twice at once.
                 return True
             if settled is DONE or settled is HANDLED or not assignment.active:
                 station.handled += settled is HANDLED
@@ -366,12 +366,14 @@ class Desk:
                 continue
             if isinstance(settled, BaseException):
                 parked.settled = None
+                parked.state = KeyState.WAITING
                 self._parking.failed(lane, key, parked, Failed(settled), station)
                 continue
             now = self._now()
-            # A head that waits for its first try waits for a limit, which may have changed; one that somebody else has
-            # is not due by any time.
-            if now < parked.due_at and (parked.attempts or parked.due_at == NEVER or isinstance(key, NotDue)):
+            # A head that waits for its first try waits for a limit, which may have changed.
+            if parked.state is KeyState.STOPPING or (
+                now < parked.due_at and (parked.attempts or isinstance(key, NotDue))
+            ):
                 return True
             if isinstance(key, NotDue):
                 del lane.parked[key]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Hashable
+from enum import Enum
 from typing import Generic, TypeVar
 
 OwnerT = TypeVar("OwnerT")
@@ -38,6 +39,19 @@ class Run(Generic[OwnerT, RecordT]):
         self.next = 0
 
 
+class KeyState(Enum):
+    """Where the head of a parked key is. Written by the lane's holder only."""
+
+    #: Here, for its time or for a rate.
+    WAITING = "waiting"
+    #: With its handler, which put the completion off.
+    DEFERRED = "deferred"
+    #: On its way to another topic, which must have it first.
+    SENDING = "sending"
+    #: Here, and not to be tried: the consumer stops because of it.
+    STOPPING = "stopping"
+
+
 class ParkedKey(Generic[OwnerT, RecordT]):
     """A key whose head message waits: the head, and what came for the key behind it. The lane holder's alone.
 
@@ -49,19 +63,20 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         since: when the head was first tried, on the caller's clock.
         asked: whether the head stands in the line for its handler's rate. Set by the holder, cleared by who wakes the
             key because of it, before he does.
-        due_at: when the head may be tried (again); infinity while somebody else has it: a dead letter that is not
-            acknowledged, a completion that was put off.
+        state: where the head is.
+        due_at: when a head that waits may be tried (again); infinity where its handler's policy says never.
         settled: what became of a head that somebody else had: None while it is out, `DONE`, or the error it ended
             with. Written once by that somebody, before the key is woken; the holder takes note of it then.
     """
 
-    __slots__ = ("asked", "attempts", "due_at", "settled", "since", "waiting")
+    __slots__ = ("asked", "attempts", "due_at", "settled", "since", "state", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
         self.attempts = 0
         self.asked = False
         self.since = 0.0
+        self.state = KeyState.WAITING
         self.due_at = 0.0
         self.settled: object = None
 
@@ -69,6 +84,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
         self.attempts = 0
+        self.state = KeyState.WAITING
         self.due_at = 0.0
         self.settled = None
 
@@ -135,4 +151,4 @@ class Lane(Generic[OwnerT, RecordT]):
         return held.runs[0].owner if held is not None and held.runs else None
 
 
-__all__ = ["DONE", "HeldRuns", "Lane", "ParkedKey", "Run"]
+__all__ = ["DONE", "HeldRuns", "KeyState", "Lane", "ParkedKey", "Run"]
