@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.cluster import Clock
@@ -18,7 +18,7 @@ from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.outbox import Outbox, Outgoing
 from penstock.consumer.retries import Timers
-from penstock.consumer.routes import Failed
+from penstock.consumer.routes import Failed, Route
 from penstock.consumer.stations import Station
 from penstock.errors import PenstockError
 from penstock.message import Record
@@ -41,6 +41,20 @@ class NotDue:
 
     key: Hashable
     place: tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """A batch of several messages that failed as a whole.
+
+    Attributes:
+        sizes: how many messages of it each key has.
+        due_at: when it is tried again, or None for never, by the number of tries and the time of the first: its keys
+            come back at one time.
+    """
+
+    sizes: Mapping[Hashable, int]
+    due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
 
 
 class Parking:
@@ -76,16 +90,23 @@ class Parking:
         self._timers.add(due, partial(self._wake_key, lane, key))
 
     def set_aside(
-        self, lane: ConsumerLane, key: Hashable, item: Item, outcome: Failed | DeferredCompletion, station: Station
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        item: Item,
+        outcome: Failed | DeferredCompletion,
+        station: Station,
+        *,
+        company: Company | None = None,
     ) -> None:
-        """Park the key of a message that did not get done at its first try."""
+        """Park the key of a message that did not get done at its first try, alone or in a batch that failed whole."""
         parked = self.park(lane, key, item)
         # Here, not where it fails: that may be later, with a station that began something else meanwhile.
         parked.since = station.started
         if isinstance(outcome, DeferredCompletion):
             self.put_off(lane, key, parked, outcome, station)
         else:
-            self.failed(lane, key, parked, outcome, station)
+            self.failed(lane, key, parked, outcome, station, company=company)
 
     def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
         """Park a key that is not parked on a message."""
@@ -141,10 +162,17 @@ class Parking:
         completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
 
     def failed(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        failure: Failed,
+        station: Station,
+        *,
+        company: Company | None = None,
     ) -> None:
-        """Decide what becomes of the failed head of a parked key."""
-        fetch, index, record = parked.waiting[0]
+        """Decide what becomes of the failed head of a parked key; `company` is the batch that failed whole with it."""
+        fetch, _, record = parked.waiting[0]
         assignment, error = fetch.assignment, failure.error
         route = assignment.route
         handler = route.handler
@@ -152,10 +180,12 @@ class Parking:
         parked.attempts += 1
         now = self._now()
         place = f"{assignment}@{record.offset()}"
-        delay = None
+        parked.mates = () if company is None else tuple(company.sizes)
+        parked.alone = max(1, parked.alone) if company is None else 0
+        due_at = None
         if not failure.permanent:
             try:
-                delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+                due_at = self._due_at(route, parked, error, now, company)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
                 parked.state = KeyState.STOPPING
                 stop = PenstockError(
@@ -165,14 +195,33 @@ class Parking:
                 stop.__cause__ = defect
                 self._fail(stop)
                 return
-        if delay is not None:
-            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
+        if due_at is not None:
+            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, due_at - now)
             parked.state = KeyState.WAITING
-            parked.due_at = now + delay
+            parked.due_at = due_at
             # By a policy whose wait has no end, the key waits until its partition goes.
-            if not math.isinf(delay):
-                self.wake_at(parked.due_at, lane, key)
+            if not math.isinf(due_at):
+                self.wake_at(due_at, lane, key)
             return
+        if company is not None and not failure.permanent:
+            # Whose failure it was is not known yet: none is given up for that of another.
+            _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
+            parked.mates, parked.alone = (), company.sizes[key]
+            parked.state = KeyState.WAITING
+            parked.due_at = now
+            lane.due.append(key)
+            return
+        self._give_up(lane, key, parked, failure, station)
+
+    def _give_up(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+    ) -> None:
+        """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
+        fetch, index, record = parked.waiting[0]
+        error = failure.error
+        route = fetch.assignment.route
+        handler = route.handler
+        place = f"{fetch.assignment}@{record.offset()}"
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
@@ -205,6 +254,18 @@ class Parking:
             stop.__cause__ = error
             self._fail(stop)
 
+    @staticmethod
+    def _due_at(
+        route: Route, parked: ConsumerParked, error: BaseException, now: float, company: Company | None
+    ) -> float | None:
+        """Return when the policy has a failed head tried again, or None where it gives it up."""
+        known = {} if company is None else company.due_at
+        tries = parked.attempts, parked.since
+        if tries not in known:
+            delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+            known[tries] = None if delay is None else now + delay
+        return known[tries]
+
     def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
         """Hand an exhausted message to the outbox; its key waits until the broker has it."""
 
@@ -229,4 +290,4 @@ def _weight(record: Record) -> int:
     return len(record) + OVERHEAD_BYTES
 
 
-__all__ = ["HANDLED", "NotDue", "Parking"]
+__all__ = ["HANDLED", "Company", "NotDue", "Parking"]

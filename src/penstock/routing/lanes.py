@@ -60,6 +60,8 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     Attributes:
         waiting: the messages in order, each with its owner and its place in the owner's block; the head is first.
         attempts: how often the head was tried.
+        alone: how many messages, from the head on, are tried one at a time where others come in batches.
+        mates: the keys, this one included, whose messages failed together as one batch: they are tried again so.
         since: when the head was first tried, on the caller's clock.
         asked: whether the head stands in the line for its handler's rate. Set by the holder, cleared by who wakes the
             key because of it, before he does.
@@ -69,11 +71,13 @@ class ParkedKey(Generic[OwnerT, RecordT]):
             with. Written once by that somebody, before the key is woken; the holder takes note of it then.
     """
 
-    __slots__ = ("asked", "attempts", "due_at", "settled", "since", "state", "waiting")
+    __slots__ = ("alone", "asked", "attempts", "due_at", "mates", "settled", "since", "state", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
         self.attempts = 0
+        self.alone = 0
+        self.mates: tuple[Hashable, ...] = ()
         self.asked = False
         self.since = 0.0
         self.state = KeyState.WAITING
@@ -84,6 +88,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
         self.attempts = 0
+        self.alone = max(0, self.alone - 1)
         self.state = KeyState.WAITING
         self.due_at = 0.0
         self.settled = None
