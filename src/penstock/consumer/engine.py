@@ -151,7 +151,7 @@ class Engine:
     def _slot_of(self, lane: ConsumerLane) -> int:
         """Return which workers serve a lane, by its head. By who has just claimed it."""
         if self.has_tasks:
-            fetch = lane.due_owner() if lane.due else None
+            fetch = lane.due_owner() if lane.serves_due else None
             if fetch is None and lane.runs:
                 fetch = lane.runs[0].owner
             if fetch is not None and fetch.assignment.route.kind is Kind.TASK:

@@ -30,6 +30,7 @@ class Station:
         "invoke",
         "kind",
         "name",
+        "owes",
         "record",
         "retried",
         "run",
@@ -57,6 +58,8 @@ class Station:
         #: The thread, and for a task the task, that runs it: for a look at its stack.
         self.thread_id: int | None = None
         self.task: Task[None] | None = None
+        #: Seconds that it gave to what was woken and not yet to new messages: see `Scheduler.take`.
+        self.owes = 0.0
         self.handled = 0
         self.failed = 0
         self.retried = 0

@@ -156,11 +156,12 @@ class TaskPool:
     def _pump(self) -> None:
         """Begin tasks for ready lanes, as many as may be."""
         self._pump_asked = False
-        while self._running < self._limit and not self._ended:
-            lane = self._scheduler.take(self._slot)
-            if lane is None:
-                return
+        while self._running < self._limit and not self._ended and self._scheduler.waiting(self._slot):
             station = self._free.pop() if self._free else self._station()
+            lane = self._scheduler.take(self._slot, station.owes)
+            if lane is None:
+                self._free.append(station)
+                return
             self._running += 1
             task = self._loop.create_task(self._serve_lanes(lane, station))
             station.task = task
@@ -221,7 +222,7 @@ class TaskPool:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _ROUND_S
                     await asyncio.sleep(0)
-                lane = None if self._ended or self._running > self._limit else take(slot)
+                lane = None if self._ended or self._running > self._limit else take(slot, station.owes)
         finally:
             self._running -= 1
             self._free.append(station)

@@ -91,18 +91,16 @@ class Desk:
         """Have a lane at rest looked at. Any thread."""
         self.wake(self._scheduler.ready((lane,)))
 
-    def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the main path in one piece, for speed
+    def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Serve a lane until it is empty, its work is of another kind, or the time slice is over."""
-        deadline = self._now() + self._run_seconds * station.slices
-        while lane.due:
-            owner = lane.due_owner()
-            if owner is not None and owner.assignment.route.kind is not station.kind:
-                return None
-            key = lane.due.pop(0)
-            parked, held = lane.parked.get(key), lane.held.get(key)
-            if parked is not None and not (yield from self._parked.serve(lane, key, parked, station, deadline)):
-                return None
-            if held is not None and not (yield from self._serve_held(lane, key, held, station, deadline)):
+        began = self._now()
+        deadline = began + self._run_seconds * station.slices
+        # A worker that owes runs their time takes them where it finds them.
+        if lane.due and lane.serves_due and not (station.owes and lane.runs and _of_kind(lane.runs[0], station)):
+            goes_on = yield from self._serve_due(lane, station, deadline)
+            # Runs that waited meanwhile get as much before the next turn of what is woken, here and of this worker.
+            lane.owes = station.owes = self._now() - began
+            if not goes_on:
                 return None
         while lane.runs:
             run = lane.runs[0]
@@ -121,11 +119,17 @@ class Desk:
                 continue
             if route.gated or route.batch > 1:
                 if route.batch > 1 and (rest := self._lingers(lane, run, route)) is not None:
+                    # They are not ready to be served, so what was woken is.
+                    lane.owes = station.owes = 0.0
                     return rest
+                began = self._now()
                 serve = self._batches.serve if route.batch > 1 else self._serve_gated
                 if (yield from serve(lane, lane.runs, route, station, deadline)):
                     self.holding.begin(lane, route.meter)
-                if self._now() >= deadline:
+                time = self._now()
+                if station.owes or lane.owes:
+                    _repay(lane, station, time - began)
+                if time >= deadline:
                     return None
                 continue
             # The main path, in this generator itself: delegating costs at each message.
@@ -135,7 +139,7 @@ class Desk:
             parked_keys = lane.parked
             station.run = run
             place = first = run.next
-            time = now()
+            time = began = now()
             while place < len(records):
                 record = records[place]
                 if parked_keys and (key := identity(record)) in parked_keys:
@@ -160,9 +164,25 @@ class Desk:
             run.next = place
             if place == len(records):
                 lane.runs.popleft()
+            if station.owes or lane.owes:
+                _repay(lane, station, time - began)
             if time >= deadline:
                 return None
         return None
+
+    def _serve_due(self, lane: ConsumerLane, station: Station, deadline: float) -> Generator[Work, Outcome, bool]:
+        """Serve what was woken in a lane. Returns False when the visit is over."""
+        while lane.due:
+            owner = lane.due_owner()
+            if owner is not None and owner.assignment.route.kind is not station.kind:
+                return False
+            key = lane.due.pop(0)
+            parked, held = lane.parked.get(key), lane.held.get(key)
+            if parked is not None and not (yield from self._parked.serve(lane, key, parked, station, deadline)):
+                return False
+            if held is not None and not (yield from self._serve_held(lane, key, held, station, deadline)):
+                return False
+        return True
 
     def _complete(self, run: ConsumerRun, first: int, stop: int, station: Station) -> None:
         if stop > first:
@@ -249,6 +269,15 @@ class Desk:
                 busy.append(station.name)
         busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
         return busy
+
+
+def _of_kind(run: ConsumerRun, station: Station) -> bool:
+    return run.owner.assignment.route.kind is station.kind
+
+
+def _repay(lane: ConsumerLane, station: Station, seconds: float) -> None:
+    lane.owes = max(0.0, lane.owes - seconds)
+    station.owes = max(0.0, station.owes - seconds)
 
 
 __all__ = ["Desk"]

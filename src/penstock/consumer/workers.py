@@ -71,11 +71,11 @@ class Worker:
         try:
             while self.tokens.get():
                 while not self.retired:
-                    lane = pool.scheduler.take(self.slot)
+                    lane = pool.scheduler.take(self.slot, station.owes)
                     if lane is None:
                         self.asleep = True
                         # Once more: a lane that came before it was written is seen by nobody else.
-                        lane = pool.scheduler.take(self.slot)
+                        lane = pool.scheduler.take(self.slot, station.owes)
                         if lane is None:
                             break
                         self.asleep = False

@@ -119,7 +119,7 @@ class HeldRuns(Generic[OwnerT, RecordT]):
 class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
-    __slots__ = ("appended", "claim", "due", "held", "number", "parked", "runs")
+    __slots__ = ("appended", "claim", "due", "held", "number", "owes", "parked", "runs")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -133,6 +133,8 @@ class Lane(Generic[OwnerT, RecordT]):
         self.held: dict[Hashable, HeldRuns[OwnerT, RecordT]] = {}
         #: Parked keys and held runs that were woken. Any thread appends, the holder takes.
         self.due: list[Hashable] = []
+        #: Seconds that were given to what was woken and not yet to runs that stood here meanwhile. The holder's alone.
+        self.owes = 0.0
         #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
         self.claim = threading.Lock()
 
@@ -145,6 +147,11 @@ class Lane(Generic[OwnerT, RecordT]):
         """Park a key that is not parked. By the holder."""
         parked = self.parked[key] = ParkedKey()
         return parked
+
+    @property
+    def serves_due(self) -> bool:
+        """Whether what was woken is served next, and not the runs: by turns, of the same length. By the holder."""
+        return bool(self.due) and (not self.runs or self.owes <= 0.0)
 
     def due_owner(self) -> OwnerT | None:
         """Return what the head of the first that was woken belongs to, or None where nothing waits. By the holder."""
