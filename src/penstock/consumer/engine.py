@@ -16,6 +16,7 @@ from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
 from penstock.consumer.handlers import Handler, Kind, OnFailure
 from penstock.consumer.intake import Intake
+from penstock.consumer.keying import Keying
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.outbox import Outbox
@@ -100,7 +101,13 @@ class Engine:
             fail=self.fail,
         )
         self.routes = self._make_routes(middlewares)
-        self.router = Router(self.assignments, self.scheduler, self._ready, self.look_again, self.routes)
+        #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
+        self.keying: Keying | None = None
+        if any(route.ordering.has_key_function for route in self.routes.values()):
+            self.keying = Keying(group, clock, self.scheduler, wake=self._ready, fail=self.fail)
+        self.router = Router(
+            self.assignments, self.scheduler, self._ready, self.look_again, self.routes, keying=self.keying
+        )
         self.intake = Intake(
             settings.max_in_flight,
             settings.max_in_flight_bytes,

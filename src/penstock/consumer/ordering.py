@@ -87,8 +87,17 @@ class Ordering:
         self._key = key
         self._together = together
 
+    @property
+    def has_key_function(self) -> bool:
+        """Whether lanes cannot be chosen without calling a function of the user's, which may take its time."""
+        return self._key is not None and self._order is Order.KEY
+
+    def lane_number(self, record: Record) -> int:
+        """Return the lane of one message. Never raises."""
+        return self.lane_numbers(record.topic(), record.partition(), (record,))[0]
+
     def lane_numbers(self, topic: str, partition: int, records: Sequence[Record]) -> list[int]:
-        """Return the lane of each message of one partition. On the poll thread only; never raises."""
+        """Return the lane of each message of one partition. Never raises."""
         lanes = self._lanes
         if self._order is Order.KEY:
             if self._key is None:

@@ -155,6 +155,7 @@ class PollLoop:
                 wake()
         self._outbox.serve()
         self._commits.tick(self._consumer, now)
+        self._router.relieve()
         self._hungry = self._relieve()
         self._watchdog.look(now)
 
@@ -260,9 +261,10 @@ class PollLoop:
                 self._intake.pause(self._consumer, assignment, STOPPING)
         self._turn()
         now = self._clock.monotonic()
-        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
-        # before its lane is given back, and what brings a lane back does so before it is gone.
-        idle = self._scheduler.idle
+        # What has no lane yet before the lanes, for it goes there. Lanes before and after all else: what a handler
+        # leaves behind (a retry, a completion, a dead letter) is there before its lane is given back, and what brings a
+        # lane back does so before it is gone.
+        idle = self._router.idle and self._scheduler.idle
         waits = (
             self._desk.deferred
             or self._outbox.unsettled

@@ -1,8 +1,12 @@
 """A lane: an ordered queue of runs, and the keys of it that are parked.
 
-A lane is filled by one thread (the router) and emptied by the one worker that holds it; who holds it is the
-scheduler's business. So the queue needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the
-router only appends, the holder only takes. Parked keys and held runs belong to the holder alone.
+A lane is filled by the router and emptied by the one worker that holds it; who holds it is the scheduler's business. So
+the queue needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the router only appends, the holder
+only takes. Parked keys and held runs belong to the holder alone.
+
+The router may be two threads, of which one has the messages whose keys a user's function gives; those of a topic always
+come from the same. A count of appended runs that both raise at once may miss one. It only tells the holder that
+something came since he read it, and each appends before he counts, so what is missed was there at that reading.
 """
 
 from __future__ import annotations
