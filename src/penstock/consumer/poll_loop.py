@@ -31,6 +31,7 @@ from penstock.garbage import collection_put_off
 from penstock.kafka import reason
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
+from penstock.signal_event import SignalEvent
 
 if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
@@ -92,9 +93,9 @@ class PollLoop:
         self._polled = polled
         self._hungry = False
         #: Set to drain and leave. Any thread may set it.
-        self.stopping = threading.Event()
+        self.stopping = SignalEvent()
         #: Set to leave without draining. Any thread may set it.
-        self.leave_now = threading.Event()
+        self.leave_now = SignalEvent()
         #: What ended the consumer, or None. Written once, by `fail`.
         self.failure: BaseException | None = None
         #: Seconds a drain may take. Written before `stopping` is set.
