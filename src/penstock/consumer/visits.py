@@ -161,7 +161,6 @@ class Desk:
                 if time >= deadline or not assignment.active:
                     break
             self._complete(run, first, place, station)
-            run.next = place
             if place == len(records):
                 lane.runs.popleft()
             if station.owes or lane.owes:

@@ -40,7 +40,7 @@ class CommitPoint:
 class Block:
     """The offsets of one fetch of one partition. Made by `Tracker.register`, changed only by its tracker."""
 
-    __slots__ = ("done", "early", "left", "offsets", "size_bytes")
+    __slots__ = ("bytes_left", "done", "early", "left", "offsets", "size_bytes")
 
     def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
@@ -54,11 +54,8 @@ class Block:
         self.early: set[int] = set()
         #: Bytes of all messages; those not done count with their share, for the messages are not weighed one by one.
         self.size_bytes = size_bytes
-
-    @property
-    def bytes_left(self) -> int:
-        """Bytes of those that are not done."""
-        return self.size_bytes * self.left // len(self.done)
+        #: The share of those not done, as the tracker has it in its sum.
+        self.bytes_left = size_bytes
 
 
 class Tracker:
@@ -123,6 +120,7 @@ class Tracker:
             if offset in restored:
                 block.done[index] = 1
         block.left = block.done.count(0)
+        block.bytes_left = block.size_bytes * block.left // len(block.done)
 
     def complete(self, block: Block, indexes: Sequence[int]) -> None:
         """Mark a run done. Never waits.
@@ -189,19 +187,18 @@ class Tracker:
                 if not done[index]:
                     done[index] = 1
                     changed += 1
-        before = block.bytes_left
-        block.left -= changed
+        left = block.left = block.left - changed
         self._in_flight -= changed
-        self._bytes_in_flight += block.bytes_left - before
-        if not block.left and changed:
+        bytes_left = block.size_bytes * left // len(done)
+        self._bytes_in_flight += bytes_left - block.bytes_left
+        block.bytes_left = bytes_left
+        if not left and changed:
             del self._blocks[block.offsets[0]]
-        repeated = len(indexes) - changed
-        if repeated and block.early:
+        if changed != len(indexes):
             told_before = block.early.intersection(indexes)
             block.early -= told_before
-            repeated -= len(told_before)
-        if repeated:
-            raise ValueError(f"{repeated} of {len(indexes)} offsets from {block.offsets[0]} were done before")
+            if repeated := len(indexes) - changed - len(told_before):
+                raise ValueError(f"{repeated} of {len(indexes)} offsets from {block.offsets[0]} were done before")
 
     def advance(self, position: int) -> None:
         """Tell that nothing lies below `position` but what was registered: markers and aborted ranges hold none."""
