@@ -49,7 +49,8 @@ class Admission:
             self.filtered(item, station)
             return None, None
         try:
-            key = route.ordering.identity(record)
+            known = item[0].identities
+            key = known[item[1]] if known is not None and item[1] in known else route.ordering.identity(record)
         except PenstockError as error:
             return (record.topic(), record.partition(), record.offset()), Failed(error, permanent=True)
         if route.not_before is not None and (at := route.not_before(record)) > now:

@@ -16,7 +16,7 @@ from penstock.cluster import Clock
 from penstock.consumer.assignments import ConsumerRun, Fetch
 from penstock.consumer.handlers import Kind
 from penstock.consumer.stations import Station
-from penstock.errors import raised
+from penstock.errors import MessageFormatError, raised
 from penstock.message import Record
 from penstock.routing import Run, Scheduler
 
@@ -107,13 +107,19 @@ class Keying:
     def _lay(self, fetch: Fetch, arrival: int, records: Sequence[Record], indexes: Sequence[int]) -> None:
         station, assignment, runs = self.station, fetch.assignment, self._runs
         station.fetch = fetch
-        lane_number = assignment.route.ordering.lane_number
+        ordering = assignment.route.ordering
+        identities = fetch.identities = {}
         for record, index in zip(records, indexes, strict=True):
             if not assignment.active or self._retired:
                 break
             station.started = self._now()
             station.record = record
-            number = lane_number(record)
+            try:
+                # Kept, so that the function is called once: what it says may change, or take its time again.
+                number, identities[index] = ordering.keyed(record)
+            except MessageFormatError:
+                # The message fails with it when it is its turn.
+                number = ordering.keyless_lane(record)
             with self._lock:
                 if (run := runs.get(number)) is None:
                     runs[number] = Run(fetch, arrival, [record], [index])
