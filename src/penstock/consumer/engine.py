@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicPartition
@@ -118,6 +119,7 @@ class Engine:
             make=self._assignment,
             welcome=self.intake.welcome,
             revoke_timeout=settings.revoke_timeout,
+            end_by=self.end_by,
         )
         self.watchdog = Watchdog(settings.stall_after, self._all_stations, self._behind)
         self.loop: PollLoop | None = None
@@ -229,6 +231,10 @@ class Engine:
         if self.loop is not None:
             self.loop.fail(error)
 
+    def end_by(self) -> float:
+        """Return when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked for."""
+        return inf if self.loop is None else self.loop.end_by
+
     def connect(self, cluster: Cluster) -> PollLoop:
         """Check the topics, make the clients and return the loop that uses them.
 
@@ -257,6 +263,7 @@ class Engine:
             consumer,
             list(self.routes),
             self.settings,
+            group=self.group,
             clock=self.clock,
             routes=list(self.routes.values()),
             assignments=self.assignments,

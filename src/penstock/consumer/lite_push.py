@@ -31,8 +31,10 @@ ResultT = TypeVar("ResultT")
 
 #: Seconds between two looks at a poll thread that should end.
 _LOOK_S = 0.5
-#: Seconds that leaving the group may take beyond the budget of a revocation.
+#: Seconds that leaving the group may take beyond the time that running handlers have.
 _LEAVE_S = 5.0
+#: Seconds that handlers under way have to end when nothing is drained, so that the work of short ones is not repeated.
+_GRACE_S = 1.0
 
 
 class Unchanged:
@@ -274,16 +276,15 @@ class LitePushConsumer:
         """Ask for a stop without waiting for it; safe in a signal handler.
 
         Args:
-            timeout: seconds to drain; `stop_timeout` when left out.
-            now: do not drain.
+            timeout: seconds to drain, from the first that asks; `stop_timeout` when left out.
+            now: do not drain: handlers under way have a second to end.
         """
         if self._loop is None:
             return
-        if timeout is not None:
-            self._loop.drain_timeout = timeout
         if now:
-            self._loop.leave_now.set()
-        self._loop.stopping.set()
+            self._loop.request_leave(_GRACE_S)
+        else:
+            self._loop.request_stop(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer has ended; return whether it has.
@@ -307,10 +308,11 @@ class LitePushConsumer:
         """Tell whether leaving the group takes so long that nobody should wait for it."""
         if not loop.leaving.is_set():
             return False
-        now = time.monotonic()
+        now = self._engine.clock.monotonic()
         if self._leaving_since is None:
             self._leaving_since = now
-        if now - self._leaving_since < self._settings.revoke_timeout + _LEAVE_S:
+        begun = self._leaving_since
+        if now < min(begun + self._settings.revoke_timeout, max(begun, loop.end_by)) + _LEAVE_S:
             return False
         if not self._said_left_alone:
             self._said_left_alone = True
@@ -347,11 +349,11 @@ class LitePushConsumer:
         if self._loop is None:
             return True
         self.request_stop(timeout)
-        begun = time.monotonic()
         try:
             self.wait()
         finally:
-            left = max(0.0, self._loop.drain_timeout - (time.monotonic() - begun))
+            # Of the one time that the whole stop has: the drain and the revocation have waited for handlers already.
+            left = max(0.0, self._loop.end_by - self._engine.clock.monotonic())
             stuck = [worker.station.name for worker in self._pool.stop(left)]
             if self._tasks is not None:
                 stuck += self._tasks.end_handlers(left)
@@ -360,6 +362,11 @@ class LitePushConsumer:
             if self._engine.telemetry is not None:
                 self._engine.telemetry.close()
         return self._loop.drained
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that were not done when a stop ran out of time, or was told not to wait; 0 before that."""
+        return 0 if self._loop is None else self._loop.drain_log.unfinished
 
     def close(self) -> None:
         """End the event loop, which outlives `stop` for those who still run something on it."""

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
@@ -17,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignments, Fetch
 from penstock.consumer.commits import Commits
+from penstock.consumer.draining import DrainLog
 from penstock.consumer.intake import STOPPING, Intake
 from penstock.consumer.outbox import Outbox
 from penstock.consumer.rebalance import Rebalance
@@ -59,6 +61,7 @@ class PollLoop:
         topics: Sequence[str],
         settings: ConsumerSettings,
         *,
+        group: str,
         clock: Clock,
         routes: Sequence[Route],
         assignments: Assignments,
@@ -91,16 +94,22 @@ class PollLoop:
         self._relieve = relieve
         self._polled = polled
         self._hungry = False
-        #: Set to drain and leave. Any thread may set it.
-        self.stopping = threading.Event()
-        #: Set to leave without draining. Any thread may set it.
-        self.leave_now = threading.Event()
+        self._stop_timeout = settings.stop_timeout
+        self._revoke_timeout = settings.revoke_timeout
+        # Whether to drain and leave, and whether to leave without draining. They and the two times are plain fields,
+        # written by who asks, read by the poll thread, and only ever raised and lowered: a signal handler asks too, on
+        # a thread that may stand within this very code, so there is no lock it could meet.
+        self._stopping = False
+        self._leave_now = False
+        # When the drain ends, and when one that is cut short does, on the engine's clock.
+        self._drain_by = inf
+        self._leave_by = inf
         #: What ended the consumer, or None. Written once, by `fail`.
         self.failure: BaseException | None = None
-        #: Seconds a drain may take. Written before `stopping` is set.
-        self.drain_timeout = settings.stop_timeout
         #: Whether the drain ended with nothing left. Written by the poll thread before it leaves.
         self.drained = False
+        #: What is said of the drain.
+        self.drain_log = DrainLog(group)
         #: Set when nothing is left to do but to leave the group.
         self.leaving = threading.Event()
         # When and why the group did not take this member, and when that was said. Written by the poll thread.
@@ -115,17 +124,39 @@ class PollLoop:
                 return
             self.failure = error
         _log.error("the consumer stops: %s", error)
-        self.leave_now.set()
-        self.stopping.set()
+        self.request_leave(self._revoke_timeout)
+
+    def request_stop(self, drain_s: float | None = None) -> None:
+        """Ask for a drain of so many seconds, `stop_timeout` when left out. Any thread; safe in a signal handler.
+
+        The time counts from the first that asks: a later one can only shorten it.
+        """
+        wanted = self._clock.monotonic() + (self._stop_timeout if drain_s is None else drain_s)
+        if drain_s is not None or not self._stopping:
+            self._drain_by = min(self._drain_by, wanted)
+        self._stopping = True
+
+    def request_leave(self, grace_s: float) -> None:
+        """Ask to leave undrained; handlers under way have `grace_s` seconds. Any thread; safe in a signal handler."""
+        self._leave_by = min(self._leave_by, self._clock.monotonic() + grace_s)
+        self._leave_now = self._stopping = True
+
+    @property
+    def end_by(self) -> float:
+        """When running handlers are waited for no longer, on the engine's clock; infinity before a stop was asked for.
+
+        One time for the drain, the revocation that follows it and the end of the workers: they share it.
+        """
+        return min(self._drain_by, self._leave_by)
 
     def run(self) -> None:
         """Consume until told to stop: the body of the poll thread."""
         try:
             self.join()
-            while not self.stopping.is_set():
+            while not self._stopping:
                 self.step()
-            deadline = self.begin_drain()
-            while not self.drain_step(deadline):
+            self.begin_drain()
+            while not self.drain_step(self.end_by):
                 pass
         except:  # noqa: E722 - see `raised`; waiters must hear of it
             self.fail(raised())
@@ -247,39 +278,56 @@ class PollLoop:
 
     def begin_drain(self) -> float:
         """Begin to finish what was taken in; returns when that must end, on the engine's clock."""
+        self.request_stop()
         self._desk.hurry = True
         for lane in self._scheduler.lanes:
             if lane.runs:
                 self._desk.wake_lane(lane)
-        return self._clock.monotonic() + self.drain_timeout
+        now, end_by = self._clock.monotonic(), self.end_by
+        self.drain_log.begin(self._assignments.all(), now, max(0.0, end_by - now))
+        return end_by
 
     def drain_step(self, deadline: float) -> bool:
         """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""
-        for assignment in self._assignments.all():
+        assignments = self._assignments.all()
+        for assignment in assignments:
             if assignment.paused != STOPPING:
                 self._intake.pause(self._consumer, assignment, STOPPING)
         self._turn()
         now = self._clock.monotonic()
-        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
-        # before its lane is given back, and what brings a lane back does so before it is gone.
-        idle = self._scheduler.idle
-        waits = (
-            self._desk.deferred
-            or self._outbox.unsettled
-            or any(route.meter.next_release(now) is not None for route in self._routes)
-            or self._retries_before(deadline)
-        )
-        over = now >= deadline or self.leave_now.is_set()
-        if over or (idle and not waits and self._scheduler.idle):
-            self.drained = not any(assignment.tracker.in_flight for assignment in self._assignments.all())
-            # What is still out at the end is committed once more while the group is left.
+        waits = self._drain_waits(deadline)
+        over = now >= deadline or self._leave_now
+        if over or not waits:
+            self.drained = not any(assignment.tracker.in_flight for assignment in assignments)
             if self._commits.settle(self._consumer, now) or over:
+                if waits:
+                    self.drain_log.cut_short(assignments, waits)
                 return True
+        self.drain_log.go_on(assignments, now, deadline - now, waits)
         message = self._consumer.poll(_SATURATED_S)
         if message is not None:
             # Fetched before the pause took hold. It is out of the client, so it must be tracked.
             self._route([message])
         return False
+
+    def _drain_waits(self, deadline: float) -> list[str]:
+        """Return what a drain waits for, in words."""
+        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
+        # before its lane is given back, and what brings a lane back does so before it is gone.
+        idle = self._scheduler.idle
+        waits = []
+        if self._desk.deferred:
+            waits.append("completions are put off")
+        if self._outbox.unsettled:
+            waits.append("dead letters or messages for a retry topic are not written")
+        now = self._clock.monotonic()
+        if any(route.meter.next_release(now) is not None for route in self._routes):
+            waits.append("some wait for their handler's rate")
+        if self._retries_before(deadline):
+            waits.append("some wait for their next try")
+        if not (idle and self._scheduler.idle):
+            waits.insert(0, "some are in a handler or next in line")
+        return waits
 
     def _retries_before(self, deadline: float) -> bool:
         # Copies, made in one step: holders of lanes change the dictionaries meanwhile.

@@ -56,7 +56,7 @@ class ConsumerSettings:
             running.
         max_parked_bytes: bytes of all such messages. May change while running.
         commit_interval: how often the commit points are committed. May change while running.
-        stop_timeout: how long a stop waits for what was taken in.
+        stop_timeout: how long a stop waits for what was taken in, running handlers included.
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions.
         stall_after: how long a message may be in a handler before the watchdog reports it.
         dead_letter_limit: when the consumer stops rather than give up one more message.
@@ -75,7 +75,7 @@ class ConsumerSettings:
     max_parked: int = 10_000
     max_parked_bytes: int = 32 * 1024 * 1024
     commit_interval: float = 1.0
-    stop_timeout: float = 30.0
+    stop_timeout: float = 25.0
     revoke_timeout: float = 5.0
     stall_after: float = 60.0
     dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit)
