@@ -14,9 +14,6 @@ from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
 from penstock.routing import HeldRuns, Lane, ParkedKey, Run
 
-#: Bytes that a message takes beside its value: the objects of the client and of Python.
-OVERHEAD_BYTES = 300
-
 
 class Assignment:
     """One incarnation of a partition.
@@ -34,6 +31,7 @@ class Assignment:
         "committed",
         "end",
         "full_since",
+        "large_headers",
         "map_at",
         "map_look",
         "map_room",
@@ -74,6 +72,8 @@ class Assignment:
         self.map_room = 0
         self.map_at = start or 0
         self.map_look = 0.0
+        #: Whether a message with large headers was seen: from then on each is weighed with its own.
+        self.large_headers = False
         #: The end of the partition's log as the client last heard of it, or None.
         self.end: int | None = None
 
@@ -145,7 +145,6 @@ class Assignments:
 
 
 __all__ = [
-    "OVERHEAD_BYTES",
     "Assignment",
     "Assignments",
     "ConsumerHeld",

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.cluster import Clock
-from penstock.consumer.assignments import OVERHEAD_BYTES, ConsumerLane, ConsumerParked, Fetch, Item
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.outbox import Outbox, Outgoing
 from penstock.consumer.retries import Timers
 from penstock.consumer.routes import Failed
 from penstock.consumer.stations import Station
+from penstock.consumer.weighing import weight_of
 from penstock.errors import PenstockError
-from penstock.message import Record
 from penstock.routing import DONE
 
 _log = logging.getLogger(__name__)
@@ -97,13 +97,13 @@ class Parking:
     def behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
         lane.parked[key].waiting.append(item)
-        item[0].assignment.tracker.park(1, _weight(item[2]))
+        item[0].assignment.tracker.park(1, weight_of(item[2]))
 
     def next_head(self, parked: ConsumerParked, station: Station) -> None:
         """Go on to the message behind a head that is done with."""
         fetch, _, record = parked.waiting[0]
         if parked.settled is None:
-            fetch.assignment.tracker.park(-1, -_weight(record))
+            fetch.assignment.tracker.park(-1, -weight_of(record))
         parked.next_head()
         station.record = None
 
@@ -217,12 +217,7 @@ class Parking:
         fetch, index, record = item
         fetch.assignment.tracker.complete(fetch.block, (index,))
         # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
-        fetch.assignment.tracker.park(-1, -_weight(record))
-
-
-def _weight(record: Record) -> int:
-    """Return the bytes that a waiting message takes, about."""
-    return len(record) + OVERHEAD_BYTES
+        fetch.assignment.tracker.park(-1, -weight_of(record))
 
 
 __all__ = ["HANDLED", "NEVER", "NotDue", "Parking"]

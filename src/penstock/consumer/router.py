@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
-from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.weighing import weight_of_all
 from penstock.message import Record
 from penstock.routing import Run, Scheduler
 
@@ -88,8 +89,7 @@ class Router:
     ) -> None:
         if offsets[0] < assignment.tracker.position:
             assignment = self._begin_again(assignment, offsets[0])
-        size_bytes = sum(map(len, records)) + OVERHEAD_BYTES * len(records)
-        block = assignment.tracker.register(offsets, None, size_bytes)
+        block = assignment.tracker.register(offsets, None, weight_of_all(records, assignment))
         self.restored += len(offsets) - block.left
         numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
         lanes = self._scheduler.lanes
