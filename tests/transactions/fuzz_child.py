@@ -222,8 +222,8 @@ def offset_maps() -> list[tuple[int, str]]:
 
 def written_map(base: int, kind: str, content: bytes) -> str:
     """Write a map down as the format says, whatever its content is: the checksum keeps out accidents, not liars."""
-    body = metadata._checksum(base, kind, content) + content
-    return f"p1{kind}{b85encode(body).decode()}"
+    body = metadata._checksum(b"", base, kind, content) + content
+    return f"p2{kind}{b85encode(body).decode()}"
 
 
 def offset_map_example(chance: random.Random) -> tuple[int, str | None]:

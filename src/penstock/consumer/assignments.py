@@ -35,6 +35,7 @@ class Assignment:
         "map_at",
         "map_look",
         "map_room",
+        "owner",
         "partition",
         "paused",
         "route",
@@ -51,13 +52,16 @@ class Assignment:
         *,
         start: int | None,
         restored: OffsetMap | None = None,
+        owner: bytes = b"",
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.route = route
         #: The offset at which reading starts, or None where it is not known. Never written again.
         self.start = start
-        self.tracker = Tracker(start or 0, restored)
+        #: Whose offset maps are committed: group, topic and partition.
+        self.owner = owner
+        self.tracker = Tracker(start or 0, restored, owner)
         #: False once revoked or lost: nothing more of it is handed out, completed or committed.
         self.active = True
         #: What was sent to be committed last, and whether the group is known to have it.

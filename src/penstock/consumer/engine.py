@@ -33,7 +33,7 @@ from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.kafka import TopicSpec
 from penstock.message import Record
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from penstock.routing import Scheduler
 
 if TYPE_CHECKING:
@@ -205,12 +205,14 @@ class Engine:
     def _assignment(self, committed: TopicPartition) -> Assignment:
         # Below 0: the group has none, or was not heard of.
         start = committed.offset if committed.offset >= 0 else None
+        owner = owner_of(self.group, committed.topic, committed.partition)
         return Assignment(
             committed.topic,
             committed.partition,
             self.routes[committed.topic],
             start=start,
-            restored=None if start is None else decode(start, committed.metadata),
+            restored=None if start is None else decode(start, committed.metadata, owner),
+            owner=owner,
         )
 
     def _handled(self) -> int:

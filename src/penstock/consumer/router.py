@@ -119,7 +119,7 @@ class Router:
             former.tracker.position,
             offset,
         )
-        assignment = Assignment(former.topic, former.partition, former.route, start=offset)
+        assignment = Assignment(former.topic, former.partition, former.route, start=offset, owner=former.owner)
         assignment.paused = former.paused
         self._assignments.put(assignment)
         self._let_go()
