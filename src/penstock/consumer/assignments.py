@@ -31,6 +31,7 @@ class Assignment:
         "committed",
         "end",
         "full_since",
+        "is_sought",
         "large_headers",
         "map_at",
         "map_look",
@@ -76,6 +77,8 @@ class Assignment:
         self.map_room = 0
         self.map_at = start or 0
         self.map_look = 0.0
+        #: Whether the client was sent to where its first message will tell; its own position says nothing before.
+        self.is_sought = False
         #: Whether a message with large headers was seen: from then on each is weighed with its own.
         self.large_headers = False
         #: The end of the partition's log as the client last heard of it, or None.

@@ -29,6 +29,7 @@ from penstock.consumer.routes import Invoke, Route
 from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.stations import Station
 from penstock.consumer.surroundings import Middleware, surround
+from penstock.consumer.topic_watch import TopicWatch
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.kafka import TopicSpec
@@ -278,6 +279,7 @@ class Engine:
             timers=self.timers,
             outbox=self.outbox,
             watchdog=self.watchdog,
+            topic_watch=TopicWatch(list(self.routes), cluster.ask_topic_ids),
             relieve=self.relieve,
             polled=None if self.telemetry is None else self.telemetry.polled,
         )

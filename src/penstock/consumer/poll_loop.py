@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from penstock.cluster import Clock, ConsumerClient
-from penstock.consumer.assignments import Assignments, Fetch
+from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
 from penstock.consumer.draining import DrainLog
 from penstock.consumer.intake import STOPPING, Intake
@@ -26,6 +26,7 @@ from penstock.consumer.retries import Timers
 from penstock.consumer.router import Router
 from penstock.consumer.routes import Route
 from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.topic_watch import TopicWatch
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.errors import PenstockError, raised
@@ -45,6 +46,8 @@ _POLL_S = 0.05
 _SATURATED_S = 0.002
 #: Errors of a fetch that the client mends by itself; they are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
+#: Errors of a fetch after which the brokers are asked at once what is the matter with the topics.
+_ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
 #: Seconds between two warnings that the group does not take this member.
 _SAY_AGAIN_S = 60.0
 
@@ -74,6 +77,7 @@ class PollLoop:
         timers: Timers,
         outbox: Outbox,
         watchdog: Watchdog,
+        topic_watch: TopicWatch,
         relieve: Callable[[], bool],
         polled: Polled | None,
     ) -> None:
@@ -91,6 +95,11 @@ class PollLoop:
         self._timers = timers
         self._outbox = outbox
         self._watchdog = watchdog
+        self._offset_reset = settings.offset_reset
+        #: Whether the topics are still those that they were.
+        self.topic_watch = topic_watch
+        # Partitions of topics that were made anew, which the client could not be sent to the beginning of yet.
+        self._anew: list[Assignment] = []
         self._relieve = relieve
         self._polled = polled
         self._hungry = False
@@ -186,8 +195,39 @@ class PollLoop:
                 wake()
         self._outbox.serve()
         self._commits.tick(self._consumer, now)
+        anew = self.topic_watch.look(now)
+        if anew or self._anew:
+            self._anew += [one for one in self._assignments.all() if one.topic in anew and one not in self._anew]
+            self._begin_anew()
         self._hungry = self._relieve()
         self._watchdog.look(now)
+
+    def _begin_anew(self) -> None:
+        """Begin by `auto.offset.reset` with partitions of topics that were deleted and created again."""
+        waiting, self._anew = self._anew, []
+        for former in waiting:
+            if not former.active:
+                continue
+            if self._offset_reset is None:
+                raise PenstockError(
+                    f"topic {former.topic} was deleted and created again, and auto.offset.reset forbids to begin anew; "
+                    "reset the group's offsets, or set auto.offset.reset to earliest or latest"
+                )
+            try:
+                self._consumer.seek(TopicPartition(former.topic, former.partition, self._offset_reset))
+            except KafkaException as error:
+                _log.warning("%s cannot begin anew yet: %s; it is tried again", former, reason(error))
+                self._anew.append(former)
+                continue
+            _log.warning(
+                "topic %s was deleted and created again: partition %d begins anew by auto.offset.reset at its %s; it "
+                "stood at offset %d of the former one, and what was handled of the new one since is handled again",
+                former.topic,
+                former.partition,
+                "end" if self._offset_reset == OFFSET_END else "beginning",
+                former.tracker.position,
+            )
+            self._router.begin_again(former, None)
 
     def _fetch(self) -> None:
         """Take what is there; wait for a first message where nothing is."""
@@ -243,6 +283,8 @@ class PollLoop:
                 f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
+        if error.code() in _ASK_AGAIN:
+            self.topic_watch.hurry()
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             self._refused(error)
             return

@@ -88,7 +88,7 @@ class Router:
         touched: dict[int, ConsumerLane],
     ) -> None:
         if offsets[0] < assignment.tracker.position:
-            assignment = self._begin_again(assignment, offsets[0])
+            assignment = self._went_back(assignment, offsets[0])
         block = assignment.tracker.register(offsets, None, weight_of_all(records, assignment))
         self.restored += len(offsets) - block.left
         numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
@@ -111,7 +111,7 @@ class Router:
             lane.append(run)
             touched[number] = lane
 
-    def _begin_again(self, former: Assignment, offset: int) -> Assignment:
+    def _went_back(self, former: Assignment, offset: int) -> Assignment:
         """Follow a log that went back (truncated, or reset by policy): a new incarnation starts at `offset`."""
         _log.warning(
             "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
@@ -119,8 +119,18 @@ class Router:
             former.tracker.position,
             offset,
         )
-        assignment = Assignment(former.topic, former.partition, former.route, start=offset, owner=former.owner)
+        return self.begin_again(former, offset)
+
+    def begin_again(self, former: Assignment, start: int | None) -> Assignment:
+        """Put a new incarnation of a partition in the place of the former, whose messages are let go.
+
+        Args:
+            former: the one that has it now.
+            start: the offset at which reading starts, or None where the first message will tell.
+        """
+        assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
         assignment.paused = former.paused
+        assignment.is_sought = start is None
         self._assignments.put(assignment)
         self._let_go()
         return assignment

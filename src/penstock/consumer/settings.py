@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
+
 from penstock import config as check
 from penstock.config import ClientConfig
 from penstock.consumer.limits import DeadLetterLimit
@@ -143,6 +145,14 @@ class ConsumerSettings:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
         }
+
+    @property
+    def offset_reset(self) -> int | None:
+        """Where a partition begins of which the group has no offset, as a logical offset; None where it may not."""
+        named = str(self.config.get("auto.offset.reset", _DEFAULTS["auto.offset.reset"])).lower()
+        if named in {"latest", "largest", "end"}:
+            return OFFSET_END
+        return OFFSET_BEGINNING if named in {"earliest", "smallest", "beginning"} else None
 
     def producer_config(self) -> dict[str, Any]:
         """Return the configuration of the producer of dead letters and retries: what of the user's it understands."""

@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.cluster import RebalanceCallback
+from penstock.cluster import RebalanceCallback, TopicIdsAnswer
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain
@@ -142,6 +142,10 @@ class SteppedClient:
         """Hand over again."""
         self.inner.resume(partitions)
 
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from an offset."""
+        self.inner.seek(partition)
+
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Begin with these partitions."""
         self.inner.incremental_assign(partitions)
@@ -262,6 +266,10 @@ class SteppedConsumer:
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent."""
         self._broker.ensure_topics(specs)
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+        """Ask which topics there are."""
+        return self._broker.ask_topic_ids(topics)
 
     def _sleep(self, seconds: float) -> None:
         if self._client is not None and self._client.in_callback:
