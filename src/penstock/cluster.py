@@ -22,6 +22,7 @@ from penstock.kafka import (
     base_config,
     client_refused,
     ensure_topics,
+    message_limits,
     require_topics,
 )
 
@@ -147,6 +148,9 @@ class Cluster(Protocol):
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent."""
 
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have; without those that are not told."""
+
     def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
         """Ask which topics there are, without waiting for the answer; `KafkaException` where that cannot be asked."""
 
@@ -206,6 +210,10 @@ class KafkaCluster:
             BrokerConnectionError: no broker answered.
         """
         ensure_topics(admin_client(self._bootstrap_servers, self._config), self._bootstrap_servers, specs)
+
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have; without those that are not told."""
+        return message_limits(admin_client(self._bootstrap_servers, self._config), topics)
 
     def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
         """Ask which topics there are, without waiting for the answer.

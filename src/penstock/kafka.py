@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.client_log import ClientLog
@@ -238,6 +238,20 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
     return {name: counts[name] for name in wanted}
 
 
+def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
+    """Return `max.message.bytes` of each topic as the brokers apply it; without those that they do not tell."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    if not resources:
+        return {}
+    limits = {}
+    for resource, future in admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT_S).items():
+        try:
+            limits[resource.name] = int(future.result()["max.message.bytes"].value)
+        except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
+            _log.info("the settings of topic %s are not told: %s", resource.name, error)
+    return limits
+
+
 def _await_metadata(admin: AdminClient, names: set[str]) -> None:
     """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
 
@@ -264,6 +278,7 @@ __all__ = [
     "base_config",
     "client_refused",
     "ensure_topics",
+    "message_limits",
     "partition_counts",
     "reason",
     "require_topics",

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from penstock.consumer.assignments import ConsumerLane
     from penstock.telemetry import ConsumerTelemetry
 
+#: Bytes that the headers of a dead letter may take, beside those that the message had.
+_HEADERS_BYTES = 65_536
 #: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
 _LANES_PER_TASK = 4
 #: Lanes for each worker or task where all handlers take batches. A batch comes from one lane: the fewer, the fuller.
@@ -86,6 +88,7 @@ class Engine:
         self.timers = Timers()
         self.limits = DeadLetterLimits(settings.dead_letter_limit, self._handled)
         self.outbox = Outbox(group, clock, self.timers, self.limits)
+        self.outbox.fail = self.fail
         #: Set by who runs the engine: called with the slots of ready lanes, and to have stuck workers relieved.
         self.on_ready: Callable[[Sequence[int]], None] = lambda _: None
         self.relieve: Callable[[], bool] = lambda: False
@@ -247,15 +250,15 @@ class Engine:
             ConfigurationError: the Kafka client refused its configuration.
         """
         partitions = cluster.require_topics(self.handlers)
-        made = {}
+        made: dict[str, tuple[str, ...]] = {}
         for topic, one in self.handlers.items():
             if one.on_failure is OnFailure.DEAD_LETTER:
                 name = one.dead_letter_topic.replace("{topic}", topic)
-                made[name] = TopicSpec(name, partitions[topic])
+                made[name] = (*made.get(name, ()), topic)
             if one.retry_delays:
-                name = retry_topic(self.group, topic)
-                made[name] = TopicSpec(name, partitions[topic])
-        cluster.ensure_topics(made.values())
+                made[retry_topic(self.group, topic)] = (topic,)
+        limits = cluster.message_limits({topic for sources in made.values() for topic in sources})
+        cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in made.items())
         consumer = cluster.consumer({**self.settings.client_config(self.group), "on_commit": self.commits.on_commit})
         if made:
             self.outbox.connect(cluster.producer(self.settings.producer_config()))
@@ -290,6 +293,13 @@ class Engine:
         topics = [one.topic for one in partitions]
         for topic in dict.fromkeys(topics):
             telemetry.committed(topic, topics.count(topic), error)
+
+
+def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limits: Mapping[str, int]) -> TopicSpec:
+    """Return a topic for what is given up of others: it takes what they take, with our headers beside."""
+    known = [limits[topic] for topic in sources if topic in limits]
+    config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
+    return TopicSpec(name, max(partitions[topic] for topic in sources), config)
 
 
 __all__ = ["Engine"]

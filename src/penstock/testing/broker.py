@@ -130,6 +130,10 @@ class TestBroker:
                 if spec.name not in counts:
                     self._topics.create(spec.name, spec.partitions, spec.config)
 
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:  # noqa: ARG002 - a cluster's method takes them
+        """Return nothing: no message is too large here."""
+        return {}
+
     def ask_topic_ids(self, topics: Iterable[str]) -> AnsweredTopicIds:
         """Return the answer to which topics there are."""
         with self._lock:

@@ -267,6 +267,10 @@ class SteppedConsumer:
         """Create the topics that are absent."""
         self._broker.ensure_topics(specs)
 
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have."""
+        return self._broker.message_limits(topics)
+
     def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
         """Ask which topics there are."""
         return self._broker.ask_topic_ids(topics)
