@@ -16,7 +16,7 @@ from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, I
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.outbox import Outbox, Outgoing
-from penstock.consumer.retries import Timers
+from penstock.consumer.retries import Timer, Timers
 from penstock.consumer.routes import Failed
 from penstock.consumer.stations import Station
 from penstock.consumer.weighing import weight_of
@@ -125,6 +125,7 @@ class Parking:
             return
         parked.due_at = NEVER
         timeout = fetch.assignment.route.handler.deferred_timeout
+        timer: Timer | None = None
 
         def settle(error: BaseException | None) -> None:
             if error is None:
@@ -132,13 +133,16 @@ class Parking:
             # Before the key is woken: the holder looks at it only then.
             parked.settled = HANDLED if error is None else error
             self._wake_key(lane, key)
+            if timer is not None:
+                # It holds the message by what it would fail: until the timeout that would be outside of every limit.
+                self._timers.cancel(timer)
             # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
             self.deferred.pop(completion, None)
 
         self.deferred[completion] = fetch
         if timeout is not None:
             late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
-            self._timers.add(self._now() + timeout, partial(completion.fail, late))
+            timer = self._timers.add(self._now() + timeout, partial(completion.fail, late))
         completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
 
     def failed(
