@@ -129,7 +129,7 @@ class RunningApp:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
 
-        While the group does not take this member, one for each topic, with partition -1, says why.
+        While this member has no partition, one for each topic, with partition -1, says why.
         """
         return [] if self._consumer is None else self._consumer.explain()
 

@@ -235,7 +235,8 @@ def test_a_dead_letter_topic_that_is_gone_holds_its_keys_and_nothing_else_until_
         wait_until(lambda: b"behind" in handled)
 
     assert (held.partitions[0].watermark, held.partitions[0].in_flight, held.dead_letters) == (0, 2, 0)
-    assert (said.state, said.blocking_offset, said.key, said.attempt) == ("put off", 0, b"bad", 1)
+    assert (said.state, said.blocking_offset, said.key, said.attempt) == ("dead letter", 0, b"bad", 1)
+    assert f"it cannot be written to {letters}: " in str(said)
     assert len(read_all(broker.bootstrap_servers, letters)) == 1
     assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 22
 

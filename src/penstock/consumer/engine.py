@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition
 from penstock.cluster import Clock, Cluster
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
+from penstock.consumer.context import Context
 from penstock.consumer.handlers import Handler, Kind, OnFailure
 from penstock.consumer.intake import Intake
 from penstock.consumer.limits import DeadLetterLimits
@@ -236,6 +237,11 @@ class Engine:
         """Stop the consumer because of an error. Any thread."""
         if self.loop is not None:
             self.loop.fail(error)
+
+    def context(self) -> Context:
+        """Return what is known beside the messages, for explanations. Any thread."""
+        trouble = (lambda _topic: None) if self.loop is None else self.loop.topic_watch.trouble
+        return Context(self.outbox.words, trouble)
 
     def end_by(self) -> float:
         """Return when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked for."""

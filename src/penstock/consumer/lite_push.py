@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from penstock import config as check
 from penstock.cluster import Cluster, KafkaCluster
+from penstock.consumer.context import NO_PARTITION
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain, shut_out
 from penstock.consumer.handlers import Handler, check_paced, require_own_topics
@@ -380,14 +381,18 @@ class LitePushConsumer:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
 
-        While the group does not take this member, one for each topic, with partition -1, says why.
+        While this member has no partition, one for each topic, with partition -1, says why.
         """
         engine = self._engine
         assigned = engine.assignments.all()
-        why = None if assigned or self._loop is None else self._loop.shut_out()
-        if why is not None:
-            return shut_out(engine.handlers, why)
-        return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic())
+        if self._loop is None:
+            return []
+        context = engine.context()
+        if not assigned and not self._loop.leaving.is_set():
+            why = self._loop.shut_out()
+            state = "no partition" if why is None else "shut out"
+            return shut_out(engine.handlers, why or NO_PARTITION, context, state)
+        return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic(), context)
 
     def __enter__(self) -> Self:
         """Start."""

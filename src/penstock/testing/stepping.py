@@ -345,7 +345,8 @@ class SteppedConsumer:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
         engine = self.engine
-        return explain(engine.assignments.all(), self.stations, engine.scheduler, self.clock.monotonic())
+        now, context = self.clock.monotonic(), engine.context()
+        return explain(engine.assignments.all(), self.stations, engine.scheduler, now, context)
 
 
 __all__ = ["SteppedClient", "SteppedClock", "SteppedConsumer", "SteppedWorker"]
