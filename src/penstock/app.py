@@ -111,7 +111,7 @@ class App:
             stop_timeout=stop_timeout,
             revoke_timeout=revoke_timeout,
             stall_after=stall_after,
-            dead_letter_limit=dead_letter_limit or DeadLetterLimit(),
+            dead_letter_limit=dead_letter_limit,
             telemetry=telemetry,
             config=config if config is not None else {},
         )

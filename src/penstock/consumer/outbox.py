@@ -26,7 +26,7 @@ from penstock.consumer.handlers import OnFailure
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.retries import Timers
 from penstock.consumer.retry_topics import headers as retry_headers
-from penstock.consumer.retry_topics import origin_of, retry_topic
+from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letter_headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import PenstockError
 from penstock.kafka import reason
@@ -204,7 +204,9 @@ class Outbox:
         handler = one.fetch.assignment.route.handler
         place = f"{one.fetch.assignment}@{one.record.offset()}"
         if one.retry is not None and handler.on_failure is not OnFailure.STOP:
-            _log.error("%s is not taken by %s: %s; it is given up at once", place, topic, reason(error))
+            _log.error(
+                "%s is not taken by %s: %s; it is given up at once", place, topic, reason(error), exc_info=one.error
+            )
             if handler.on_failure is OnFailure.DEAD_LETTER:
                 self._queue.append((replace(one, retry=None), durable, True))
             else:
@@ -233,8 +235,9 @@ class Outbox:
         source = assignment.route.source or assignment.topic
         if one.retry is not None:
             due = self._clock.time() + handler.retry_delays[one.retry]
-            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due)
-        origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=one.attempts)
+            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+        tries = tries_before(one.record, source) + one.attempts
+        origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=tries)
         if one.shed is not Shed.NOTHING:
             origin = replace(origin, stack=None)
         if one.shed is Shed.TEXTS:

@@ -192,6 +192,7 @@ class Parking:
                 handler.name,
                 parked.attempts,
                 type(error).__name__,
+                exc_info=error,
             )
             self._settled(parked.waiting[0])
             station.dropped += 1

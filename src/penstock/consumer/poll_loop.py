@@ -132,7 +132,7 @@ class PollLoop:
             if self.failure is not None:
                 return
             self.failure = error
-        _log.error("the consumer stops: %s", error)
+        _log.error("the consumer stops: %s", error, exc_info=error)
         self.request_leave(self._revoke_timeout)
 
     def request_stop(self, drain_s: float | None = None) -> None:

@@ -83,6 +83,12 @@ def retry(
             raise ConfigurationError(
                 f"retry({option}=...) takes one of tenacity's {option}_* objects, but is {value!r}"
             )
+        if isinstance(value, type):
+            # It can be called, and what it makes of the call would stand for a yes.
+            raise ConfigurationError(
+                f"retry({option}=...) takes one of tenacity's {option}_* objects, but is the class {value.__name__}"
+                + (f"; give tenacity.retry_if_exception_type({value.__name__})" if option == "retry" else "")
+            )
     return RetryPolicy(
         stop=stop or tenacity.stop_after_attempt(attempts),
         wait=wait or tenacity.wait_exponential_jitter(multiplier=0.1, max=10),

@@ -25,6 +25,8 @@ _OWNED = {
     "enable.partition.eof": "an end of a partition is not a message",
     "on_commit": "read `statistics()` for failed commits",
 }
+#: Messages that the client hands over in one call, at most.
+_MOST_FETCHED = 1_000_000
 _COOPERATIVE = "cooperative-sticky"
 
 #: What penstock sets unless the user does. By the client's own defaults a full local queue stops fetching for a whole
@@ -61,8 +63,8 @@ class ConsumerSettings:
         stop_timeout: how long a stop waits for what was taken in, running handlers included.
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions.
         stall_after: how long a message may be in a handler before the watchdog reports it.
-        dead_letter_limit: when the consumer stops rather than give up one more message.
-        fetch_size: messages taken from the client in one go, at most.
+        dead_letter_limit: when the consumer stops rather than give up one more message; None for never.
+        fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.
         run_seconds: a worker's time slice with one lane.
         telemetry: where spans and metrics go; None for none.
         config: librdkafka's keys as they are.
@@ -80,7 +82,7 @@ class ConsumerSettings:
     stop_timeout: float = 25.0
     revoke_timeout: float = 5.0
     stall_after: float = 60.0
-    dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit)
+    dead_letter_limit: DeadLetterLimit | None = None
     fetch_size: int = 10_000
     run_seconds: float = 0.01
     telemetry: Telemetry | None = None
@@ -99,11 +101,16 @@ class ConsumerSettings:
             "fetch_size",
         ):
             check.positive_int(option, getattr(self, option))
+        if self.fetch_size > _MOST_FETCHED:
+            raise ConfigurationError(
+                f"fetch_size is {self.fetch_size}, and the Kafka client hands over at most {_MOST_FETCHED} messages in "
+                "one go; give that or less"
+            )
         for option in ("commit_interval", "run_seconds", "stall_after"):
             check.positive(option, getattr(self, option))
         for option in ("stop_timeout", "revoke_timeout"):
             check.not_negative(option, getattr(self, option))
-        if not isinstance(self.dead_letter_limit, DeadLetterLimit):
+        if self.dead_letter_limit is not None and not isinstance(self.dead_letter_limit, DeadLetterLimit):
             raise ConfigurationError(
                 f"dead_letter_limit must be a DeadLetterLimit, but is {self.dead_letter_limit!r}; "
                 "give penstock.DeadLetterLimit(consecutive=...) or (ratio=...)"
