@@ -88,7 +88,7 @@ class App:
         max_parked: int = 10_000,
         max_parked_bytes: int = 32 * 1024 * 1024,
         commit_interval: float = 1.0,
-        stop_timeout: float = 30.0,
+        stop_timeout: float = 25.0,
         revoke_timeout: float = 5.0,
         stall_after: float = 60.0,
         dead_letter_limit: DeadLetterLimit | None = None,
@@ -111,7 +111,7 @@ class App:
             stop_timeout=stop_timeout,
             revoke_timeout=revoke_timeout,
             stall_after=stall_after,
-            dead_letter_limit=dead_letter_limit or DeadLetterLimit(),
+            dead_letter_limit=dead_letter_limit,
             telemetry=telemetry,
             config=config if config is not None else {},
         )
@@ -387,6 +387,7 @@ class App:
 
         Raises:
             PenstockError: what stopped the app, where it stopped by itself; and as `start`.
+            StoppedError: messages that were taken in were not done in time, or a second signal did not wait for them.
         """
         run_until_signal(self.name, self.start)
 

@@ -14,10 +14,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from penstock.config import ClientConfig
-from penstock.kafka import TopicSpec, admin_client, base_config, client_refused, ensure_topics, require_topics
+from penstock.kafka import (
+    AskedTopicIds,
+    TopicIds,
+    TopicSpec,
+    admin_client,
+    base_config,
+    client_refused,
+    ensure_topics,
+    message_limits,
+    require_topics,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
+    from confluent_kafka.admin import AdminClient
+
+#: Seconds that a broker may take to tell topic ids.
+_ANSWER_S = 10.0
 
 RebalanceCallback = Callable[[Any, list[TopicPartition]], None]
 DeliveryCallback = Callable[["KafkaError | None", "Message"], None]
@@ -74,6 +88,9 @@ class ConsumerClient(Protocol):
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Hand over again, from the position."""
 
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from an offset, or a logical one, of an assigned partition; what was fetched of it is forgotten."""
+
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Begin with these partitions, at their offsets."""
 
@@ -105,6 +122,13 @@ class ProducerClient(Protocol):
         """Wait for deliveries; return how many are still out."""
 
 
+class TopicIdsAnswer(Protocol):
+    """An answer that is on its way: which topics there are."""
+
+    def answer(self) -> TopicIds | None:
+        """Return what was answered; None as long as it is not there. Never waits."""
+
+
 class Cluster(Protocol):
     """A Kafka cluster, as an engine sees it: clients, topics, and the time."""
 
@@ -124,6 +148,12 @@ class Cluster(Protocol):
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent."""
 
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have; without those that are not told."""
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+        """Ask which topics there are, without waiting for the answer; `KafkaException` where that cannot be asked."""
+
 
 class KafkaCluster:
     """A real cluster.
@@ -139,6 +169,8 @@ class KafkaCluster:
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._config = config or {}
+        # Asks for topic ids; made at the first question. By one thread, the poll thread.
+        self._admin: AdminClient | None = None
 
     def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
         """Make a consumer.
@@ -179,5 +211,19 @@ class KafkaCluster:
         """
         ensure_topics(admin_client(self._bootstrap_servers, self._config), self._bootstrap_servers, specs)
 
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have; without those that are not told."""
+        return message_limits(admin_client(self._bootstrap_servers, self._config), topics)
 
-__all__ = ["Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient"]
+    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+        """Ask which topics there are, without waiting for the answer.
+
+        Raises:
+            KafkaException: the client library refused to ask.
+        """
+        if self._admin is None:
+            self._admin = admin_client(self._bootstrap_servers, self._config)
+        return AskedTopicIds(self._admin, topics, _ANSWER_S)
+
+
+__all__ = ["Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient", "TopicIdsAnswer"]

@@ -8,11 +8,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
+    AdminClient,
+    ConfigResource,
+    ListOffsetsResultInfo,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.client_log import ClientLog
@@ -42,6 +48,9 @@ _CONNECTION_PREFIXES = (
 #: later than the broker is back.
 _LONGEST_RECONNECT_MS = 1_000
 
+#: What a broker says that has no topic ids: 16 zero bytes in base 64.
+_NO_ID = "A" * 22
+
 _log = logging.getLogger("penstock.kafka")
 #: Shared by all clients: what they say of one broker is the same.
 _client_log = ClientLog(_log)
@@ -62,6 +71,55 @@ class TopicSpec:
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
     is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIds:
+    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id.
+
+    Attributes:
+        ids: id of each topic that has one.
+        absent: topics that do not exist.
+        failures: why nothing was told of a topic.
+    """
+
+    ids: Mapping[str, str]
+    absent: frozenset[str] = frozenset()
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+class AskedTopicIds:
+    """A question for the ids of topics, sent when it is made; it never waits.
+
+    Args:
+        admin: an admin client.
+        topics: names of the topics.
+        timeout_s: seconds that a broker may take to answer.
+
+    Raises:
+        KafkaException: the client library refused to ask.
+    """
+
+    def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
+        self.futures: dict[str, Future[Any]] = admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=timeout_s
+        )
+
+    def answer(self) -> TopicIds | None:
+        """Return what was answered; None as long as it is not complete."""
+        return self.wait() if all(future.done() for future in self.futures.values()) else None
+
+    def wait(self) -> TopicIds:
+        """Return what was answered, waiting for it."""
+        ids, failures, absent = {}, {}, set()
+        for topic, future in self.futures.items():
+            try:
+                ids[topic] = str(future.result().topic_id)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    absent.add(topic)
+                failures[topic] = reason(error)
+        return TopicIds({topic: one for topic, one in ids.items() if one != _NO_ID}, frozenset(absent), failures)
 
 
 def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
@@ -201,6 +259,20 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
     return {name: counts[name] for name in wanted}
 
 
+def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
+    """Return `max.message.bytes` of each topic as the brokers apply it; without those that they do not tell."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    if not resources:
+        return {}
+    limits = {}
+    for resource, future in admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT_S).items():
+        try:
+            limits[resource.name] = int(future.result()["max.message.bytes"].value)
+        except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
+            _log.info("the settings of topic %s are not told: %s", resource.name, error)
+    return limits
+
+
 def _await_metadata(admin: AdminClient, names: set[str]) -> None:
     """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
 
@@ -220,11 +292,14 @@ def _await_metadata(admin: AdminClient, names: set[str]) -> None:
 
 __all__ = [
     "CONNECT_TIMEOUT_S",
+    "AskedTopicIds",
+    "TopicIds",
     "TopicSpec",
     "admin_client",
     "base_config",
     "client_refused",
     "ensure_topics",
+    "message_limits",
     "partition_counts",
     "reason",
     "require_topics",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.answering import answering
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, StoppedError
 from penstock.signal_event import SignalEvent
 from penstock.spark_sink.app_sinks import AppSinks
 from penstock.spark_sink.progress import SinkStatistics
@@ -130,7 +130,7 @@ class RunningApp:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
 
-        While the group does not take this member, one for each topic, with partition -1, says why.
+        While this member has no partition, one for each topic, with partition -1, says why.
         """
         return [] if self._consumer is None else self._consumer.explain()
 
@@ -142,6 +142,11 @@ class RunningApp:
     def queries(self) -> list[StreamingQuery]:
         """Spark's queries of the app's sinks, those that run now or ended last."""
         return [] if self._sinks is None else self._sinks.queries
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that were not done when a stop ran out of time, or was told not to wait; 0 before that."""
+        return 0 if self._consumer is None else self._consumer.unfinished
 
     def explanation(self, name: str) -> dict[str, object]:
         """Return what `penstock explain` shows, as JSON has it: a key that is no text with its bytes escaped.
@@ -304,6 +309,7 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
 
     Raises:
         PenstockError: what stopped the app, where it stopped by itself; and what `start` raises.
+        StoppedError: messages that were taken in were not done in time, or a second signal did not wait for them.
     """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError("App.run() hears signals, so it needs the main thread; use App.start() elsewhere")
@@ -322,6 +328,11 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
                     pass
         finally:
             running.stop()
+        if running.unfinished:
+            raise StoppedError(
+                f"app {name} stopped with {running.unfinished} messages not done: they are handled again by the next "
+                "owner; where that is too often, give stop_timeout more seconds than a handler takes"
+            )
     finally:
         for one, what in former.items():
             signal.signal(one, what)

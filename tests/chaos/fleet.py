@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from histories import CLOCK_SLACK_S, Call, Commit, Place, Report, Span, examine
 from kafka_tools import ends, read_all
 from penstock.devbroker import DevBroker
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from waiting import wait_until
 
 MEMBER = Path(__file__).with_name("member.py")
@@ -339,9 +339,10 @@ def _commit(message: ClientMessage, group: str, topic: str, behind: float) -> Co
     version, offset = struct.unpack_from(">hq", value)
     # Version 3 put the leader epoch in between, version 4 made the string compact.
     metadata = _compact_string(value, 14) if version >= 4 else _string(value, 14 if version == 3 else 10)[0]
-    found = decode(offset, metadata)
+    (partition,) = struct.unpack_from(">i", key, at)
+    found = decode(offset, metadata, owner_of(group, topic, partition))
     return Commit(
-        struct.unpack_from(">i", key, at)[0],
+        partition,
         offset,
         message.timestamp()[1] / 1000 - behind,
         found.done if found is not None else (),

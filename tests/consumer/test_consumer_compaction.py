@@ -13,7 +13,7 @@ from penstock.consumer import handler
 from penstock.devbroker import DevBroker
 from penstock.kafka import admin_client
 from penstock.message import Message
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from waiting import wait_until
 
 COMPACTED = {
@@ -99,5 +99,5 @@ def test_what_compaction_left_is_handled_once_and_committed_to_the_end(
 def told_done(servers: str, group: str, topic: str) -> set[int]:
     """Return the offsets above the committed one that the group says are done; those that do not exist included."""
     one = committed(servers, group, topic, 1)[0]
-    above = decode(one.offset, one.metadata)
+    above = decode(one.offset, one.metadata, owner_of(group, topic, 0))
     return {offset for done in (above.done if above is not None else ()) for offset in done}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Callable, Sequence
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from kafka_tools import committed, produce, read_all
+from penstock.app import App
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, LitePushConsumer, handler, retry
 from penstock.consumer import outbox as outbox_module
 from penstock.consumer.assignments import Assignment, Fetch
@@ -22,6 +23,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.kafka import TopicSpec, ensure_topics
 from penstock.message import FixedRecord, Message
+from penstock.testing import TestApp
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -43,13 +45,6 @@ def consumer_of(
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(**{"workers": 4, "commit_interval": 0.1, **settings}),
     )
-
-
-def set_topic(admin: AdminClient, topic: str, name: str, value: str) -> None:
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
 
 
 @pytest.mark.parametrize(
@@ -240,26 +235,27 @@ def test_a_dead_letter_topic_that_is_gone_holds_its_keys_and_nothing_else_until_
         wait_until(lambda: b"behind" in handled)
 
     assert (held.partitions[0].watermark, held.partitions[0].in_flight, held.dead_letters) == (0, 2, 0)
-    assert (said.state, said.blocking_offset, said.key, said.attempt) == ("put off", 0, b"bad", 1)
+    assert (said.state, said.blocking_offset, said.key, said.attempt) == ("dead letter", 0, b"bad", 1)
+    assert f"it cannot be written to {letters}: " in str(said)
     assert len(read_all(broker.bootstrap_servers, letters)) == 1
     assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 22
 
 
-def test_a_message_of_ten_megabytes_is_handled_and_one_too_large_for_the_dead_letters_is_held_and_named(
-    broker: DevBroker,
-    new_topic: NewTopic,
-    admin: AdminClient,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_message_of_ten_megabytes_is_handled_and_one_is_written_as_a_dead_letter(
+    broker: DevBroker, new_topic: NewTopic
 ) -> None:
-    monkeypatch.setattr(outbox_module, "RESEND_AFTER_S", 0.3)
-    topic = new_topic(config={"max.message.bytes": str(2 * LARGE)})
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 2 * LARGE})
-    for key, first in ((b"fine", b"f"), (b"bad", b"p")):
-        producer.produce(topic, first * LARGE, key=key)
-    assert producer.flush(60) == 0
+    limit = 2 * LARGE
+    topic = new_topic(config={"max.message.bytes": str(limit)})
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 2 * limit})
+    # As large as the topic allows, save for what surrounds a record: with our headers it is larger.
+    nearly = b"p" + os.urandom(limit - 500)
+    compressed = Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 4 * limit, "compression.type": "zstd"}
+    )
+    producer.produce(topic, b"f" * LARGE, key=b"fine")
+    producer.produce(topic, nearly, key=b"bad")
+    compressed.produce(topic, b"p" * (2 * limit), key=b"compressed")
+    assert producer.flush(60) == compressed.flush(60) == 0
     sizes: list[int] = []
 
     def function(message: Message) -> None:
@@ -268,14 +264,68 @@ def test_a_message_of_ten_megabytes_is_handled_and_one_too_large_for_the_dead_le
             raise PoisonError
         sizes.append(len(value))
 
-    with caplog.at_level(logging.ERROR, "penstock"), consumer_of(broker, topic, function) as consumer:
-        wait_until(lambda: sizes == [LARGE], timeout=60)
-        wait_until(lambda: consumer.statistics().dead_letter_failures >= 1, timeout=60)
-        held = consumer.statistics()
-        set_topic(admin, f"dlq.{topic}", "max.message.bytes", str(2 * LARGE))
-        wait_until(lambda: consumer.statistics().dead_letters == 1, timeout=60)
+    with consumer_of(broker, topic, function) as consumer:
+        wait_until(lambda: sizes == [LARGE] and consumer.statistics().dead_letters == 2, timeout=90)
+        failures = consumer.statistics().dead_letter_failures
 
-    assert held.partitions[0].in_flight == 1
-    assert "MSG_SIZE_TOO_LARGE" in caplog.text
-    assert "its offset and its key are held" in caplog.text
-    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 2
+    assert failures == 0
+    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 3
+
+
+def test_a_dead_letter_that_its_topic_does_not_take_with_what_we_add_sheds_it(caplog: pytest.LogCaptureFixture) -> None:
+    for refusals, has_stack, text in ((0, True, 1000), (1, False, 1000), (2, False, 64)):
+        app = App("app", bootstrap_servers="memory:0")
+
+        @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+        def fail(_message: Message) -> None:
+            raise PoisonError("x" * 1000)
+
+        with TestApp(app) as test:
+            test.broker.fail("produce", KafkaError.MSG_SIZE_TOO_LARGE, times=refusals)
+            test.send("t", "value", key="k", headers=[("own", "kept")])
+            test.settle()
+            (letter,) = test.dead_letters("t")
+
+        assert (letter.value, letter.key, letter.header("own")) == (b"value", b"k", b"kept")
+        assert letter.header("__dlq.errors.offset") == b"0"
+        assert (letter.header("penstock-exception-stack") is not None) == has_stack
+        assert len(letter.header("__dlq.errors.message") or b"") == text
+    assert "is written without the stack and most of the texts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "refusals"), [(KafkaError.MSG_SIZE_TOO_LARGE, 3), (KafkaError.INVALID_RECORD, 1)], ids=["large", "invalid"]
+)
+def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offset(code: int, refusals: int) -> None:
+    app = App("app", bootstrap_servers="memory:0")
+
+    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    def fail(_message: Message) -> None:
+        raise PoisonError
+
+    with TestApp(app) as test:
+        test.broker.fail("produce", code, times=refusals)
+        test.send("t", "value")
+        with pytest.raises(PenstockError, match=r"dlq\.t does not take it, without what we add either"):
+            test.settle()
+
+    assert test.committed("t").get(0, 0) == 0
+
+
+@pytest.mark.parametrize("on_failure", [True, "drop"])
+def test_what_no_retry_topic_takes_is_given_up_at_once(on_failure: bool | str) -> None:
+    app = App("app", bootstrap_servers="memory:0")
+
+    @app.handler("t", retry=retry(attempts=1), retry_delays=(60,), dead_letter=on_failure)
+    def fail(_message: Message) -> None:
+        raise PoisonError
+
+    with TestApp(app) as test:
+        test.broker.fail("produce", KafkaError.MSG_SIZE_TOO_LARGE)
+        test.send("t", "value")
+        test.settle()
+        now = test.statistics()
+        test.advance(2)
+
+        assert (now.retry_topic, now.dead_letters, now.dropped) == ((0, 1, 0) if on_failure is True else (0, 0, 1))
+        assert test.committed("t") == {0: 1}

@@ -14,7 +14,7 @@ from kafka_tools import Recorder, committed, ends, produce, transactional, wait_
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
 from penstock.devbroker import DevBroker
 from penstock.message import Message
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -177,7 +177,7 @@ def test_the_commit_point_waits_for_the_slowest_message_and_work_above_it_surviv
 
     assert not drained
     assert between.offset == 10
-    done = decode(10, between.metadata)
+    done = decode(10, between.metadata, owner_of(f"group-{topic}", topic, 0))
     assert done is not None
     assert done.done == (range(11, 200),)
     assert [call.offset for call in second.calls] == [10]

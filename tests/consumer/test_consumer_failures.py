@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
@@ -12,7 +11,6 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_tools import Recorder, committed, produce, read_all
 from penstock.consumer import ConsumerSettings, LitePushConsumer, RetryPolicy, handler, retry
-from penstock.consumer import outbox as outbox_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, RetryLater
 from penstock.kafka import TopicSpec, ensure_topics
@@ -122,35 +120,28 @@ def test_an_exhausted_message_goes_to_the_dead_letters_with_all_that_is_known_of
     assert sum(max(0, one.offset) for one in group.values()) == 2
 
 
-def test_a_dead_letter_that_cannot_be_written_holds_its_offset_and_is_written_later(
-    broker: DevBroker,
-    new_topic: NewTopic,
-    admin: AdminClient,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_dead_letter_that_its_topic_never_takes_stops_the_consumer_and_is_written_once_it_does(
+    broker: DevBroker, new_topic: NewTopic, admin: AdminClient
 ) -> None:
-    monkeypatch.setattr(outbox_module, "RESEND_AFTER_S", 0.3)
     topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"a", b"poison"), (b"a", b"behind"), (b"b", b"other")])
+    produce(broker.bootstrap_servers, topic, [(b"a", b"poison"), (b"a", b"behind")])
     seen = Recorder()
-    consumer = consumer_of(broker, topic, fails_on(b"poison", seen))
     # The value fits into the source topic; the dead-letter topic takes nothing of any size.
     ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(f"dlq.{topic}", 1, {"max.message.bytes": "10"})])
 
-    with caplog.at_level(logging.ERROR, "penstock"), consumer:
-        wait_until(lambda: consumer.statistics().dead_letter_failures >= 2)
-        wait_until(lambda: b"b" in seen.by_key())
-        held = consumer.statistics()
-        behind_waited = [call.value for call in seen.calls if call.value == b"behind"]
-        raise_topic_limit(admin, f"dlq.{topic}")
-        wait_until(lambda: consumer.statistics().in_flight == 0)
+    first = consumer_of(broker, topic, fails_on(b"poison", seen)).start()
+    with pytest.raises(PenstockError, match=r"does not take it, without what we add either: .*MSG_SIZE_TOO_LARGE"):
+        wait_until(first.wait)
+    with pytest.raises(PenstockError):
+        first.stop()
+    behind_waited = [call.value for call in seen.calls if call.value == b"behind"]
+    raise_topic_limit(admin, f"dlq.{topic}")
+    with consumer_of(broker, topic, fails_on(b"poison", seen)):
+        wait_until(lambda: committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 2)
 
-    assert held.partitions[0].watermark == 0
-    assert held.dead_letters == 0
+    assert first.statistics().dead_letters == 0
     assert behind_waited == []
-    assert "its offset and its key are held" in caplog.text
     assert len(read_all(broker.bootstrap_servers, f"dlq.{topic}")) == 1
-    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 3
 
 
 def raise_topic_limit(admin: AdminClient, topic: str) -> None:

@@ -52,7 +52,7 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
     with caplog.at_level(logging.WARNING, poll_loop_module.__name__):
         with eager_member(broker, f"group-{topic}", topic):
             consumer.start()
-            wait_until(consumer.explain)
+            wait_until(lambda: consumer.explain()[0].state == "shut out")
             (said,) = consumer.explain()
             # A second refusal, so that it would be said a second time.
             refused = consumer._loop._refusal  # type: ignore[union-attr] # it was started

@@ -17,7 +17,7 @@ from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, RetryLater
 from penstock.message import Message
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -41,8 +41,8 @@ def consumer_of(
 def told_done(broker: DevBroker, topic: str, partitions: int) -> int:
     """Return how many messages the group knows to be done."""
     known = 0
-    for one in committed(broker.bootstrap_servers, f"g-{topic}", topic, partitions).values():
-        above = decode(one.offset, one.metadata)
+    for partition, one in committed(broker.bootstrap_servers, f"g-{topic}", topic, partitions).items():
+        above = decode(one.offset, one.metadata, owner_of(f"g-{topic}", topic, partition))
         known += max(0, one.offset) + sum(map(len, above.done if above is not None else ()))
     return known
 

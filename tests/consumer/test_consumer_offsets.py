@@ -18,7 +18,7 @@ from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.message import Message
-from penstock.offsets import MAX_METADATA_CHARS, decode, encode
+from penstock.offsets import MAX_METADATA_CHARS, decode, encode, owner_of
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -45,6 +45,11 @@ def consumer_of(
     )
 
 
+def written(topic: str, base: int, done: list[range], *, group: str | None = None, partition: int = 0) -> str:
+    """Return the offset map that the group writes for a partition of a topic, or that of another."""
+    return encode(base, done, owner=owner_of(f"g-{topic}" if group is None else group, topic, partition))
+
+
 def commit(broker: DevBroker, topic: str, offset: int, metadata: str = "") -> None:
     """Commit for the group as somebody else would."""
     bare = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": f"g-{topic}"})
@@ -67,7 +72,7 @@ def test_a_restored_map_skips_what_was_done_and_outlives_an_owner_who_did_not_ge
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(60)))
-    commit(broker, topic, 5, encode(5, [range(6, 20), range(40, 50)]))
+    commit(broker, topic, 5, written(topic, 5, [range(6, 20), range(40, 50)]))
     gate, first, second = threading.Event(), Recorder(), Recorder()
 
     def blocks_at_5(message: Message) -> None:
@@ -85,7 +90,7 @@ def test_a_restored_map_skips_what_was_done_and_outlives_an_owner_who_did_not_ge
         restored = two.statistics().restored
     gate.set()
 
-    done = decode(between.offset, between.metadata)
+    done = decode(between.offset, between.metadata, owner_of(f"g-{topic}", topic, 0))
     assert between.offset == 5
     assert done is not None
     assert all(offset in done for offset in (*range(6, 20), *range(40, 50)))
@@ -97,23 +102,24 @@ def test_a_restored_map_skips_what_was_done_and_outlives_an_owner_who_did_not_ge
 @pytest.mark.parametrize(
     "metadata",
     [
-        "p2rsomething newer",
-        "p1",
-        "p1r",
-        "p1r!!!!",
-        encode(6, [range(7, 30)]),
-        encode(5, [range(6, 20)])[:-3],
-        "p1R" + "0" * 4000,
+        "p3rsomething newer",
+        "p2",
+        "p2r",
+        "p2r!!!!",
+        lambda topic: written(topic, 6, [range(7, 30)]),
+        lambda topic: written(topic, 5, [range(6, 20)])[:-3],
+        lambda topic: written(topic, 5, [range(6, 20)], group="another"),
+        "p2R" + "0" * 4000,
         "\u00e9" * 500,
     ],
-    ids=["newer", "empty", "no body", "no code", "other offset", "cut", "long", "not ascii"],
+    ids=["newer", "empty", "no body", "no code", "other offset", "cut", "other group", "long", "not ascii"],
 )
 def test_metadata_that_cannot_be_trusted_makes_work_come_again_and_is_replaced(
-    broker: DevBroker, new_topic: NewTopic, metadata: str
+    broker: DevBroker, new_topic: NewTopic, metadata: str | Callable[[str], str]
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(30)))
-    commit(broker, topic, 5, metadata)
+    commit(broker, topic, 5, metadata if isinstance(metadata, str) else metadata(topic))
     seen = Recorder()
 
     with consumer_of(broker, topic, seen):
@@ -127,7 +133,7 @@ def test_metadata_that_cannot_be_trusted_makes_work_come_again_and_is_replaced(
 def test_an_offset_past_the_end_follows_the_reset_policy(broker: DevBroker, new_topic: NewTopic, reset: str) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"old", b"x")] * 5)
-    commit(broker, topic, 4000, encode(4000, [range(4001, 4100)]))
+    commit(broker, topic, 4000, written(topic, 4000, [range(4001, 4100)]))
     seen = Recorder()
 
     with consumer_of(broker, topic, seen, {"config": {"auto.offset.reset": reset}}) as consumer:
@@ -150,7 +156,7 @@ def test_an_offset_below_the_start_of_the_log_follows_the_reset_policy_loudly(
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"old", b"x")] * 20)
-    commit(broker, topic, 4, encode(4, [range(5, 8), range(12, 15)]))
+    commit(broker, topic, 4, written(topic, 4, [range(5, 8), range(12, 15)]))
     delete_below(admin, topic, 10)
     seen = Recorder()
 
@@ -287,7 +293,7 @@ def test_many_scattered_undone_offsets_stop_the_intake_before_their_map_outgrows
             longest = max(longest, len(point.metadata))
             if above and above == tracker.gaps():
                 # Nothing moved in between: nothing may be cut off.
-                told = decode(point.offset, point.metadata)
+                told = decode(point.offset, point.metadata, owner_of(f"g-{topic}", topic, 0))
                 assert told is not None
                 assert list(told.done) == above
                 compared += 1

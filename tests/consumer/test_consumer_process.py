@@ -111,6 +111,7 @@ def test_the_second_signal_leaves_at_once_and_commits_what_is_done(
         code = process.wait(60)
 
     done = lines(out)
-    assert code == 0
+    # What it gave up is no order to end in.
+    assert code == 1
     assert len(done) < 50
     assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == len(done)

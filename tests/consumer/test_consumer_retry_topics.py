@@ -10,11 +10,23 @@ import pytest
 import tenacity
 
 from kafka_tools import Recorder, committed, produce, read_all
+from penstock.app import App
 from penstock.consumer import ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
-from penstock.consumer.retry_topics import DUE, ORIGIN, ROUND, RetryHeaders, headers, origin_of, retry_topic
+from penstock.consumer.retry_topics import (
+    DUE,
+    ORIGIN,
+    ROUND,
+    TRIES,
+    RetryHeaders,
+    headers,
+    origin_of,
+    retry_topic,
+    tries_before,
+)
 from penstock.dead_letter_headers import own_headers, read
 from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Headers, Message
+from penstock.testing import TestApp
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -203,13 +215,30 @@ def test_an_origin_is_believed_only_in_the_retry_topic_and_only_of_its_own_topic
 
 def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
     fields: Headers = (("own", b"1"), ("own", None))
-    first = headers(record(*fields, topic="t", offset=5), "t", 1, 100.0)
+    first = headers(record(*fields, topic="t", offset=5), "t", 1, 100.0, 3)
     carried = tuple((name, value.encode() if isinstance(value, str) else value) for name, value in first)
 
-    second = headers(record(*carried), "t", 2, 200.0)
+    second = headers(record(*carried), "t", 2, 200.0, 2)
 
-    assert second == [*fields, (ROUND, "2"), (DUE, "200000"), (ORIGIN, "t/1/5")]
+    assert second == [*fields, (ROUND, "2"), (DUE, "200000"), (ORIGIN, "t/1/5"), (TRIES, "5")]
     assert own_headers(record(*carried)) == list(fields)
+
+
+def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_believed() -> None:
+    app = App("app", bootstrap_servers="memory:0")
+
+    @app.handler("t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)), retry_delays=(10, 20), dead_letter=True)
+    def fail(_message: Message) -> None:
+        raise PoisonError
+
+    with TestApp(app) as test:
+        test.send("t", "poison")
+        test.advance(60)
+        (letter,) = test.dead_letters("t")
+
+    assert letter.header("__dlq.errors.delivery.count") == b"9"
+    assert [tries_before(record((TRIES, text)), "t") for text in (b"7", b"-1", b"x", b"9" * 40)] == [7, 0, 0, 0]
+    assert tries_before(record((TRIES, b"7"), topic="t"), "t") == 0
 
 
 def test_a_wait_is_never_longer_than_the_longest_delay() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.ordering import Keyless, Order, Ordering
@@ -90,3 +92,59 @@ def test_what_a_former_owner_had_done_is_counted_and_not_handed_over() -> None:
 
     assert routed.waiting() == [0, 3, 4, 6]
     assert (routed.router.received, routed.router.restored) == (7, 3)
+
+
+def test_keys_and_headers_weigh_as_much_as_values() -> None:
+    routed = Routed()
+    large = 100_000
+
+    routed.router.route(
+        [
+            FixedRecord("t", 0, 0, b"k", b"v", (("h", b"x" * large), ("none", None)), None),
+            FixedRecord("t", 0, 1, b"k" * large, b"v", (), None),
+            FixedRecord("t", 0, 2, b"k", b"v" * large, (), None),
+        ],
+        0.0,
+    )
+
+    assert 3 * large <= routed.current.tracker.bytes_in_flight <= 3.1 * large
+
+
+def test_headers_that_only_some_messages_have_are_each_weighed_once_large_ones_were_seen() -> None:
+    routed = Routed()
+    plain = [FixedRecord("t", 0, offset, b"k", b"v", (), None) for offset in range(100)]
+    with_headers = [FixedRecord("t", 0, 100 + i, b"k", b"v", (("h", b"x" * 10_000),), None) for i in range(100)]
+    later = [*with_headers[:1], *plain[:3]]
+
+    routed.router.route([*plain, *with_headers], 0.0)
+    before = routed.current.tracker.bytes_in_flight
+    mixed = [replace(record, record_offset=200 + place) for place, record in enumerate(reversed(later))]
+    routed.router.route(mixed, 0.0)
+
+    assert before >= 100 * 10_000
+    assert routed.current.tracker.bytes_in_flight - before >= 10_000
+
+
+def test_small_headers_of_many_messages_are_weighed_by_some_of_them() -> None:
+    routed = Routed()
+
+    routed.router.route([FixedRecord("t", 0, i, b"k", b"v", (("h", b"x" * 100),), None) for i in range(1000)], 0.0)
+
+    assert routed.current.tracker.bytes_in_flight >= 1000 * 100
+    assert not routed.current.large_headers
+
+
+class UnreadableRecord(FixedRecord):
+    """A record whose headers the client cannot carry over."""
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Raise, as `headers_of` does then."""
+        raise UnicodeDecodeError("utf-8", b"?", 0, 1, "the name of a header is not text")
+
+
+def test_headers_that_cannot_be_read_stop_no_routing() -> None:
+    routed = Routed()
+
+    routed.router.route([UnreadableRecord("t", 0, 0, b"k", b"v", (), None)], 0.0)
+
+    assert routed.waiting() == [0]

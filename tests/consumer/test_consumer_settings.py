@@ -96,6 +96,9 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: consumer({"o": handler(waits)}).change(workers=5), "no handler of g is a plain function"),
         (lambda: retry(attempts=0), "attempts must be a whole number of at least 1"),
         (lambda: retry(wait=3), "tenacity's wait_"),  # type: ignore[arg-type] # on purpose
+        (lambda: retry(retry=ValueError), r"give tenacity.retry_if_exception_type\(ValueError\)"),  # type: ignore[arg-type] # on purpose
+        (DeadLetterLimit, r"DeadLetterLimit\(\) sets no limit"),
+        (lambda: ConsumerSettings(fetch_size=1_000_001), "hands over at most 1000000 messages"),
         (lambda: ConsumerSettings(workers=0), "workers must be a whole number of at least 1, but is 0"),
         (lambda: ConsumerSettings(workers="8"), "workers must be a whole number"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(commit_interval=0), "commit_interval must be a number above zero"),

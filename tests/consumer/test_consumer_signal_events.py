@@ -62,7 +62,10 @@ def test_a_signal_while_a_stop_is_asked_for_asks_once_more() -> None:
     stepped = Stepped({"t": handler(print)})
     loop = stepped.loop
 
-    assert interrupted_everywhere(loop.stopping.set, loop.stopping.set)
-    assert interrupted_everywhere(loop.leave_now.set, loop.leave_now.set)
-    assert loop.stopping.is_set()
-    assert loop.leave_now.is_set()
+    def leave() -> None:
+        loop.request_leave(1.0)
+
+    assert interrupted_everywhere(loop.request_stop, loop.request_stop)
+    assert interrupted_everywhere(leave, leave)
+    loop.run()
+    assert loop.leaving.is_set()

@@ -13,7 +13,7 @@ from kafka_tools import committed, produce
 from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.message import Message
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from waiting import wait_until
 
 COUNT = 8000
@@ -55,7 +55,7 @@ def test_a_broker_that_takes_short_metadata_only_has_the_offsets_and_the_beginni
     assert offset > 3
     assert metadata is not None
     assert len(metadata) < 512
-    assert decode(offset, metadata) is not None
+    assert decode(offset, metadata, owner_of("group-small", "small", 0)) is not None
     assert restored > 100
     # One for each consumer that began anew.
     assert 1 <= len(warnings) <= 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +15,7 @@ from penstock.consumer import DeferredCompletion, Kind, handler, retry
 from penstock.consumer.explain import explain
 from penstock.consumer.stations import Station
 from penstock.errors import BatchError, PenstockError
-from penstock.message import Message
+from penstock.message import FixedRecord, Message
 
 ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
@@ -248,6 +250,30 @@ def test_a_completion_that_stays_out_too_long_has_failed_and_a_late_one_changes_
     assert (in_time, failed, changed) == (0, 1, False)
     assert puts.calls == [b"1", b"1"]
     assert bench.of("t").tracker.in_flight == 1
+
+
+def test_a_completion_that_came_keeps_neither_its_timer_nor_its_message_until_the_timeout() -> None:
+    class Kept(FixedRecord):
+        """A record that can be watched: its class has no slots."""
+
+    puts = Puts()
+    bench = Bench({"t": handler(puts, deferred_timeout=600)})
+    records = [Kept("t", 0, place, b"k%d" % place, b"%d" % place, (), None) for place in range(5_000)]
+    watched = [weakref.ref(record) for record in records]
+
+    bench.engine.router.route(records, bench.clock.monotonic())
+    del records
+    bench.serve()
+    waiting = len(bench.engine.timers)
+    for completion in puts.out.values():
+        completion.complete()
+    bench.serve()
+    gc.collect()
+
+    assert waiting == 5_000
+    assert len(bench.engine.timers) < 2_000
+    assert sum(ref() is not None for ref in watched) < 10
+    assert bench.engine.timers.next_due() is None
 
 
 def test_a_completion_is_still_out_until_the_lane_that_goes_on_because_of_it_is_ready() -> None:

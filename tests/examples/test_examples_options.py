@@ -116,6 +116,8 @@ def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
     assert "message.max.bytes=1000000000" in TEXT
     assert ConsumerSettings().producer_config() == {
         "message.max.bytes": 1_000_000_000,
+        "compression.type": "zstd",
+        "batch.size": 65_536,
         "enable.idempotence": True,
         "linger.ms": 5,
     }

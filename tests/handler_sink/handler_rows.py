@@ -86,5 +86,5 @@ def run_task(
         "max_concurrency": 100,
         **options,
     }
-    letters = LetterSettings("billing", dict(producer or {}), limit or DeadLetterLimit())
+    letters = LetterSettings("billing", dict(producer or {}), limit)
     return TaskWork(handlers=handlers, letters=letters, **work).run(batches_of(rows), task=2, attempt=1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.offsets import MAX_METADATA_CHARS, OffsetMap, decode, encode
+from penstock.offsets import MAX_METADATA_CHARS, OffsetMap, decode, encode, owner_of
 from penstock.offsets.metadata import encode_flags
 
 
@@ -66,6 +66,21 @@ def test_a_map_committed_with_another_offset_is_ignored(given_map: OffsetMap, sh
     assert decode(given_map.base + shift, text) is None
 
 
+@pytest.mark.parametrize(
+    "owner",
+    [owner_of("another", "t", 0), owner_of("g", "another", 0), owner_of("g", "t", 1), b""],
+    ids=["group", "topic", "partition", "nobody's"],
+)
+@given(given_map=offset_maps())
+def test_a_map_of_another_group_topic_or_partition_is_ignored(given_map: OffsetMap, owner: bytes) -> None:
+    mine = owner_of("g", "t", 0)
+
+    text = encode(given_map.base, given_map.done, owner=mine)
+
+    assert decode(given_map.base, text, mine) == given_map
+    assert decode(given_map.base, text, owner) is None
+
+
 @given(offset_maps(), st.data())
 def test_a_cut_or_changed_map_is_ignored(given_map: OffsetMap, data: st.DataObject) -> None:
     text = encode(given_map.base, given_map.done)
@@ -79,14 +94,14 @@ def test_a_cut_or_changed_map_is_ignored(given_map: OffsetMap, data: st.DataObje
 @given(st.text(max_size=300), st.integers(-5, 2**62))
 def test_foreign_metadata_is_ignored_without_an_error(text: str, base: int) -> None:
     assert decode(base, text) is None
-    assert decode(base, "p1R" + text) is None
+    assert decode(base, "p2R" + text) is None
     assert decode(base, None) is None
 
 
 def test_a_newer_version_is_ignored() -> None:
     text = encode(5, [range(6, 9)])
 
-    assert decode(5, text.replace("p1", "p2", 1)) is None
+    assert decode(5, text.replace("p2", "p3", 1)) is None
 
 
 def test_nothing_done_above_the_commit_point_is_an_empty_string() -> None:
@@ -101,7 +116,7 @@ def test_nothing_done_above_the_commit_point_is_an_empty_string() -> None:
 def test_a_forged_map_of_a_kilobyte_that_claims_millions_is_ignored_at_once(kind: str, content: bytes) -> None:
     deflated = zlib.compress(content, 9)
     checksum = zlib.crc32(deflated, zlib.crc32(kind.encode(), zlib.crc32((7).to_bytes(8, "big", signed=True))))
-    text = f"p1{kind}{base64.b85encode(checksum.to_bytes(4, 'big') + deflated).decode()}"
+    text = f"p2{kind}{base64.b85encode(checksum.to_bytes(4, 'big') + deflated).decode()}"
     begun = time.process_time()
 
     assert len(text) < 2_000

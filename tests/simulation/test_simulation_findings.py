@@ -8,7 +8,8 @@ from penstock.testing import Simulation
 from penstock.testing.instance import Instance, State
 from penstock.testing.stepping import SteppedWorker
 
-ONE_MESSAGE = 301
+#: Key, value and what is around them.
+ONE_MESSAGE = 302
 
 
 def app_of(topic: str = "t", *, attempts: int = 1) -> penstock.App:

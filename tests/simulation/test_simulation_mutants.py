@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def forgets_to_resume(patch: pytest.MonkeyPatch) -> None:
 def loses_timers(patch: pytest.MonkeyPatch) -> None:
     """Some retries are never due."""
     add, dice = Timers.add, random.Random(1)  # noqa: S311 - the same defect each time
-    patch.setattr(Timers, "add", lambda self, due, call: add(self, due, call) if dice.random() < 0.7 else None)
+    patch.setattr(Timers, "add", lambda self, due, call: add(self, due if dice.random() < 0.7 else inf, call))
 
 
 def commits_what_was_lost(patch: pytest.MonkeyPatch) -> None:

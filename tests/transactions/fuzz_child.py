@@ -222,8 +222,8 @@ def offset_maps() -> list[tuple[int, str]]:
 
 def written_map(base: int, kind: str, content: bytes) -> str:
     """Write a map down as the format says, whatever its content is: the checksum keeps out accidents, not liars."""
-    body = metadata._checksum(base, kind, content) + content
-    return f"p1{kind}{b85encode(body).decode()}"
+    body = metadata._checksum(b"", base, kind, content) + content
+    return f"p2{kind}{b85encode(body).decode()}"
 
 
 def offset_map_example(chance: random.Random) -> tuple[int, str | None]:
@@ -282,7 +282,7 @@ def read_dead_letter(triple: Triple) -> None:
 def retry_corpus() -> list[Triple]:
     return [
         (b"k", b"v", cast("list[Header]", [(n, str(v).encode()) for n, v in found]))
-        for found in [retry_topics.headers(record((b"k", b"v", [])), TOPIC, 2, 1_700_000_000.0)]
+        for found in [retry_topics.headers(record((b"k", b"v", [])), TOPIC, 2, 1_700_000_000.0, 3)]
     ]
 
 
@@ -292,6 +292,7 @@ def read_retry(triple: Triple) -> None:
     if not 1 <= read.rounds(found) <= 2 or not 0 <= read.wait(found, 1_700_000_000.0) <= 2:
         raise AssertionError("a forged header asks for more than the handler's own delays and rounds")
     retry_topics.origin_of(found, TOPIC)
+    retry_topics.tries_before(found, TOPIC)
 
 
 def decoders() -> dict[str, Decoder]:

@@ -18,7 +18,7 @@ from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderL
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.kafka import CONNECT_TIMEOUT_S, base_config, reason
 from penstock.message import Record, headers_of
-from penstock.offsets import CommitPoint, OffsetMap, decode
+from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
 
 #: The group whose offsets say what was replayed, of every dead-letter topic.
 REPLAY_GROUP = "penstock-dlq-replay"
@@ -171,7 +171,7 @@ class DeadLetterLog:
             )
         if found.offset < 0:
             return -1, None
-        return found.offset, decode(found.offset, found.metadata)
+        return found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition))
 
     def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
         """Write down what was replayed, durably.

@@ -18,7 +18,7 @@ from penstock.cli.dead_letter_log import REPLAY_GROUP, DeadLetter, DeadLetterLog
 from penstock.dead_letter_headers import replayed
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.kafka import base_config, reason
-from penstock.offsets import OffsetMap, Tracker, decode
+from penstock.offsets import OffsetMap, Tracker, decode, owner_of
 
 #: Seconds a message may take to be acknowledged.
 _DELIVERY_S = 30
@@ -168,7 +168,7 @@ class Replay:
         base, done = self._log.replayed(self._topic, number)
         if not 0 <= base <= high:  # nothing was replayed yet, or the topic was made anew since
             base, done = low, None
-        tracker = Tracker(base, done)
+        tracker = Tracker(base, done, owner_of(REPLAY_GROUP, self._topic, number))
         for batch in self._log.read(self._topic, number, low if self._again else max(base, low), high):
             self._take(tracker, base, done, batch)
             if self._full:
@@ -285,7 +285,7 @@ class Replay:
             self._log.remember(self._topic, partition, point)
         except PenstockError as error:
             raise error from failure
-        fits = decode(point.offset, point.metadata)
+        fits = decode(point.offset, point.metadata, owner_of(REPLAY_GROUP, self._topic, partition))
         ends = [gap.stop for gap in tracker.gaps()]
         if ends and (fits is None or fits.end < ends[-1]):
             self.outcome.forgetful.add(partition)

@@ -38,13 +38,13 @@ def run(
 ) -> None:
     """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
 
-    A second signal leaves at once.
+    A second signal leaves within two seconds.
 
     With --processes, those that die are started again after 0.5 to 30 seconds, and all end with this one. What a new
     start cannot mend ends the run: wrong use at once, with code 2; too many restarts in a row with code 1, or 3 where
     no broker ever answered.
 
-    Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
+    Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker.
     """
     if processes is not None:
         from penstock.cli.processes import run_processes

@@ -14,9 +14,6 @@ from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
 from penstock.routing import HeldRuns, Lane, ParkedKey, Run
 
-#: Bytes that a message takes beside its value: the objects of the client and of Python.
-OVERHEAD_BYTES = 300
-
 
 class Assignment:
     """One incarnation of a partition.
@@ -34,9 +31,12 @@ class Assignment:
         "committed",
         "end",
         "full_since",
+        "is_sought",
+        "large_headers",
         "map_at",
         "map_look",
         "map_room",
+        "owner",
         "partition",
         "paused",
         "route",
@@ -53,13 +53,16 @@ class Assignment:
         *,
         start: int | None,
         restored: OffsetMap | None = None,
+        owner: bytes = b"",
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.route = route
         #: The offset at which reading starts, or None where it is not known. Never written again.
         self.start = start
-        self.tracker = Tracker(start or 0, restored)
+        #: Whose offset maps are committed: group, topic and partition.
+        self.owner = owner
+        self.tracker = Tracker(start or 0, restored, owner)
         #: False once revoked or lost: nothing more of it is handed out, completed or committed.
         self.active = True
         #: What was sent to be committed last, and whether the group is known to have it.
@@ -74,6 +77,10 @@ class Assignment:
         self.map_room = 0
         self.map_at = start or 0
         self.map_look = 0.0
+        #: Whether the client was sent to where its first message will tell; its own position says nothing before.
+        self.is_sought = False
+        #: Whether a message with large headers was seen: from then on each is weighed with its own.
+        self.large_headers = False
         #: The end of the partition's log as the client last heard of it, or None.
         self.end: int | None = None
 
@@ -150,7 +157,6 @@ class Assignments:
 
 
 __all__ = [
-    "OVERHEAD_BYTES",
     "Assignment",
     "Assignments",
     "ConsumerHeld",

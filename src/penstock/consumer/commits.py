@@ -152,7 +152,7 @@ class Commits:
 
     def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
-        idle = [assignment for assignment in assignments if not assignment.tracker.in_flight]
+        idle = [one for one in assignments if not one.tracker.in_flight and (one.known or not one.is_sought)]
         if not idle:
             return
         try:

@@ -53,7 +53,8 @@ class DeferredCompletion:
             if self._outcome is not None:
                 return False
             self._outcome = (error,)
-            settle = self._settle
+            # Let go of: a completion that its user keeps must not keep the message.
+            settle, self._settle = self._settle, None
         if settle is not None:
             settle(error)
         return True
@@ -67,8 +68,9 @@ class DeferredCompletion:
     def _attach(self, settle: Settle) -> None:
         """Tell who wants to know. Called by the engine when the handler returned this; at once where it is decided."""
         with self._lock:
-            self._settle = settle
             outcome = self._outcome
+            if outcome is None:
+                self._settle = settle
         if outcome is not None:
             settle(outcome[0])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicPartition
@@ -14,6 +15,7 @@ from confluent_kafka import TopicPartition
 from penstock.cluster import Clock, Cluster
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
+from penstock.consumer.context import Context
 from penstock.consumer.handlers import Handler, Kind, OnFailure
 from penstock.consumer.intake import Intake
 from penstock.consumer.keying import Keying
@@ -29,17 +31,20 @@ from penstock.consumer.routes import Invoke, Route
 from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.stations import Station, complete_finished
 from penstock.consumer.surroundings import Middleware, surround
+from penstock.consumer.topic_watch import TopicWatch
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.kafka import TopicSpec
 from penstock.message import Record
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from penstock.routing import Scheduler
 
 if TYPE_CHECKING:
     from penstock.consumer.assignments import ConsumerLane
     from penstock.telemetry import ConsumerTelemetry
 
+#: Bytes that the headers of a dead letter may take, beside those that the message had.
+_HEADERS_BYTES = 65_536
 #: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
 _LANES_PER_TASK = 4
 #: Lanes for each worker or task where all handlers take batches. A batch comes from one lane: the fewer, the fuller.
@@ -85,6 +90,7 @@ class Engine:
         self.timers = Timers()
         self.limits = DeadLetterLimits(settings.dead_letter_limit, self._handled)
         self.outbox = Outbox(group, clock, self.timers, self.limits)
+        self.outbox.fail = self.fail
         #: Set by who runs the engine: called with the slots of ready lanes, and to have stuck workers relieved.
         self.on_ready: Callable[[Sequence[int]], None] = lambda _: None
         self.relieve: Callable[[], bool] = lambda: False
@@ -127,6 +133,7 @@ class Engine:
             make=self._assignment,
             welcome=self.intake.welcome,
             revoke_timeout=settings.revoke_timeout,
+            end_by=self.end_by,
         )
         self.watchdog = Watchdog(settings.stall_after, self._all_stations, self._behind)
         self.loop: PollLoop | None = None
@@ -212,12 +219,14 @@ class Engine:
     def _assignment(self, committed: TopicPartition) -> Assignment:
         # Below 0: the group has none, or was not heard of.
         start = committed.offset if committed.offset >= 0 else None
+        owner = owner_of(self.group, committed.topic, committed.partition)
         return Assignment(
             committed.topic,
             committed.partition,
             self.routes[committed.topic],
             start=start,
-            restored=None if start is None else decode(start, committed.metadata),
+            restored=None if start is None else decode(start, committed.metadata, owner),
+            owner=owner,
         )
 
     def _handled(self) -> int:
@@ -238,6 +247,15 @@ class Engine:
         if self.loop is not None:
             self.loop.fail(error)
 
+    def context(self) -> Context:
+        """Return what is known beside the messages, for explanations. Any thread."""
+        trouble = (lambda _topic: None) if self.loop is None else self.loop.topic_watch.trouble
+        return Context(self.outbox.words, trouble)
+
+    def end_by(self) -> float:
+        """Return when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked for."""
+        return inf if self.loop is None else self.loop.end_by
+
     def connect(self, cluster: Cluster) -> PollLoop:
         """Check the topics, make the clients and return the loop that uses them.
 
@@ -247,15 +265,15 @@ class Engine:
             ConfigurationError: the Kafka client refused its configuration.
         """
         partitions = cluster.require_topics(self.handlers)
-        made = {}
+        made: dict[str, tuple[str, ...]] = {}
         for topic, one in self.handlers.items():
             if one.on_failure is OnFailure.DEAD_LETTER:
                 name = one.dead_letter_topic.replace("{topic}", topic)
-                made[name] = TopicSpec(name, partitions[topic])
+                made[name] = (*made.get(name, ()), topic)
             if one.retry_delays:
-                name = retry_topic(self.group, topic)
-                made[name] = TopicSpec(name, partitions[topic])
-        cluster.ensure_topics(made.values())
+                made[retry_topic(self.group, topic)] = (topic,)
+        limits = cluster.message_limits({topic for sources in made.values() for topic in sources})
+        cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in made.items())
         consumer = cluster.consumer({**self.settings.client_config(self.group), "on_commit": self.commits.on_commit})
         if made:
             self.outbox.connect(cluster.producer(self.settings.producer_config()))
@@ -266,6 +284,7 @@ class Engine:
             consumer,
             list(self.routes),
             self.settings,
+            group=self.group,
             clock=self.clock,
             routes=list(self.routes.values()),
             assignments=self.assignments,
@@ -278,6 +297,7 @@ class Engine:
             timers=self.timers,
             outbox=self.outbox,
             watchdog=self.watchdog,
+            topic_watch=TopicWatch(list(self.routes), cluster.ask_topic_ids),
             relieve=self.relieve,
             polled=None if self.telemetry is None else self.telemetry.polled,
         )
@@ -288,6 +308,13 @@ class Engine:
         topics = [one.topic for one in partitions]
         for topic in dict.fromkeys(topics):
             telemetry.committed(topic, topics.count(topic), error)
+
+
+def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limits: Mapping[str, int]) -> TopicSpec:
+    """Return a topic for what is given up of others: it takes what they take, with our headers beside."""
+    known = [limits[topic] for topic in sources if topic in limits]
+    config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
+    return TopicSpec(name, max(partitions[topic] for topic in sources), config)
 
 
 __all__ = ["Engine"]

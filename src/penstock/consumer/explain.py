@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
+from penstock.consumer.context import Context, Place, nothing_known, parked_ahead
 from penstock.consumer.handlers import Handler
 from penstock.consumer.stations import Station, complete_finished
 from penstock.message import Record
@@ -33,8 +34,9 @@ class Explanation:
         gaps: ranges of offsets done above the watermark.
         paused: why the partition is paused, or why the group does not take this member; or None.
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
-        state: where that message is: "idle", "in handler", "parked", "put off" (a dead letter or a deferred
-            completion is out), "queued", "held by rate", or "shut out" where the group does not take this member;
+        state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
+            "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
+            the group does not take this member and "no partition" where it gives it none;
             "position not known yet" where the group has no offset, or did not tell it, and no message came.
         key: what the messages that wait for it have in common with it; bytes for a key.
         attempt: how often it was tried before.
@@ -42,6 +44,9 @@ class Explanation:
         due_in: seconds until its next try, when it is parked; None where there is none by the clock.
         rate: messages/s that its handler may begin, when that is what it waits for.
         worker: name of the thread or task that has it.
+        detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
+            a parked one of its key, the place of that, in whatever topic.
+        trouble: what is wrong with the topic: it does not exist, or no broker tells of it; or None.
     """
 
     topic: str
@@ -63,22 +68,26 @@ class Explanation:
     due_in: float | None = None
     rate: float | None = None
     worker: str | None = None
+    detail: str | None = None
+    trouble: str | None = None
 
     def __str__(self) -> str:
         """Say it in a sentence."""
         if self.partition < 0:
-            return f"{self.topic}: no partition; {self.paused}"
+            return f"{self.topic}: no partition; {self.paused}" + (f"; {self.trouble}" if self.trouble else "")
         place = f"{self.topic}[{self.partition}]"
+        besides = "" if self.paused is None else f", paused ({self.paused})"
+        besides += "" if self.trouble is None else f", {self.trouble}"
         if self.state == UNKNOWN:
-            return f"{place}: {UNKNOWN}" + (f", paused ({self.paused})" if self.paused is not None else "")
+            return f"{place}: {UNKNOWN}{besides}"
         lag = "unknown" if self.lag is None else str(self.lag)
         text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight"
-        text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps"
-        if self.paused is not None:
-            text += f", paused ({self.paused})"
-        if self.blocking_offset is None:
-            return text
-        text += f"; held by offset {self.blocking_offset}, {self.state}"
+        text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps{besides}"
+        return text if self.blocking_offset is None else f"{text}; held by {self._holder()}"
+
+    def _holder(self) -> str:
+        """Say what holds the watermark."""
+        text = f"offset {self.blocking_offset}, {self.state}"
         if self.worker is not None:
             text += f" {self.handler} on {self.worker}"
         else:
@@ -89,14 +98,17 @@ class Explanation:
             text += f" after {self.attempt} failed tries"
         if self.due_in is not None:
             text += f", next try in {self.due_in:.1f} s"
+        if self.detail is not None:
+            text += f": {self.detail}"
         return text
 
 
 def explain(
-    assignments: Iterable[Assignment],
+    assignments: Sequence[Assignment],
     stations: Iterable[Station],
     scheduler: Scheduler[Fetch, Record],
     now: float,
+    context: Context | None = None,
 ) -> list[Explanation]:
     """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
     stations = list(stations)
@@ -114,13 +126,45 @@ def explain(
             head = _head(parked)
             if head is not None:
                 parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
-    return [_explain(one, in_handler, parked_heads, now) for one in assignments]
+    context = context or nothing_known()
+    found = [_explain(one, in_handler, parked_heads, now) for one in assignments]
+    queued = {
+        (one, said.blocking_offset)
+        for one, said in zip(assignments, found, strict=True)
+        if said.state == "queued" and said.blocking_offset is not None
+    }
+    ahead = parked_ahead(scheduler, queued)
+    return [_within(said, one, context, ahead) for one, said in zip(assignments, found, strict=True)]
 
 
-def shut_out(handlers: Mapping[str, Handler], why: str) -> list[Explanation]:
-    """Return an explanation of each topic for a consumer that the group does not take."""
+def _within(
+    said: Explanation, assignment: Assignment, context: Context, ahead: Mapping[Place, ConsumerParked]
+) -> Explanation:
+    """Add what holds a partition beside its own message."""
+    if (trouble := context.trouble(assignment.topic)) is not None:
+        # What the client last heard of the log's end says nothing then.
+        said = replace(said, trouble=trouble, lag=None)
+    if said.blocking_offset is None:
+        return said
+    place = (assignment, said.blocking_offset)
+    if (words := context.outgoing.get(place)) is not None:
+        return replace(said, state="dead letter", detail=words)
+    if place in ahead and (head := _head(ahead[place])) is not None:
+        first = (head[0].assignment, head[2].offset())
+        detail = f"it waits for {first[0]}@{first[1]} of its key"
+        if (words := context.outgoing.get(first)) is not None:
+            detail += f", of which {words}"
+        return replace(said, state="behind its key", detail=detail)
+    return said
+
+
+def shut_out(
+    handlers: Mapping[str, Handler], why: str, context: Context | None = None, state: str = "shut out"
+) -> list[Explanation]:
+    """Return an explanation of each topic for a consumer that has no partition."""
+    trouble = (context or nothing_known()).trouble
     return [
-        Explanation(topic, -1, one.name, None, -1, -1, 0, 0, 0, 0, paused=why, state="shut out")
+        Explanation(topic, -1, one.name, None, -1, -1, 0, 0, 0, 0, paused=why, state=state, trouble=trouble(topic))
         for topic, one in handlers.items()
     ]
 

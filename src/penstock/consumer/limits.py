@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class DeadLetterLimit:
     """When a consumer stops rather than give up one more message, be it written as a dead letter or dropped.
 
+    Give `consecutive`, `ratio` or both.
+
     Attributes:
         consecutive: so many messages given up with none handled in between; None for no limit.
         ratio: so large a part of all messages that are done, from 0 to 1; None for no limit.
@@ -30,6 +32,10 @@ class DeadLetterLimit:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        if self.consecutive is None and self.ratio is None:
+            raise ConfigurationError(
+                "DeadLetterLimit() sets no limit; give consecutive= or ratio=, or leave dead_letter_limit out"
+            )
         if self.consecutive is not None:
             check.positive_int("consecutive", self.consecutive)
         if self.ratio is not None:
@@ -43,11 +49,11 @@ class DeadLetterLimits:
     """Counts what is given up against a limit. Thread-safe: the poll thread asks for dead letters, visits for drops.
 
     Args:
-        limit: the limit.
+        limit: the limit, or None for none.
         handled: returns how many messages were handled so far.
     """
 
-    def __init__(self, limit: DeadLetterLimit, handled: Callable[[], int]) -> None:
+    def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int]) -> None:
         self._limit = limit
         self._handled = handled
         # Guards the fields below.
@@ -63,7 +69,7 @@ class DeadLetterLimits:
             PenstockError: it would be one too many; it is not given up, and its offset is kept.
         """
         limit = self._limit
-        if limit.consecutive is None and limit.ratio is None:
+        if limit is None:
             return
         with self._lock:
             handled = self._handled()

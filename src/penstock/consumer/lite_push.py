@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from penstock import config as check
 from penstock.cluster import Cluster, KafkaCluster
+from penstock.consumer.context import NO_PARTITION
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain, shut_out
 from penstock.consumer.handlers import Handler, check_paced, require_own_topics
@@ -31,8 +32,10 @@ ResultT = TypeVar("ResultT")
 
 #: Seconds between two looks at a poll thread that should end.
 _LOOK_S = 0.5
-#: Seconds that leaving the group may take beyond the budget of a revocation.
+#: Seconds that leaving the group may take beyond the time that running handlers have.
 _LEAVE_S = 5.0
+#: Seconds that handlers under way have to end when nothing is drained, so that the work of short ones is not repeated.
+_GRACE_S = 1.0
 
 
 class Unchanged:
@@ -281,16 +284,15 @@ class LitePushConsumer:
         """Ask for a stop without waiting for it; safe in a signal handler.
 
         Args:
-            timeout: seconds to drain; `stop_timeout` when left out.
-            now: do not drain.
+            timeout: seconds to drain, from the first that asks; `stop_timeout` when left out.
+            now: do not drain: handlers under way have a second to end.
         """
         if self._loop is None:
             return
-        if timeout is not None:
-            self._loop.drain_timeout = timeout
         if now:
-            self._loop.leave_now.set()
-        self._loop.stopping.set()
+            self._loop.request_leave(_GRACE_S)
+        else:
+            self._loop.request_stop(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer has ended; return whether it has.
@@ -314,10 +316,11 @@ class LitePushConsumer:
         """Tell whether leaving the group takes so long that nobody should wait for it."""
         if not loop.leaving.is_set():
             return False
-        now = time.monotonic()
+        now = self._engine.clock.monotonic()
         if self._leaving_since is None:
             self._leaving_since = now
-        if now - self._leaving_since < self._settings.revoke_timeout + _LEAVE_S:
+        begun = self._leaving_since
+        if now < min(begun + self._settings.revoke_timeout, max(begun, loop.end_by)) + _LEAVE_S:
             return False
         if not self._said_left_alone:
             self._said_left_alone = True
@@ -354,11 +357,11 @@ class LitePushConsumer:
         if self._loop is None:
             return True
         self.request_stop(timeout)
-        begun = time.monotonic()
         try:
             self.wait()
         finally:
-            left = max(0.0, self._loop.drain_timeout - (time.monotonic() - begun))
+            # Of the one time that the whole stop has: the drain and the revocation have waited for handlers already.
+            left = max(0.0, self._loop.end_by - self._engine.clock.monotonic())
             if self._engine.keying is not None:
                 self._engine.keying.stop()
             stuck = [worker.station.name for worker in self._pool.stop(left)]
@@ -369,6 +372,11 @@ class LitePushConsumer:
             if self._engine.telemetry is not None:
                 self._engine.telemetry.close()
         return self._loop.drained
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that were not done when a stop ran out of time, or was told not to wait; 0 before that."""
+        return 0 if self._loop is None else self._loop.drain_log.unfinished
 
     def close(self) -> None:
         """End the event loop, which outlives `stop` for those who still run something on it."""
@@ -382,14 +390,18 @@ class LitePushConsumer:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
 
-        While the group does not take this member, one for each topic, with partition -1, says why.
+        While this member has no partition, one for each topic, with partition -1, says why.
         """
         engine = self._engine
         assigned = engine.assignments.all()
-        why = None if assigned or self._loop is None else self._loop.shut_out()
-        if why is not None:
-            return shut_out(engine.handlers, why)
-        return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic())
+        if self._loop is None:
+            return []
+        context = engine.context()
+        if not assigned and not self._loop.leaving.is_set():
+            why = self._loop.shut_out()
+            state = "no partition" if why is None else "shut out"
+            return shut_out(engine.handlers, why or NO_PARTITION, context, state)
+        return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic(), context)
 
     def __enter__(self) -> Self:
         """Start."""

@@ -3,6 +3,10 @@
 Visits put them here; the poll thread alone sends them and hears of their delivery. The key stays parked until the
 broker has acknowledged, so nothing of it is handled out of order should the process die in between. A message that
 cannot be written holds its offset, says so, and is sent again.
+
+One that is too large for its topic would be refused for ever. A dead letter then sheds what we added, the stack first;
+one for a retry topic is given up at once, as its handler says. What no topic takes stops the consumer: the offset
+stays, and nothing waits in silence.
 """
 
 from __future__ import annotations
@@ -11,17 +15,20 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.cluster import Clock, ProducerClient
-from penstock.consumer.assignments import Fetch
+from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.handlers import OnFailure
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.retries import Timers
 from penstock.consumer.retry_topics import headers as retry_headers
-from penstock.consumer.retry_topics import origin_of, retry_topic
+from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letter_headers import DeadLetterOrigin, HeaderList, write
+from penstock.errors import PenstockError
 from penstock.kafka import reason
 from penstock.message import Record
 
@@ -30,7 +37,23 @@ _log = logging.getLogger(__name__)
 #: Seconds before a message that could not be written is sent again.
 RESEND_AFTER_S = 5.0
 
+#: Characters that are left of a text in a dead letter that must be small.
+_SHORT_CHARS = 64
+#: What a topic says of a message that it will never take.
+_NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
+
 Trace = Callable[[str, HeaderList], HeaderList]
+
+
+class Shed(Enum):
+    """What a dead letter leaves out of what we add, so that its topic takes it."""
+
+    NOTHING = "nothing"
+    STACK = "the stack"
+    TEXTS = "the stack and most of the texts"
+
+
+_NEXT_SHED = {Shed.NOTHING: Shed.STACK, Shed.STACK: Shed.TEXTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +67,7 @@ class Outgoing:
         error: what its last try raised.
         attempts: how often it was tried here.
         retry: for the retry topic, how often it has been there; None for the dead-letter topic.
+        shed: what its headers leave out.
     """
 
     fetch: Fetch
@@ -52,6 +76,12 @@ class Outgoing:
     error: BaseException
     attempts: int
     retry: int | None
+    shed: Shed = Shed.NOTHING
+
+    @property
+    def place(self) -> tuple[Assignment, int]:
+        """What it was fetched from, and its offset there."""
+        return self.fetch.assignment, self.record.offset()
 
 
 Durable = Callable[[], None]
@@ -80,6 +110,12 @@ class Outbox:
         self._held = 0
         #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
         self.trace: Trace | None = None
+        #: Called with an error that must stop the consumer. Set before the start.
+        self.fail: Callable[[BaseException], None] = _raise
+        #: What became of each message that is here, in words. Any thread: operations of a `dict` are atomic.
+        self.words: dict[tuple[Assignment, int], str] = {}
+        #: Messages that their handler drops because no retry topic takes them. Written by the poll thread.
+        self.dropped = 0
         #: Dead letters written, messages written to retry topics, and sends that failed. Written by the poll thread.
         self.dead_letters = 0
         self.put_off = 0
@@ -96,6 +132,7 @@ class Outbox:
             outgoing: the message.
             durable: called on the poll thread when the broker has it.
         """
+        self.words[outgoing.place] = "it is about to be written to another topic"
         self._queue.append((outgoing, durable, True))
 
     @property
@@ -125,7 +162,7 @@ class Outbox:
     def _send(self, producer: ProducerClient, one: Outgoing, durable: Durable, first: bool) -> None:
         if not one.fetch.assignment.active:
             # Its next owner handles it again. The key is woken for what waits behind it.
-            durable()
+            self._settle(one, durable)
             return
         if one.retry is None and first:
             self.limits.check(one)
@@ -137,16 +174,59 @@ class Outbox:
             self._unacknowledged -= 1
             if error is None:
                 self._written(one, topic)
-                durable()
+                self._settle(one, durable)
             else:
-                self._hold(one, durable, topic, reason(error))
+                self._not_written(one, durable, topic, error)
 
         try:
             producer.produce(topic, one.record.value(), one.record.key(), headers=headers, on_delivery=delivered)
-        except (KafkaException, BufferError) as error:
-            self._hold(one, durable, topic, reason(error) if isinstance(error, KafkaException) else str(error))
+        except KafkaException as error:
+            self._not_written(one, durable, topic, error.args[0])
+        except BufferError as error:
+            self._hold(one, durable, topic, str(error))
         else:
+            self.words[one.place] = f"it is being written to {topic}"
             self._unacknowledged += 1
+
+    def _settle(self, one: Outgoing, durable: Durable) -> None:
+        self.words.pop(one.place, None)
+        durable()
+
+    def _not_written(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
+        if error.code() in _NEVER_TAKEN:
+            self._refused(one, durable, topic, error)
+        else:
+            self._hold(one, durable, topic, reason(error))
+
+    def _refused(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
+        """See to a message that its topic will never take as it is."""
+        self.failures += 1
+        handler = one.fetch.assignment.route.handler
+        place = f"{one.fetch.assignment}@{one.record.offset()}"
+        if one.retry is not None and handler.on_failure is not OnFailure.STOP:
+            _log.error(
+                "%s is not taken by %s: %s; it is given up at once", place, topic, reason(error), exc_info=one.error
+            )
+            if handler.on_failure is OnFailure.DEAD_LETTER:
+                self._queue.append((replace(one, retry=None), durable, True))
+            else:
+                self.dropped += 1
+                self._settle(one, durable)
+            return
+        if one.retry is None and one.shed in _NEXT_SHED and error.code() != KafkaError.INVALID_RECORD:
+            smaller = replace(one, shed=_NEXT_SHED[one.shed])
+            _log.warning("%s is too large for %s, and is written without %s", place, topic, smaller.shed.value)
+            self._queue.append((smaller, durable, False))
+            return
+        self._held += 1
+        self.words[one.place] = f"{topic} does not take it: {reason(error)}"
+        stop = PenstockError(
+            f"{place} was given up after {one.attempts} tries, and {topic} does not take it, without what we add "
+            f"either: {reason(error)}; the consumer stops and keeps the offset: raise max.message.bytes of {topic}, or "
+            "choose on_failure 'drop' for it"
+        )
+        stop.__cause__ = one.error
+        self.fail(stop)
 
     def _addressed(self, one: Outgoing) -> tuple[str, HeaderList]:
         """Return the topic a message goes to, and its headers."""
@@ -155,8 +235,17 @@ class Outbox:
         source = assignment.route.source or assignment.topic
         if one.retry is not None:
             due = self._clock.time() + handler.retry_delays[one.retry]
-            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due)
-        origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=one.attempts)
+            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+        tries = tries_before(one.record, source) + one.attempts
+        origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=tries)
+        if one.shed is not Shed.NOTHING:
+            origin = replace(origin, stack=None)
+        if one.shed is Shed.TEXTS:
+            origin = replace(
+                origin,
+                message=(origin.message or "")[:_SHORT_CHARS],
+                exception=(origin.exception or "")[-_SHORT_CHARS:],
+            )
         # Not the retry topic's: that place says nothing to who looks for the message.
         topic, partition, offset = origin_of(one.record, source)
         origin = replace(origin, topic=topic, partition=partition, offset=offset)
@@ -190,6 +279,7 @@ class Outbox:
             RESEND_AFTER_S,
         )
         self._held += 1
+        self.words[one.place] = f"it cannot be written to {topic}: {why}"
         self._timers.add(self._clock.monotonic() + RESEND_AFTER_S, partial(self._resend, one, durable))
 
     def _resend(self, one: Outgoing, durable: Durable) -> None:
@@ -197,4 +287,8 @@ class Outbox:
         self._queue.append((one, durable, False))
 
 
-__all__ = ["RESEND_AFTER_S", "Outbox", "Outgoing"]
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+__all__ = ["RESEND_AFTER_S", "Outbox", "Outgoing", "Shed"]

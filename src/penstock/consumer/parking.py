@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.cluster import Clock
-from penstock.consumer.assignments import OVERHEAD_BYTES, ConsumerLane, ConsumerParked, Fetch, Item
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.outbox import Outbox, Outgoing
-from penstock.consumer.retries import Timers
+from penstock.consumer.retries import Timer, Timers
 from penstock.consumer.routes import Failed, Route
 from penstock.consumer.stations import Station
+from penstock.consumer.weighing import weight_of
 from penstock.errors import PenstockError
-from penstock.message import Record
 from penstock.routing import DONE, KeyState
 
 _log = logging.getLogger(__name__)
@@ -117,13 +117,13 @@ class Parking:
     def behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
         lane.parked[key].waiting.append(item)
-        item[0].assignment.tracker.park(1, _weight(item[2]))
+        item[0].assignment.tracker.park(1, weight_of(item[2]))
 
     def next_head(self, parked: ConsumerParked, station: Station) -> None:
         """Go on to the message behind a head that is done with."""
         fetch, _, record = parked.waiting[0]
         if parked.settled is None:
-            fetch.assignment.tracker.park(-1, -_weight(record))
+            fetch.assignment.tracker.park(-1, -weight_of(record))
         parked.next_head()
         station.record = None
 
@@ -145,6 +145,7 @@ class Parking:
             return
         parked.state = KeyState.DEFERRED
         timeout = fetch.assignment.route.handler.deferred_timeout
+        timer: Timer | None = None
 
         def settle(error: BaseException | None) -> None:
             if error is None:
@@ -152,13 +153,16 @@ class Parking:
             # Before the key is woken: the holder looks at it only then.
             parked.settled = HANDLED if error is None else error
             self._wake_key(lane, key)
+            if timer is not None:
+                # It holds the message by what it would fail: until the timeout that would be outside of every limit.
+                self._timers.cancel(timer)
             # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
             self.deferred.pop(completion, None)
 
         self.deferred[completion] = fetch
         if timeout is not None:
             late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
-            self._timers.add(self._now() + timeout, partial(completion.fail, late))
+            timer = self._timers.add(self._now() + timeout, partial(completion.fail, late))
         completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
 
     def failed(
@@ -240,6 +244,7 @@ class Parking:
                 handler.name,
                 parked.attempts,
                 type(error).__name__,
+                exc_info=error,
             )
             self._settled(parked.waiting[0])
             station.dropped += 1
@@ -282,12 +287,7 @@ class Parking:
         fetch, index, record = item
         fetch.assignment.tracker.complete(fetch.block, (index,))
         # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
-        fetch.assignment.tracker.park(-1, -_weight(record))
-
-
-def _weight(record: Record) -> int:
-    """Return the bytes that a waiting message takes, about."""
-    return len(record) + OVERHEAD_BYTES
+        fetch.assignment.tracker.park(-1, -weight_of(record))
 
 
 __all__ = ["HANDLED", "Company", "NotDue", "Parking"]

@@ -10,13 +10,15 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from penstock.cluster import Clock, ConsumerClient
-from penstock.consumer.assignments import Assignments, Fetch
+from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
+from penstock.consumer.draining import DrainLog
 from penstock.consumer.intake import STOPPING, Intake
 from penstock.consumer.outbox import Outbox
 from penstock.consumer.rebalance import Rebalance
@@ -24,6 +26,7 @@ from penstock.consumer.retries import Timers
 from penstock.consumer.router import Router
 from penstock.consumer.routes import Route
 from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.topic_watch import TopicWatch
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.errors import PenstockError, raised
@@ -31,7 +34,6 @@ from penstock.garbage import collection_put_off
 from penstock.kafka import reason
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
-from penstock.signal_event import SignalEvent
 
 if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
@@ -44,6 +46,8 @@ _POLL_S = 0.05
 _SATURATED_S = 0.002
 #: Errors of a fetch that the client mends by itself; they are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
+#: Errors of a fetch after which the brokers are asked at once what is the matter with the topics.
+_ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
 #: Seconds between two warnings that the group does not take this member.
 _SAY_AGAIN_S = 60.0
 
@@ -60,6 +64,7 @@ class PollLoop:
         topics: Sequence[str],
         settings: ConsumerSettings,
         *,
+        group: str,
         clock: Clock,
         routes: Sequence[Route],
         assignments: Assignments,
@@ -72,6 +77,7 @@ class PollLoop:
         timers: Timers,
         outbox: Outbox,
         watchdog: Watchdog,
+        topic_watch: TopicWatch,
         relieve: Callable[[], bool],
         polled: Polled | None,
     ) -> None:
@@ -89,19 +95,30 @@ class PollLoop:
         self._timers = timers
         self._outbox = outbox
         self._watchdog = watchdog
+        self._offset_reset = settings.offset_reset
+        #: Whether the topics are still those that they were.
+        self.topic_watch = topic_watch
+        # Partitions of topics that were made anew, which the client could not be sent to the beginning of yet.
+        self._anew: list[Assignment] = []
         self._relieve = relieve
         self._polled = polled
         self._hungry = False
-        #: Set to drain and leave. Any thread may set it.
-        self.stopping = SignalEvent()
-        #: Set to leave without draining. Any thread may set it.
-        self.leave_now = SignalEvent()
+        self._stop_timeout = settings.stop_timeout
+        self._revoke_timeout = settings.revoke_timeout
+        # Whether to drain and leave, and whether to leave without draining. They and the two times are plain fields,
+        # written by who asks, read by the poll thread, and only ever raised and lowered: a signal handler asks too, on
+        # a thread that may stand within this very code, so there is no lock it could meet.
+        self._stopping = False
+        self._leave_now = False
+        # When the drain ends, and when one that is cut short does, on the engine's clock.
+        self._drain_by = inf
+        self._leave_by = inf
         #: What ended the consumer, or None. Written once, by `fail`.
         self.failure: BaseException | None = None
-        #: Seconds a drain may take. Written before `stopping` is set.
-        self.drain_timeout = settings.stop_timeout
         #: Whether the drain ended with nothing left. Written by the poll thread before it leaves.
         self.drained = False
+        #: What is said of the drain.
+        self.drain_log = DrainLog(group)
         #: Set when nothing is left to do but to leave the group.
         self.leaving = threading.Event()
         # When and why the group did not take this member, and when that was said. Written by the poll thread.
@@ -115,18 +132,40 @@ class PollLoop:
             if self.failure is not None:
                 return
             self.failure = error
-        _log.error("the consumer stops: %s", error)
-        self.leave_now.set()
-        self.stopping.set()
+        _log.error("the consumer stops: %s", error, exc_info=error)
+        self.request_leave(self._revoke_timeout)
+
+    def request_stop(self, drain_s: float | None = None) -> None:
+        """Ask for a drain of so many seconds, `stop_timeout` when left out. Any thread; safe in a signal handler.
+
+        The time counts from the first that asks: a later one can only shorten it.
+        """
+        wanted = self._clock.monotonic() + (self._stop_timeout if drain_s is None else drain_s)
+        if drain_s is not None or not self._stopping:
+            self._drain_by = min(self._drain_by, wanted)
+        self._stopping = True
+
+    def request_leave(self, grace_s: float) -> None:
+        """Ask to leave undrained; handlers under way have `grace_s` seconds. Any thread; safe in a signal handler."""
+        self._leave_by = min(self._leave_by, self._clock.monotonic() + grace_s)
+        self._leave_now = self._stopping = True
+
+    @property
+    def end_by(self) -> float:
+        """When running handlers are waited for no longer, on the engine's clock; infinity before a stop was asked for.
+
+        One time for the drain, the revocation that follows it and the end of the workers: they share it.
+        """
+        return min(self._drain_by, self._leave_by)
 
     def run(self) -> None:
         """Consume until told to stop: the body of the poll thread."""
         try:
             self.join()
-            while not self.stopping.is_set():
+            while not self._stopping:
                 self.step()
-            deadline = self.begin_drain()
-            while not self.drain_step(deadline):
+            self.begin_drain()
+            while not self.drain_step(self.end_by):
                 pass
         except:  # noqa: E722 - see `raised`; waiters must hear of it
             self.fail(raised())
@@ -157,8 +196,39 @@ class PollLoop:
         self._outbox.serve()
         self._commits.tick(self._consumer, now)
         self._router.relieve()
+        anew = self.topic_watch.look(now)
+        if anew or self._anew:
+            self._anew += [one for one in self._assignments.all() if one.topic in anew and one not in self._anew]
+            self._begin_anew()
         self._hungry = self._relieve()
         self._watchdog.look(now)
+
+    def _begin_anew(self) -> None:
+        """Begin by `auto.offset.reset` with partitions of topics that were deleted and created again."""
+        waiting, self._anew = self._anew, []
+        for former in waiting:
+            if not former.active:
+                continue
+            if self._offset_reset is None:
+                raise PenstockError(
+                    f"topic {former.topic} was deleted and created again, and auto.offset.reset forbids to begin anew; "
+                    "reset the group's offsets, or set auto.offset.reset to earliest or latest"
+                )
+            try:
+                self._consumer.seek(TopicPartition(former.topic, former.partition, self._offset_reset))
+            except KafkaException as error:
+                _log.warning("%s cannot begin anew yet: %s; it is tried again", former, reason(error))
+                self._anew.append(former)
+                continue
+            _log.warning(
+                "topic %s was deleted and created again: partition %d begins anew by auto.offset.reset at its %s; it "
+                "stood at offset %d of the former one, and what was handled of the new one since is handled again",
+                former.topic,
+                former.partition,
+                "end" if self._offset_reset == OFFSET_END else "beginning",
+                former.tracker.position,
+            )
+            self._router.begin_again(former, None)
 
     def _fetch(self) -> None:
         """Take what is there; wait for a first message where nothing is."""
@@ -214,6 +284,8 @@ class PollLoop:
                 f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
+        if error.code() in _ASK_AGAIN:
+            self.topic_watch.hurry()
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             self._refused(error)
             return
@@ -249,40 +321,57 @@ class PollLoop:
 
     def begin_drain(self) -> float:
         """Begin to finish what was taken in; returns when that must end, on the engine's clock."""
+        self.request_stop()
         self._desk.hurry = True
         for lane in self._scheduler.lanes:
             if lane.runs:
                 self._desk.wake_lane(lane)
-        return self._clock.monotonic() + self.drain_timeout
+        now, end_by = self._clock.monotonic(), self.end_by
+        self.drain_log.begin(self._assignments.all(), now, max(0.0, end_by - now))
+        return end_by
 
     def drain_step(self, deadline: float) -> bool:
         """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""
-        for assignment in self._assignments.all():
+        assignments = self._assignments.all()
+        for assignment in assignments:
             if assignment.paused != STOPPING:
                 self._intake.pause(self._consumer, assignment, STOPPING)
         self._turn()
         now = self._clock.monotonic()
-        # What has no lane yet before the lanes, for it goes there. Lanes before and after all else: what a handler
-        # leaves behind (a retry, a completion, a dead letter) is there before its lane is given back, and what brings a
-        # lane back does so before it is gone.
-        idle = self._router.idle and self._scheduler.idle
-        waits = (
-            self._desk.deferred
-            or self._outbox.unsettled
-            or any(route.meter.next_release(now) is not None for route in self._routes)
-            or self._retries_before(deadline)
-        )
-        over = now >= deadline or self.leave_now.is_set()
-        if over or (idle and not waits and self._scheduler.idle):
-            self.drained = not any(assignment.tracker.in_flight for assignment in self._assignments.all())
-            # What is still out at the end is committed once more while the group is left.
+        waits = self._drain_waits(deadline)
+        over = now >= deadline or self._leave_now
+        if over or not waits:
+            self.drained = not any(assignment.tracker.in_flight for assignment in assignments)
             if self._commits.settle(self._consumer, now) or over:
+                if waits:
+                    self.drain_log.cut_short(assignments, waits)
                 return True
+        self.drain_log.go_on(assignments, now, deadline - now, waits)
         message = self._consumer.poll(_SATURATED_S)
         if message is not None:
             # Fetched before the pause took hold. It is out of the client, so it must be tracked.
             self._route([message])
         return False
+
+    def _drain_waits(self, deadline: float) -> list[str]:
+        """Return what a drain waits for, in words."""
+        # What has no lane yet before the lanes, for it goes there. Lanes before and after all else: what a handler
+        # leaves behind (a retry, a completion, a dead letter) is there before its lane is given back, and what brings a
+        # lane back does so before it is gone.
+        idle = self._router.idle and self._scheduler.idle
+        waits = []
+        if self._desk.deferred:
+            waits.append("completions are put off")
+        if self._outbox.unsettled:
+            waits.append("dead letters or messages for a retry topic are not written")
+        now = self._clock.monotonic()
+        if any(route.meter.next_release(now) is not None for route in self._routes):
+            waits.append("some wait for their handler's rate")
+        if self._retries_before(deadline):
+            waits.append("some wait for their next try")
+        if not (idle and self._scheduler.idle):
+            waits.insert(0, "some are in a handler or next in line")
+        return waits
 
     def _retries_before(self, deadline: float) -> bool:
         # Copies, made in one step: holders of lanes change the dictionaries meanwhile.

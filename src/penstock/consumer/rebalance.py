@@ -37,6 +37,7 @@ class Rebalance:
         make: makes an assignment of topic, partition, start offset and commit metadata.
         welcome: called with the client and new assignments once they are the client's.
         revoke_timeout: the budget of a revocation, in seconds.
+        end_by: returns when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Rebalance:
         make: Callable[[TopicPartition], Assignment],
         welcome: Callable[[ConsumerClient, Sequence[Assignment]], None],
         revoke_timeout: float,
+        end_by: Callable[[], float],
     ) -> None:
         self._assignments = assignments
         self._commits = commits
@@ -59,6 +61,7 @@ class Rebalance:
         self._make = make
         self._welcome = welcome
         self._revoke_timeout = revoke_timeout
+        self._end_by = end_by
         #: How often partitions were assigned, revoked and lost.
         self.assigned = 0
         self.revoked = 0
@@ -90,15 +93,18 @@ class Rebalance:
         if not partitions:
             return
         revoked = self._assignments.deactivate((one.topic, one.partition) for one in partitions)
-        deadline = self._clock.monotonic() + self._revoke_timeout
-        while (busy := self._busy(revoked)) and self._clock.monotonic() < deadline:
+        begun = self._clock.monotonic()
+        # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
+        while (busy := self._busy(revoked)) and self._clock.monotonic() < min(
+            begun + self._revoke_timeout, self._end_by()
+        ):
             self._clock.sleep(_LOOK_S)
         if busy:
             _log.warning(
-                "%d handlers of %s still run after %g s; their messages will be handled again by the next owner",
+                "%d handlers of %s still run after %.1f s; their messages will be handled again by the next owner",
                 len(busy),
                 _names(partitions),
-                self._revoke_timeout,
+                self._clock.monotonic() - begun,
             )
         self._commits.commit_revoked(consumer, revoked)
         self._drop(consumer, partitions, revoked)

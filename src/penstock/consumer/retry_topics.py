@@ -19,8 +19,10 @@ _log = logging.getLogger(__name__)
 ROUND = f"{RETRY_PREFIX}round"
 DUE = f"{RETRY_PREFIX}due-ms"
 ORIGIN = f"{RETRY_PREFIX}origin"
+TRIES = f"{RETRY_PREFIX}tries"
 
 _DIGITS = re.compile(rb"[0-9]{1,15}")
+_TRIES = re.compile(rb"[0-9]{1,9}")
 _ORIGIN = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 
 
@@ -46,7 +48,18 @@ def origin_of(record: Record, source: str) -> tuple[str, int, int]:
     return source, int(told[2]), int(told[3])
 
 
-def headers(record: Record, source: str, rounds: int, due: float) -> HeaderList:
+def tries_before(record: Record, source: str) -> int:
+    """Return how often a record was tried before it came to the retry topic; 0 where its header cannot be believed.
+
+    Args:
+        record: the record as it was fetched, from its own topic or from the retry topic.
+        source: its own topic.
+    """
+    told = None if record.topic() == source else _last(record, TRIES)
+    return int(told) if told is not None and _TRIES.fullmatch(told) else 0
+
+
+def headers(record: Record, source: str, rounds: int, due: float, attempts: int) -> HeaderList:
     """Return the headers a message goes to the retry topic with.
 
     Args:
@@ -54,6 +67,7 @@ def headers(record: Record, source: str, rounds: int, due: float) -> HeaderList:
         source: its own topic.
         rounds: how often it will have been there.
         due: when it may be tried again, in seconds since the epoch.
+        attempts: how often it was tried since it was fetched.
     """
     topic, partition, offset = origin_of(record, source)
     return [
@@ -61,6 +75,7 @@ def headers(record: Record, source: str, rounds: int, due: float) -> HeaderList:
         (ROUND, str(rounds)),
         (DUE, str(int(due * 1000))),
         (ORIGIN, f"{topic}/{partition}/{offset}"),
+        (TRIES, str(tries_before(record, source) + attempts)),
     ]
 
 
@@ -118,4 +133,4 @@ def _last(record: Record, name: str) -> bytes | None:
     return found
 
 
-__all__ = ["DUE", "ORIGIN", "ROUND", "RetryHeaders", "headers", "origin_of", "retry_topic"]
+__all__ = ["DUE", "ORIGIN", "ROUND", "TRIES", "RetryHeaders", "headers", "origin_of", "retry_topic", "tries_before"]

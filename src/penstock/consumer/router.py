@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
-from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
 from penstock.consumer.keying import Keying
+from penstock.consumer.weighing import weight_of_all
 from penstock.message import Record
 from penstock.routing import Run, Scheduler
 
@@ -102,9 +103,8 @@ class Router:
         touched: dict[int, ConsumerLane],
     ) -> None:
         if offsets[0] < assignment.tracker.position:
-            assignment = self._begin_again(assignment, offsets[0])
-        size_bytes = sum(map(len, records)) + OVERHEAD_BYTES * len(records)
-        block = assignment.tracker.register(offsets, None, size_bytes)
+            assignment = self._went_back(assignment, offsets[0])
+        block = assignment.tracker.register(offsets, None, weight_of_all(records, assignment))
         self.restored += len(offsets) - block.left
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
@@ -130,7 +130,7 @@ class Router:
             lane.append(run)
             touched[number] = lane
 
-    def _begin_again(self, former: Assignment, offset: int) -> Assignment:
+    def _went_back(self, former: Assignment, offset: int) -> Assignment:
         """Follow a log that went back (truncated, or reset by policy): a new incarnation starts at `offset`."""
         _log.warning(
             "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
@@ -138,8 +138,18 @@ class Router:
             former.tracker.position,
             offset,
         )
-        assignment = Assignment(former.topic, former.partition, former.route, start=offset)
+        return self.begin_again(former, offset)
+
+    def begin_again(self, former: Assignment, start: int | None) -> Assignment:
+        """Put a new incarnation of a partition in the place of the former, whose messages are let go.
+
+        Args:
+            former: the one that has it now.
+            start: the offset at which reading starts, or None where the first message will tell.
+        """
+        assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
         assignment.paused = former.paused
+        assignment.is_sought = start is None
         self._assignments.put(assignment)
         self._let_go()
         return assignment

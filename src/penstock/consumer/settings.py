@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
+
 from penstock import config as check
 from penstock.config import ClientConfig
 from penstock.consumer.limits import DeadLetterLimit
@@ -23,6 +25,8 @@ _OWNED = {
     "enable.partition.eof": "an end of a partition is not a message",
     "on_commit": "read `statistics()` for failed commits",
 }
+#: Messages that the client hands over in one call, at most.
+_MOST_FETCHED = 1_000_000
 _COOPERATIVE = "cooperative-sticky"
 
 #: What penstock sets unless the user does. By the client's own defaults a full local queue stops fetching for a whole
@@ -56,11 +60,11 @@ class ConsumerSettings:
             running.
         max_parked_bytes: bytes of all such messages. May change while running.
         commit_interval: how often the commit points are committed. May change while running.
-        stop_timeout: how long a stop waits for what was taken in.
+        stop_timeout: how long a stop waits for what was taken in, running handlers included.
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions.
         stall_after: how long a message may be in a handler before the watchdog reports it.
-        dead_letter_limit: when the consumer stops rather than give up one more message.
-        fetch_size: messages taken from the client in one go, at most.
+        dead_letter_limit: when the consumer stops rather than give up one more message; None for never.
+        fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.
         run_seconds: a worker's time slice with one lane.
         telemetry: where spans and metrics go; None for none.
         config: librdkafka's keys as they are.
@@ -75,10 +79,10 @@ class ConsumerSettings:
     max_parked: int = 10_000
     max_parked_bytes: int = 32 * 1024 * 1024
     commit_interval: float = 1.0
-    stop_timeout: float = 30.0
+    stop_timeout: float = 25.0
     revoke_timeout: float = 5.0
     stall_after: float = 60.0
-    dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit)
+    dead_letter_limit: DeadLetterLimit | None = None
     fetch_size: int = 10_000
     run_seconds: float = 0.01
     telemetry: Telemetry | None = None
@@ -97,11 +101,16 @@ class ConsumerSettings:
             "fetch_size",
         ):
             check.positive_int(option, getattr(self, option))
+        if self.fetch_size > _MOST_FETCHED:
+            raise ConfigurationError(
+                f"fetch_size is {self.fetch_size}, and the Kafka client hands over at most {_MOST_FETCHED} messages in "
+                "one go; give that or less"
+            )
         for option in ("commit_interval", "run_seconds", "stall_after"):
             check.positive(option, getattr(self, option))
         for option in ("stop_timeout", "revoke_timeout"):
             check.not_negative(option, getattr(self, option))
-        if not isinstance(self.dead_letter_limit, DeadLetterLimit):
+        if self.dead_letter_limit is not None and not isinstance(self.dead_letter_limit, DeadLetterLimit):
             raise ConfigurationError(
                 f"dead_letter_limit must be a DeadLetterLimit, but is {self.dead_letter_limit!r}; "
                 "give penstock.DeadLetterLimit(consecutive=...) or (ratio=...)"
@@ -144,15 +153,25 @@ class ConsumerSettings:
             "enable.auto.offset.store": False,
         }
 
+    @property
+    def offset_reset(self) -> int | None:
+        """Where a partition begins of which the group has no offset, as a logical offset; None where it may not."""
+        named = str(self.config.get("auto.offset.reset", _DEFAULTS["auto.offset.reset"])).lower()
+        if named in {"latest", "largest", "end"}:
+            return OFFSET_END
+        return OFFSET_BEGINNING if named in {"earliest", "smallest", "beginning"} else None
+
     def producer_config(self) -> dict[str, Any]:
         """Return the configuration of the producer of dead letters and retries: what of the user's it understands."""
         shared = {key: value for key, value in self.config.items() if not key.startswith(_CONSUMER_ONLY)}
         # What could be read must not be refused here for its size: the topic's own limit decides.
-        return {"message.max.bytes": _LARGEST_MESSAGE, **shared, "enable.idempotence": True, "linger.ms": 5}
+        return {**_PRODUCER_DEFAULTS, **shared, "enable.idempotence": True, "linger.ms": 5}
 
 
-#: Bytes; the most that the client library lets a producer be told.
-_LARGEST_MESSAGE = 1_000_000_000
+#: Of `message.max.bytes` the most that the client library lets a producer be told. A topic's own limit counts for what
+#: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
+#: in company.
+_PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}
 
 
 #: Settings of a consumer that a producer does not know, by prefix.

@@ -159,7 +159,7 @@ def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> 
         dead_letters=engine.outbox.dead_letters,
         dead_letter_failures=engine.outbox.failures,
         retry_topic=engine.outbox.put_off,
-        dropped=sum(station.dropped for station in stations),
+        dropped=sum(station.dropped for station in stations) + engine.outbox.dropped,
         filtered=sum(station.filtered for station in stations),
         in_flight=sum(one.in_flight for one in partitions),
         parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),

@@ -38,8 +38,10 @@ ResultT = TypeVar("ResultT")
 _SLICES = 5
 #: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
 _JOIN_S = 5.0
-#: Seconds that handlers may take to end when the loop does.
-_END_S = 1.0
+#: Seconds the loop's thread may take where handlers did not end though they were cancelled: they keep it still.
+_JOIN_STUCK_S = 0.1
+#: Seconds that handlers may take to end when they are cancelled, at least, and when the loop ends.
+_END_S = 0.5
 #: Seconds that handlers which never wait for anything may keep the loop from all that do.
 _ROUND_S = 0.01
 
@@ -88,6 +90,8 @@ class TaskPool:
         self._pump_asked = False
         self._round_at = 0.0
         self._ended = False
+        # Whether handlers did not end though they were cancelled. Written and read by who ends the pool.
+        self._stuck = False
         self._made = 0
         self._name = name
         #: The context variables that every handler finds. Written before the first task is made.
@@ -275,8 +279,9 @@ class TaskPool:
             return []
         under_way = [station.name for station in self.stations if station.record is not None]
         try:
-            self.run(self._cancel()).result(max(1.0, timeout))
+            self.run(self._cancel()).result(max(_END_S, timeout))
         except TimeoutError:
+            self._stuck = True
             _log.warning("handlers on the event loop of %s do not end though they were cancelled", self._name)
         return under_way
 
@@ -293,7 +298,7 @@ class TaskPool:
             self._loop.close()
         elif self.thread.is_alive():
             self._call(self._loop.stop)
-            self.thread.join(_JOIN_S)
+            self.thread.join(_JOIN_STUCK_S if self._stuck else _JOIN_S)
 
 
 __all__ = ["TaskPool"]

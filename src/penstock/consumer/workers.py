@@ -35,6 +35,8 @@ _QUICK_S = 50e-6
 _STUCK_S = 0.001
 #: Seconds between two looks at a thread that ends.
 _LOOK_S = 0.05
+#: Seconds that a thread which is not in a handler may take to end.
+_END_S = 1.0
 #: The weight of the last visit in the average.
 _LAST = 0.2
 
@@ -237,7 +239,7 @@ class WorkerPool:
             worker.tokens.put(_WAKE)
 
     def stop(self, timeout: float) -> list[Worker]:
-        """End the threads; return those still in a handler after `timeout` seconds."""
+        """End the threads; return those that are not back after `timeout` seconds, of users' code."""
         workers = self.workers
         for worker in workers:
             worker.retired = True
@@ -246,8 +248,9 @@ class WorkerPool:
         for worker in workers:
             while worker.thread.is_alive():
                 left = deadline - time.monotonic()
-                # One that is not in a handler ends at once, when it is its turn.
-                if left <= 0 and worker.station.record is not None:
+                # One that is not in a handler ends at once, when it is its turn; unless it is in a filter or a resource
+                # that does not come back.
+                if left <= (0 if worker.station.record is not None else -_END_S):
                     break
                 worker.thread.join(max(_LOOK_S, left))
         return [worker for worker in workers if worker.thread.is_alive()]

@@ -36,12 +36,12 @@ class LetterSettings:
     Attributes:
         group: the consumer group, for the headers.
         producer: the producer's settings, by librdkafka's names; they may hold secrets.
-        limit: when a task fails rather than give up one more message.
+        limit: when a task fails rather than give up one more message; None for never.
     """
 
     group: str
     producer: dict[str, Any] = field(repr=False)
-    limit: DeadLetterLimit
+    limit: DeadLetterLimit | None
 
     def producer_config(self) -> dict[str, Any]:
         """Return the producer's settings with a time after which it gives a dead letter up."""
@@ -119,6 +119,8 @@ class TaskLetters:
     def _check(self, place: str, error: BaseException) -> None:
         """Count a message that is given up against the limit."""
         limit, counts = self._settings.limit, self._counts()
+        if limit is None:
+            return
         self._in_a_row = self._in_a_row + 1 if counts.handled == self._handled_then else 1
         self._handled_then = counts.handled
         lost = counts.dead_letters + counts.dropped + 1

@@ -104,7 +104,7 @@ class HandlerSink:
     max_concurrency: int = field(default=1_000, kw_only=True)
     max_parked: int = field(default=1_000, kw_only=True)
     max_parked_bytes: int = field(default=32 * 1024 * 1024, kw_only=True)
-    dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit, kw_only=True)
+    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     headers: bool = field(default=True, kw_only=True)
     telemetry: Telemetry | None = field(default=None, kw_only=True, repr=False)
     _live: _Live = field(default_factory=_Live, init=False, repr=False, compare=False)

@@ -1,6 +1,6 @@
 """Which offsets of a partition are done, what may be committed, and how that is written down. Pure."""
 
-from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, decode, encode
+from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, decode, encode, owner_of
 from penstock.offsets.tracker import Block, CommitPoint, Tracker
 
-__all__ = ["MAX_METADATA_CHARS", "Block", "CommitPoint", "OffsetMap", "Tracker", "decode", "encode"]
+__all__ = ["MAX_METADATA_CHARS", "Block", "CommitPoint", "OffsetMap", "Tracker", "decode", "encode", "owner_of"]

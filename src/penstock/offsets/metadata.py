@@ -1,15 +1,16 @@
 """The offset map: which offsets above a commit point are done, written into Kafka's commit metadata.
 
-Format, version 1, all characters ASCII::
+Format, version 2, all characters ASCII::
 
-    "p1" kind base85(body)      kind: r run lengths, b bitmap; upper case when the body is deflated
-    body = crc32(committed offset, content) 4 bytes big-endian, content
+    "p2" kind base85(body)      kind: r run lengths, b bitmap; upper case when the body is deflated
+    body = crc32(owner, committed offset, kind, content) 4 bytes big-endian, content
+    owner = group, topic and partition, see `owner_of`
 
 Run lengths are LEB128 numbers that alternate *not done*, *done* from the committed offset on; the last run is done.
 The bitmap holds a bit for each offset from the committed one on, lowest bit first. The checksum ties a map to the
-offset it was committed with. The smallest form wins; run lengths are tried only where runs are few. By its defaults
-Kafka 4.3 takes 4,095 characters and refuses 4,096; a longer map is cut at its end, which costs a replay and never a
-loss.
+group, topic, partition and offset it was committed with, for there are tools that copy commits with their metadata.
+The smallest form wins; run lengths are tried only where runs are few. By its defaults Kafka 4.3 takes 4,095 characters
+and refuses 4,096; a longer map is cut at its end, which costs a replay and never a loss.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from itertools import islice
 #: and 4.3 refuses exactly that.
 MAX_METADATA_CHARS = 4095
 
-_PREFIX = "p1"
+_PREFIX = "p2"
 _CHECKSUM_BYTES = 4
 _OFFSET_BYTES = 8
 #: Bytes of body that fit: five characters of base 85 carry four bytes.
@@ -75,13 +76,19 @@ class OffsetMap:
         return low < len(self.done) and offset >= self.done[low].start
 
 
-def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS) -> str:
+def owner_of(group: str, topic: str, partition: int) -> bytes:
+    """Return what a map of this group and partition is tied to, so that no other is taken for it."""
+    return f"{group}\0{topic}\0{partition}".encode()
+
+
+def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS, owner: bytes = b"") -> str:
     """Write a map down.
 
     Args:
         base: the committed offset.
         done: the ranges done above it, rising and none empty; those that touch are joined.
         max_chars: characters that there may be.
+        owner: whose map it is, by `owner_of`.
 
     Returns:
         At most `max_chars` characters; empty when nothing is done above `base`. Ranges that do not fit are left out
@@ -89,7 +96,7 @@ def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS
     """
     kept = _joined(done)[:_MAX_RUNS]
     while kept:
-        text = _smallest(base, kept)
+        text = _smallest(base, kept, owner)
         if len(text) <= max_chars:
             return text
         # Shorten in proportion, and by one range at least, so that this ends.
@@ -97,7 +104,7 @@ def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS
     return ""
 
 
-def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METADATA_CHARS) -> str:
+def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METADATA_CHARS, owner: bytes = b"") -> str:
     """Write a map down as `encode` does, given a byte for each offset from `base` on: 1 where it is done.
 
     Where runs are many this costs a few passes in C, whatever their number; a busy partition does it every second.
@@ -108,11 +115,11 @@ def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METAD
         # Two bytes a run at least: the bitmap is smaller.
         digits = flags[::-1].translate(_DIGITS)
         bitmap = int(digits, 2).to_bytes((len(flags) + 7) // 8, "little")
-        text = _written(base, [("b", bitmap)])
+        text = _written(base, [("b", bitmap)], owner)
         if len(text) <= max_chars:
             return text
     runs_of_done = [range(base + run.start(), base + run.end()) for run in _RUN_OF_DONE.finditer(flags)]
-    return encode(base, runs_of_done, max_chars)
+    return encode(base, runs_of_done, max_chars, owner)
 
 
 def _joined(done: Sequence[range]) -> list[range]:
@@ -125,27 +132,33 @@ def _joined(done: Sequence[range]) -> list[range]:
     return joined
 
 
-def _smallest(base: int, done: Sequence[range]) -> str:
+def _smallest(base: int, done: Sequence[range], owner: bytes) -> str:
     forms = [("r", _run_lengths(base, done))]
     if (done[-1].stop - base) // 8 < _MAX_INFLATED_BYTES:
         forms.append(("b", _bitmap(base, done)))
-    return _written(base, forms)
+    return _written(base, forms, owner)
 
 
-def _written(base: int, forms: list[tuple[str, bytes]]) -> str:
+def _written(base: int, forms: list[tuple[str, bytes]], owner: bytes) -> str:
     """Return the smallest form, deflated or not, as text."""
     forms += [(kind.upper(), zlib.compress(content, 9)) for kind, content in forms]
     kind, content = min(forms, key=lambda form: len(form[1]))
-    body = _checksum(base, kind, content) + content
+    body = _checksum(owner, base, kind, content) + content
     return f"{_PREFIX}{kind}{base64.b85encode(body).decode('ascii')}"
 
 
-def decode(base: int, metadata: str | None) -> OffsetMap | None:  # noqa: PLR0911 - one for each way to be wrong
+def decode(base: int, metadata: str | None, owner: bytes = b"") -> OffsetMap | None:  # noqa: PLR0911 - one for each way to be wrong
     """Read a map that was committed with `base`.
 
+    Args:
+        base: the committed offset.
+        metadata: what was committed with it.
+        owner: whose map it must be, by `owner_of`.
+
     Returns:
-        The map, or None when there is none or it cannot be trusted: foreign, newer, cut, forged, or committed
-        with another offset. The work above `base` is then done again, never skipped.
+        The map, or None when there is none or it cannot be trusted: foreign, newer, cut, forged, or committed with
+        another offset, for another partition or by another group. The work above `base` is then done again, never
+        skipped.
     """
     if not metadata or not metadata.startswith(_PREFIX) or len(metadata) <= len(_PREFIX):
         return None
@@ -158,7 +171,7 @@ def decode(base: int, metadata: str | None) -> OffsetMap | None:  # noqa: PLR091
         if base64.b85encode(body).decode() != metadata[len(_PREFIX) + 1 :]:
             return None
         checksum, content = body[:_CHECKSUM_BYTES], body[_CHECKSUM_BYTES:]
-        if len(checksum) < _CHECKSUM_BYTES or checksum != _checksum(base, kind, content):
+        if len(checksum) < _CHECKSUM_BYTES or checksum != _checksum(owner, base, kind, content):
             return None
         if kind.isupper():
             inflater = zlib.decompressobj()
@@ -172,8 +185,10 @@ def decode(base: int, metadata: str | None) -> OffsetMap | None:  # noqa: PLR091
     return OffsetMap(base, done) if 0 < len(done) <= _MAX_READ_RUNS else None
 
 
-def _checksum(base: int, kind: str, content: bytes) -> bytes:
-    crc = zlib.crc32(content, zlib.crc32(kind.encode(), zlib.crc32(base.to_bytes(_OFFSET_BYTES, "big", signed=True))))
+def _checksum(owner: bytes, base: int, kind: str, content: bytes) -> bytes:
+    crc = 0
+    for part in (owner, base.to_bytes(_OFFSET_BYTES, "big", signed=True), kind.encode(), content):
+        crc = zlib.crc32(part, crc)
     return crc.to_bytes(_CHECKSUM_BYTES, "big")
 
 
@@ -232,4 +247,4 @@ def _read_bitmap(base: int, content: bytes) -> Iterator[range]:
         at = flags.find("1", stop)
 
 
-__all__ = ["MAX_METADATA_CHARS", "OffsetMap", "decode", "encode", "encode_flags"]
+__all__ = ["MAX_METADATA_CHARS", "OffsetMap", "decode", "encode", "encode_flags", "owner_of"]

@@ -68,9 +68,11 @@ class Tracker:
     Args:
         start: the offset at which reading starts: the watermark while nothing was registered.
         restored: what a former owner had done above `start`, as read from the commit metadata.
+        owner: whose offset maps it writes, by `owner_of`.
     """
 
-    def __init__(self, start: int, restored: OffsetMap | None = None) -> None:
+    def __init__(self, start: int, restored: OffsetMap | None = None, owner: bytes = b"") -> None:
+        self._owner = owner
         self._lock = threading.Lock()
         self._told: deque[tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]] = deque()
         self._blocks: SortedDict[int, Block] = SortedDict()
@@ -301,11 +303,11 @@ class Tracker:
             gaps = list(self._gaps()) if flags is None else []
             position = self._position
         if flags is not None:
-            return CommitPoint(watermark, encode_flags(watermark, flags, max_chars))
+            return CommitPoint(watermark, encode_flags(watermark, flags, max_chars, self._owner))
         if restored is not None:
             # Done by a former owner and not fetched again yet: it must outlive this owner too.
             gaps += [range(max(done.start, position), done.stop) for done in restored.done if done.stop > position]
-        return CommitPoint(watermark, encode(watermark, gaps, max_chars))
+        return CommitPoint(watermark, encode(watermark, gaps, max_chars, self._owner))
 
 
 __all__ = ["Block", "CommitPoint", "Tracker"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, ConsumerLane
+from penstock.consumer.assignments import Assignment, ConsumerLane
+from penstock.consumer.weighing import OVERHEAD_BYTES
 from penstock.testing.judge import InvariantBroken
 from penstock.testing.stepping import SteppedConsumer, SteppedWorker
 
@@ -46,7 +47,7 @@ def audit(who: str, consumer: SteppedConsumer) -> None:
             )
 
 
-def weigh(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: int, value_bytes: int) -> None:
+def weigh(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: int, message_bytes: int) -> None:
     """Check that the bytes in flight are those allowed, with one fetch and a message of each partition (I5).
 
     Args:
@@ -54,7 +55,7 @@ def weigh(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: 
         consumer: the consumer.
         limit_bytes: the limit.
         fetch_size: messages of a fetch.
-        value_bytes: bytes of a message's value, at most.
+        message_bytes: bytes of a message's key, value and headers, at most.
 
     Raises:
         InvariantBroken: there are more.
@@ -64,11 +65,11 @@ def weigh(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: 
     for assignment in assignments:
         tracker = assignment.tracker
         # In flight each weighs as the mean of its fetch, parked it weighs what it weighs: that is not exact.
-        weight += tracker.bytes_in_flight - tracker.parked[1] - value_bytes * tracker.in_flight
+        weight += tracker.bytes_in_flight - tracker.parked[1] - message_bytes * tracker.in_flight
         if not assignment.committed.offset <= tracker.watermark <= tracker.position:
             raise InvariantBroken(f"I3: {who} has the watermark of {assignment} at {tracker.watermark}")
     # One that holds next to nothing takes a message in whatever the others hold.
-    allowed = limit_bytes + (fetch_size + len(assignments)) * (value_bytes + OVERHEAD_BYTES)
+    allowed = limit_bytes + (fetch_size + len(assignments)) * (message_bytes + OVERHEAD_BYTES)
     if weight > allowed:
         raise InvariantBroken(f"I5: {who} has {weight} bytes in flight, and {allowed} are allowed with a fetch")
 

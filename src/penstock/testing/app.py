@@ -362,6 +362,7 @@ class TestApp:
             engine.router.stale,
             (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
             (engine.outbox.waiting, engine.outbox.unsettled, engine.outbox.dead_letters, engine.outbox.put_off),
+            engine.outbox.failures,
             (engine.commits.succeeded, engine.commits.failed),
             [assignment.paused for assignment in engine.assignments.all()],
             self.broker.generation(engine.group),

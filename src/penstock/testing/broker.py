@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 
 from penstock.errors import TopicNotFoundError
-from penstock.kafka import TopicSpec
+from penstock.kafka import TopicIds, TopicSpec
 from penstock.testing.assignor import Place
 from penstock.testing.clock import TestClock
 from penstock.testing.consumer_client import MemoryConsumer
@@ -24,6 +24,21 @@ from penstock.testing.log import Headers
 from penstock.testing.producer_client import MemoryProducer
 from penstock.testing.topics import Topics
 from penstock.testing.transaction import TestTransaction
+
+
+class AnsweredTopicIds:
+    """An answer that is there at once.
+
+    Args:
+        ids: the answer.
+    """
+
+    def __init__(self, ids: TopicIds) -> None:
+        self._ids = ids
+
+    def answer(self) -> TopicIds:
+        """Return it."""
+        return self._ids
 
 
 class TestBroker:
@@ -115,6 +130,18 @@ class TestBroker:
                 if spec.name not in counts:
                     self._topics.create(spec.name, spec.partitions, spec.config)
 
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:  # noqa: ARG002 - a cluster's method takes them
+        """Return nothing: no message is too large here."""
+        return {}
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> AnsweredTopicIds:
+        """Return the answer to which topics there are."""
+        with self._lock:
+            known, wanted = dict(self._topics.ids), list(topics)
+        absent = frozenset(topic for topic in wanted if topic not in known)
+        ids = {topic: known[topic] for topic in wanted if topic in known}
+        return AnsweredTopicIds(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
+
     # Topics and records
 
     def create_topic(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
@@ -136,6 +163,16 @@ class TestBroker:
         """Delete a topic with its records and the groups' offsets in it; groups that read it rebalance."""
         with self._lock:
             self._topics.delete(topic)
+
+    def recreate_topic(self, topic: str) -> None:
+        """Delete a topic and create it again at once: the groups' offsets in it go, and clients that read it go on.
+
+        So it is in Kafka where no metadata showed a client that the topic was gone: it reads the new log from where it
+        stood in the old one.
+        """
+        with self._lock:
+            self._topics.recreate(topic)
+            self._coordinator.forget_offsets(topic)
 
     def produce(
         self,

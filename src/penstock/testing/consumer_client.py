@@ -212,6 +212,19 @@ class MemoryConsumer:
             for one in partitions:
                 self._fetcher.resume((one.topic, one.partition))
 
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from an offset, or a logical one, and forget what was fetched.
+
+        Raises:
+            KafkaException: the partition is not assigned.
+        """
+        self._require_open()
+        place = (partition.topic, partition.partition)
+        with self._lock:
+            if place not in self._fetcher.assigned:
+                raise failed(codes.STATE, f"Failed to seek to offset {partition.offset}: Local: Erroneous state")
+            self._fetcher.seek(place, partition.offset)
+
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next offset to hand over; -1001 before the first message and for what is not assigned."""
         self._require_open()

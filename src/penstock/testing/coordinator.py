@@ -181,5 +181,11 @@ class Coordinator:
             if any(topic in member.topics for member in group.members.values()):
                 group.rebalance()
 
+    def forget_offsets(self, topic: str) -> None:
+        """Forget the groups' offsets in a topic, as when it is deleted."""
+        for offsets in self.offsets.values():
+            for place in [one for one in offsets if one[0] == topic]:
+                del offsets[place]
+
 
 __all__ = ["MAX_METADATA", "Commit", "CommitRequest", "Coordinator", "Offset"]

@@ -110,6 +110,13 @@ class Fetcher:
         if part is not None:
             part.paused = False
 
+    def seek(self, place: Place, offset: int) -> None:
+        """Forget what was fetched, and go on from an offset."""
+        part = self.assigned[place]
+        part.version += 1
+        part.buffered = part.stopped = False
+        part.next = offset
+
     def refill(self) -> None:
         """Fetch of every partition of which nothing waits."""
         for part in self.assigned.values():

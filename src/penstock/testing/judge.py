@@ -20,7 +20,7 @@ from penstock.consumer.handlers import Handler, OnFailure
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.retry_topics import ROUND, retry_topic
 from penstock.message import Message, Record
-from penstock.offsets import decode
+from penstock.offsets import decode, owner_of
 from penstock.testing.assignor import Place
 from penstock.testing.broker import TestBroker
 
@@ -76,6 +76,7 @@ class Judge:
     """
 
     def __init__(self, group: str, handlers: Mapping[str, Handler], broker: TestBroker) -> None:
+        self._group = group
         self._broker = broker
         self._handlers = dict(handlers)
         self._orders = {topic: Ordering(one.order, one.keyless, 1, one.key) for topic, one in handlers.items()}
@@ -259,7 +260,7 @@ class Judge:
             undone = self.ledgers[point.topic, point.partition].undone
             if undone and undone[0] < point.offset:
                 raise InvariantBroken(f"I3: {who} commits {point} although {undone[0]} is not done")
-            told = decode(point.offset, point.metadata)
+            told = decode(point.offset, point.metadata, owner_of(self._group, point.topic, point.partition))
             for done in () if told is None else told.done:
                 at = bisect_left(undone, done.start)
                 if at < len(undone) and undone[at] < done.stop:

@@ -32,8 +32,9 @@ _LAST_TURNS = 3_000
 _LAST_STRIDE_S = 5.0
 #: How often a group is helped that a commit has left behind which arrived twice.
 _CATCH_UPS = 100
-#: The longest value that is written.
-_VALUE_BYTES = 16
+#: The longest key and value that are written, and with them the headers of a message in a retry topic.
+_MESSAGE_BYTES = 32
+_RETRIED_BYTES = 700
 
 
 class SimulatedFailure(Exception):  # noqa: N818 - a failure is what it stands for
@@ -81,6 +82,8 @@ class Simulation:
         self.clock = self.broker.clock
         for topic in app.handlers:
             self.broker.create_topic(topic, partitions)
+        is_retried = any(one.retry_delays for one in app.handlers.values())
+        self._message_bytes = _RETRIED_BYTES if is_retried else _MESSAGE_BYTES
         self.judge = Judge(app.name, app.handlers, self.broker)
         self.instances: list[Instance] = []
         #: What was done, for a report; and the step it is at.
@@ -271,7 +274,7 @@ class Simulation:
             instance.consumer,
             limit_bytes=self._most_bytes,
             fetch_size=self.settings.fetch_size,
-            value_bytes=_VALUE_BYTES,
+            message_bytes=self._message_bytes,
         )
 
     def take(self, instance: Instance, worker: SteppedWorker) -> bool:

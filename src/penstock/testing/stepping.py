@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.cluster import RebalanceCallback
+from penstock.cluster import RebalanceCallback, TopicIdsAnswer
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain
@@ -142,6 +142,10 @@ class SteppedClient:
         """Hand over again."""
         self.inner.resume(partitions)
 
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from an offset."""
+        self.inner.seek(partition)
+
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Begin with these partitions."""
         self.inner.incremental_assign(partitions)
@@ -263,6 +267,14 @@ class SteppedConsumer:
         """Create the topics that are absent."""
         self._broker.ensure_topics(specs)
 
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have."""
+        return self._broker.message_limits(topics)
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+        """Ask which topics there are."""
+        return self._broker.ask_topic_ids(topics)
+
     def _sleep(self, seconds: float) -> None:
         if self._client is not None and self._client.in_callback:
             self._wait(seconds)
@@ -333,7 +345,8 @@ class SteppedConsumer:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
         engine = self.engine
-        return explain(engine.assignments.all(), self.stations, engine.scheduler, self.clock.monotonic())
+        now, context = self.clock.monotonic(), engine.context()
+        return explain(engine.assignments.all(), self.stations, engine.scheduler, now, context)
 
 
 __all__ = ["SteppedClient", "SteppedClock", "SteppedConsumer", "SteppedWorker"]

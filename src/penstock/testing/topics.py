@@ -24,6 +24,9 @@ class Topics:
         self._clock = clock
         self._topics: dict[str, list[PartitionLog]] = {}
         self._turn: dict[str, int] = {}
+        #: Id of each topic; one that is made anew gets another.
+        self.ids: dict[str, str] = {}
+        self._made = 0
         #: Every log by topic and partition.
         self.logs: dict[Place, PartitionLog] = {}
         #: Called with the name of a topic that came, went or grew.
@@ -70,7 +73,17 @@ class Topics:
         if partitions < 1:
             raise ValueError(f"topic {topic} needs at least one partition, but {partitions} were asked for")
         kind = LOG_APPEND_TIME if config.get("message.timestamp.type") == "LogAppendTime" else CREATE_TIME
+        self._made += 1
+        self.ids[topic] = f"id-{self._made}"
         self._put(topic, [PartitionLog(topic, number, kind) for number in range(partitions)])
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and create it again, so quickly that no client's metadata showed it gone."""
+        logs = self.logs_of(topic)
+        self._made += 1
+        self.ids[topic] = f"id-{self._made}"
+        self._topics[topic] = [PartitionLog(topic, log.partition, log.type) for log in logs]
+        self.logs.update({(topic, log.partition): log for log in self._topics[topic]})
 
     def grow(self, topic: str, partitions: int) -> None:
         """Let a topic have more partitions."""
@@ -82,7 +95,7 @@ class Topics:
         """Delete a topic with all that is in it."""
         for log in self.logs_of(topic):
             del self.logs[topic, log.partition]
-        del self._topics[topic]
+        del self._topics[topic], self.ids[topic]
         self.on_change(topic)
 
     def _put(self, topic: str, logs: list[PartitionLog]) -> None:

@@ -11,17 +11,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.kafka import reason, told_offset
+from penstock.kafka import AskedTopicIds, reason, told_offset
 from penstock.transactions.log_identity import DONE, HALF, OP
 from penstock.transactions.topics import StoreTopics
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
-#: What a broker says that has no topic ids: 16 zero bytes in base 64.
-_NO_ID = "A" * 22
 
 
 class Bounds(NamedTuple):
@@ -53,10 +51,10 @@ class _Asked:
     at: float
     lows: Mapping[TopicPartition, Future[Any]]
     ends: Mapping[TopicPartition, Future[Any]]
-    ids: Mapping[str, Future[Any]]
+    ids: AskedTopicIds
 
     def futures(self) -> Iterable[Future[Any]]:
-        return (*self.lows.values(), *self.ends.values(), *self.ids.values())
+        return (*self.lows.values(), *self.ends.values(), *self.ids.futures.values())
 
 
 class LogBounds:
@@ -97,7 +95,7 @@ class LogBounds:
             now,
             self._admin.list_offsets(dict.fromkeys(places, first), request_timeout=_ANSWER_S),
             self._admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ANSWER_S),
-            self._admin.describe_topics(TopicCollection(list(self._logs)), request_timeout=_ANSWER_S),
+            AskedTopicIds(self._admin, self._logs, _ANSWER_S),
         )
 
     def answer(self) -> Look | None:
@@ -113,19 +111,15 @@ class LogBounds:
             for place in lows
             if place in ends
         }
-        return Look(asked.at, bounds, _ids(self._logs, _results(asked.ids, failures)), failures)
+        found = asked.ids.wait()
+        failures.update(found.failures)
+        return Look(asked.at, bounds, {self._logs[name]: one for name, one in found.ids.items()}, failures)
 
 
 def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
     """Return the ids of half, op and done by log, waiting for the answer; without those that are not told."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-    asked = admin.describe_topics(TopicCollection(list(logs)), request_timeout=_ANSWER_S)
-    return _ids(logs, _results(asked, {}))
-
-
-def _ids(logs: Mapping[str, str], described: Mapping[str, Any]) -> dict[str, str]:
-    named = {logs[name]: str(found.topic_id) for name, found in described.items()}
-    return {log: topic_id for log, topic_id in named.items() if topic_id != _NO_ID}
+    return {logs[name]: one for name, one in AskedTopicIds(admin, logs, _ANSWER_S).wait().ids.items()}
 
 
 def _results(

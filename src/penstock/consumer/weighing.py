@@ -1,0 +1,53 @@
+"""What messages weigh in the limits on bytes: key, value and headers, and the objects around them.
+
+The client tells the length of a value alone. A key costs a call; headers cost as much as all the rest of the routing,
+for asking makes Python's objects of them. So of many messages at once some stand for the others, as long as none of a
+partition has shown headers of a size that matters; from then on each is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.consumer.assignments import Assignment
+from penstock.message import Record, headers_of
+
+#: Bytes that a message takes beside its key, value and headers: the objects of the client and of Python.
+OVERHEAD_BYTES = 300
+#: Bytes that a header takes beside its name and content.
+_HEADER_BYTES = 150
+#: Of so many messages one stands for the others, the first among them, in a fetch of several times as many.
+_ASKED = 16
+_MANY = 4 * _ASKED
+#: Bytes of headers in one message from which on each of its partition is asked.
+_LARGE_BYTES = 1024
+
+
+def weight_of(record: Record) -> int:
+    """Return the bytes that a message takes, about."""
+    return OVERHEAD_BYTES + len(record) + len(record.key() or b"") + _header_bytes(record)
+
+
+def weight_of_all(records: Sequence[Record], assignment: Assignment) -> int:
+    """Return the bytes that messages of one partition take, about. On the poll thread only."""
+    weight = OVERHEAD_BYTES * len(records) + sum(map(len, records))
+    weight += sum([len(key) for record in records if (key := record.key())])
+    asked = records if assignment.large_headers or len(records) < _MANY else records[::_ASKED]
+    sizes = [_header_bytes(record) for record in asked]
+    if not assignment.large_headers and max(sizes) >= _LARGE_BYTES:
+        assignment.large_headers = True
+        sizes = [_header_bytes(record) for record in records]
+    return weight + sum(sizes) * len(records) // len(sizes)
+
+
+def _header_bytes(record: Record) -> int:
+    try:
+        headers = headers_of(record)
+    except UnicodeDecodeError:
+        return 0  # they cannot be had at all
+    if not headers:
+        return 0
+    return sum([_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers])
+
+
+__all__ = ["OVERHEAD_BYTES", "weight_of", "weight_of_all"]

@@ -1,0 +1,100 @@
+"""What `explain` names beside the message itself: another topic's parked key, a dead letter, a topic that is gone."""
+
+from __future__ import annotations
+
+import pytest
+import tenacity
+from confluent_kafka import KafkaError
+
+import penstock
+from penstock.consumer import Explanation, LitePushConsumer, handler
+from penstock.consumer.topic_watch import TopicWatch
+from penstock.kafka import TopicIds
+from penstock.message import Message
+from penstock.testing import TestApp, TestBroker
+
+
+def app_of(*topics: str, attempts: int = 5, dead_letter: bool = False) -> penstock.App:
+    """An app that fails every message of the value `poison`, and is tried again after a minute."""
+    app = penstock.App("app", bootstrap_servers="memory:0")
+
+    @app.handler(*topics, retry=penstock.retry(attempts, wait=tenacity.wait_fixed(60)), dead_letter=dead_letter)
+    def handle(message: Message) -> None:
+        if message.value == b"poison":
+            raise ValueError
+
+    return app
+
+
+def of_topic(test: TestApp, topic: str) -> Explanation:
+    return next(one for one in test.explain() if one.topic == topic)
+
+
+def test_a_key_that_is_parked_in_another_topic_is_named() -> None:
+    with TestApp(app_of("orders", "payments")) as test:
+        test.send("orders", "poison", key="k")
+        test.settle()
+        test.send("payments", "fine", key="k")
+        test.settle()
+
+        said = of_topic(test, "payments")
+
+        assert (said.blocking_offset, said.state) == (0, "behind its key")
+        assert "it waits for orders[0]@0 of its key" in str(said)
+        test.crash()
+
+
+def test_a_dead_letter_that_cannot_be_written_is_told_with_its_topic_and_the_brokers_words() -> None:
+    with TestApp(app_of("t", attempts=1, dead_letter=True)) as test:
+        test.broker.fail("produce", KafkaError.TOPIC_AUTHORIZATION_FAILED, times=100)
+        test.send("t", "poison")
+        test.settle()
+
+        said = of_topic(test, "t")
+
+        assert (said.state, said.blocking_offset) == ("dead letter", 0)
+        assert "it cannot be written to dlq.t: " in str(said)
+        assert "TOPIC_AUTHORIZATION_FAILED" in str(said)
+        test.crash()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (TopicIds({}, frozenset({"t"}), {"t": "no such topic"}), "the topic does not exist"),
+        (TopicIds({}, frozenset(), {"t": "timed out"}), "brokers do not tell of the topic: timed out"),
+    ],
+    ids=["gone", "no broker"],
+)
+def test_a_topic_that_cannot_be_had_has_no_lag_and_says_so(
+    answer: TopicIds, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TestApp(app_of("t")) as test:
+        test.send("t", "fine")
+        test.advance(30)
+        before = of_topic(test, "t")
+        monkeypatch.setattr(TopicWatch, "_compare", _compare_with(answer))
+        test.advance(30)
+
+        said = of_topic(test, "t")
+
+        assert (before.lag, before.trouble) == (0, None)
+        assert (said.lag, said.trouble) == (None, says)
+        assert says in str(said)
+
+
+def _compare_with(answer: TopicIds) -> object:
+    compare = TopicWatch._compare
+    return lambda self, _found: compare(self, answer)
+
+
+def test_a_member_without_partitions_says_what_that_may_be() -> None:
+    broker = TestBroker()
+    broker.create_topic("t")
+    consumer = LitePushConsumer("g", {"t": handler(lambda _: None)}, bootstrap_servers="memory:0", cluster=broker)
+    consumer._loop = consumer._engine.connect(broker)
+
+    (said,) = consumer.explain()
+
+    assert (said.partition, said.state) == (-1, "no partition")
+    assert "waits for a member that died until its session ends" in str(said)

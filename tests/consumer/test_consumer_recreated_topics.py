@@ -1,0 +1,109 @@
+"""A topic that is deleted and created again while it is read: nothing of the new one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+import penstock
+from conftest import has_leaders
+from kafka_tools import committed, produce
+from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
+from penstock.kafka import TopicSpec, ensure_topics
+from penstock.testing import TestApp
+from waiting import wait_until
+
+
+def app_of(seen: list[bytes | None], **config: object) -> penstock.App:
+    app = penstock.App("app", bootstrap_servers="memory:0", config=config)
+    app.handler("t")(lambda message: seen.append(message.value))
+    return app
+
+
+def recreate(test: TestApp, count: int) -> None:
+    """Let the app stand at 51, and make the topic anew with so many messages."""
+    for number in range(51):
+        test.send("t", f"old {number}")
+    test.advance(30)
+    test.broker.recreate_topic("t")
+    for number in range(count):
+        test.send("t", f"new {number}")
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[bytes | None] = []
+
+    with TestApp(app_of(seen)) as test:
+        recreate(test, 60)
+        test.advance(30)
+        committed = test.committed("t")
+
+    assert {value for value in seen if value is not None and value.startswith(b"new")} == {
+        b"new %d" % number for number in range(60)
+    }
+    assert committed == {0: 60}
+    assert "topic t was deleted and created again" in caplog.text
+
+
+def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_position() -> None:
+    seen: list[bytes | None] = []
+
+    with TestApp(app_of(seen)) as test:
+        recreate(test, 0)
+        test.advance(30)
+        empty = test.committed("t")
+        for number in range(60):
+            test.send("t", f"new {number}")
+        test.advance(30)
+
+    assert empty == {}
+    assert seen[51:] == [b"new %d" % number for number in range(60)]
+
+
+@pytest.mark.parametrize("reset", ["latest", "error"])
+def test_a_topic_that_was_made_anew_follows_the_reset_policy(reset: str) -> None:
+    seen: list[bytes | None] = []
+
+    with TestApp(app_of(seen, **{"auto.offset.reset": "earliest"})) as test:
+        test.send("t", "first")
+        test.advance(30)
+    app = app_of(seen, **{"auto.offset.reset": reset})
+    with TestApp(app, test.broker) as test:
+        recreate(test, 60)
+        if reset == "error":
+            with pytest.raises(PenstockError, match="forbids to begin anew"):
+                test.advance(30)
+            return
+        test.advance(30)
+        test.send("t", "later")
+        test.advance(30)
+
+    assert seen[-1] == b"later"
+
+
+def test_a_topic_that_is_made_anew_on_a_real_broker_loses_nothing(
+    broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consumer.topic_watch._EVERY_S", 0.3)
+    servers, topic = broker.bootstrap_servers, new_topic()
+    seen: list[bytes | None] = []
+    app = penstock.App(f"app-{topic}", bootstrap_servers=servers, commit_interval=0.1)
+    app.handler(topic)(lambda message: seen.append(message.value))
+
+    with app.start() as running:
+        produce(servers, topic, [(b"k", b"old")] * 51)
+        wait_until(lambda: committed(servers, f"app-{topic}", topic, 1)[0].offset == 51)
+        wait_until(lambda: running._consumer is not None and running._consumer._loop.topic_watch._ids)
+        for future in admin.delete_topics([topic]).values():
+            future.result(30)
+        wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
+        ensure_topics(admin, servers, [TopicSpec(topic, 1)])
+        wait_until(lambda: has_leaders(admin, topic, 1))
+        new = [b"new %d" % number for number in range(60)]
+        produce(servers, topic, [(b"k", value) for value in new])
+
+        wait_until(lambda: set(new) <= set(seen), timeout=90)
+        wait_until(lambda: committed(servers, f"app-{topic}", topic, 1)[0].offset == 60)
