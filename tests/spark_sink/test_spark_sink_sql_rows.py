@@ -6,7 +6,7 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -25,6 +25,8 @@ from penstock.errors import SinkError
 from penstock.spark_sink import DeadLetters, SqlSink, reducing, staging
 from penstock.spark_sink.databases import parse_url
 from penstock.spark_sink.rejects import Rejected
+from penstock.spark_sink.restarts import lasts
+from penstock.spark_sink.sinks import ledger_positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,6 +46,7 @@ class ArrowFrame:
     lost: bool = False
     between: Callable[[], object] = lambda: None
     run: str | None = None
+    query: str = ""
     answers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -53,8 +56,16 @@ class ArrowFrame:
 
     @property
     def sparkSession(self) -> mock.Mock:  # noqa: N802 - Spark's name
-        """A session that knows the run, as Spark's does inside of a query."""
-        properties = {"streaming.sql.batchId": "0", "spark.jobGroup.id": self.run} if self.run else {}
+        """A session that knows query and run, as Spark's does inside of a query."""
+        number, run = "0", self.run or "some run"
+        properties = {
+            "streaming.sql.batchId": number,
+            "spark.jobGroup.id": run,
+            "sql.streaming.queryId": "some id",
+            "spark.job.description": f"{self.query}\nid = some id\nrunId = {run}\nbatch = {number}",
+        }
+        if not self.run and not self.query:
+            properties = {}
         return mock.Mock(**{"sparkContext.getLocalProperty.side_effect": properties.get})
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
@@ -292,6 +303,33 @@ def test_what_another_copy_of_the_query_has_stored_is_not_taken_for_this_one_s(w
 
     stored = database.rows("SELECT id FROM events ORDER BY id")
     assert stored == [("other",), ("row0",), ("row1",), ("row2",), ("row3",), ("row4",)]
+
+
+def test_two_queries_feed_one_table_and_each_has_a_ledger_of_its_own(way: tuple[TestDatabase, str]) -> None:
+    database, staged = way
+    sink = SqlSink(database.url, "events", staging=staged)  # type: ignore[arg-type] # as above
+    for start in ("first", "second"):
+        for name, offsets in (("even", (0, 2, 4)), ("<br/>odd", (1, 3))):
+            rows = [(0, offset, f"row{offset}", 1) for offset in offsets]
+            sink(frame(PRICES, rows, query=name, run=f"{start} of {name}"), 0)
+    replace(sink, name="even")(frame(PRICES, [(0, 4, "row4", 1), (0, 6, "row6", 1)]), 1)
+
+    assert database.rows("SELECT id FROM events ORDER BY id") == [(f"row{n}",) for n in (0, 1, 2, 3, 4, 6)]
+    assert ledger_positions(sink, "even", [("orders", 0), ("orders", 1)]) == {("orders", 0): 7}
+    assert ledger_positions(sink, "<br/>odd", [("orders", 0)]) == sink.position("<br/>odd") == {("orders", 0): 4}
+    assert sink.position() == {}
+    assert ledger_positions(sink.position, "even", [("orders", 0)]) is None  # what has no ledger
+
+
+def test_a_ledger_that_does_not_know_queries_is_refused(way: tuple[TestDatabase, str]) -> None:
+    database, staged = way
+    sink = SqlSink(database.url, "events", staging=staged)  # type: ignore[arg-type] # as above
+    database.execute("CREATE TABLE penstock_ledger (target TEXT, topic TEXT, n INTEGER)")
+
+    for ask in (lambda: sink(frame(PRICES, [(0, 0, "a", 1)]), 0), sink.position):
+        with pytest.raises(SinkError, match=r"penstock_ledger lacks the column query.*another ledger_table") as caught:
+            ask()
+        assert lasts(caught.value)
 
 
 def test_what_a_lost_task_has_copied_is_not_stored(postgresql: TestDatabase) -> None:

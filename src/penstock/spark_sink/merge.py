@@ -2,8 +2,8 @@
 
     lock the ledger's rows -> merge what is staged -> advance the ledger
 
-Two queries that feed one table by mistake meet at the ledger's rows: the second waits for the first to
-commit, and then finds its own rows applied.
+A second copy of a query, started by mistake, meets the first at the ledger's rows: it waits for the first to
+commit, and then finds its own rows applied. Queries of other names have rows of their own.
 """
 
 from __future__ import annotations
@@ -25,32 +25,49 @@ NUMBER = "penstock_number"
 _RANK = "penstock_rank"
 
 
-def read_ledger(connection: sa.Connection, ledger: sa.Table, target: str) -> Standing:
-    """Return the ledger of a table as it stands, without locking it."""
-    return _standing(connection, sa.select(ledger).where(ledger.c.target == target))
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose the rows of a ledger are.
+
+    Attributes:
+        query: name of the query; empty for one that has none.
+        target: table that the query fills.
+    """
+
+    query: str
+    target: str
+
+    def rows(self, ledger: sa.Table) -> sa.ColumnElement[bool]:
+        """Return the condition that is true for them."""
+        return sa.and_(ledger.c.query == self.query, ledger.c.target == self.target)
+
+
+def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner) -> Standing:
+    """Return the ledger of a query and table as it stands, without locking it."""
+    return _standing(connection, sa.select(ledger).where(owner.rows(ledger)))
 
 
 def lock_ledger(
     connection: sa.Connection,
     database: Database,
     ledger: sa.Table,
-    target: str,
+    owner: Owner,
     parts: Iterable[TopicPartition],
 ) -> Standing:
-    """Lock the ledger's rows of a target table and return them.
+    """Lock the ledger's rows of a query and table and return them.
 
     A row that is absent is made first: there must be something to lock. The order is fixed, so that two
     transactions cannot wait for each other.
     """
     rows = [
-        {"target": target, "topic": topic, "partition": partition, "next_offset": 0}
+        {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": 0}
         for topic, partition in sorted(parts)
     ]
     connection.execute(database.insert(ledger).on_conflict_do_nothing(), rows)
     return _standing(
         connection,
         sa.select(ledger)
-        .where(ledger.c.target == target, ledger.c.topic.in_({row["topic"] for row in rows}))
+        .where(owner.rows(ledger), ledger.c.topic.in_({row["topic"] for row in rows}))
         .order_by(ledger.c.topic, ledger.c.partition)
         .with_for_update(),
     )
@@ -65,13 +82,13 @@ def _standing(connection: sa.Connection, statement: sa.Select[Any]) -> Standing:
 
 
 def advance_ledger(
-    connection: sa.Connection, ledger: sa.Table, target: str, offsets: Offsets, batch: str | None
+    connection: sa.Connection, ledger: sa.Table, owner: Owner, offsets: Offsets, batch: str | None
 ) -> None:
     """Write the next offset of each partition, and which batch it comes from. The rows exist and are locked."""
     statement = (
         sa.update(ledger)
         .where(
-            ledger.c.target == target,
+            owner.rows(ledger),
             ledger.c.topic == sa.bindparam("of_topic"),
             ledger.c.partition == sa.bindparam("of_partition"),
         )
@@ -190,4 +207,4 @@ def _names(table: sa.Table) -> list[str]:
     return [str(column.name) for column in table.columns]
 
 
-__all__ = ["NUMBER", "Merge", "advance_ledger", "lock_ledger", "numbered", "read_ledger"]
+__all__ = ["NUMBER", "Merge", "Owner", "advance_ledger", "lock_ledger", "numbered", "read_ledger"]

@@ -24,7 +24,15 @@ from penstock.spark_sink.databases import Database
 from penstock.spark_sink.ledger import Standing, advanced, refuse_late, replayed
 from penstock.spark_sink.reducing import Reduction, Taken, reduced, staged_schema
 from penstock.spark_sink.rejects import Rejected, RowRefusedError, Screen, concerns_a_row, in_halves
-from penstock.spark_sink.sql_schema import POSITION, casts_of, columns_of, ledger_table, require_fitting
+from penstock.spark_sink.sinks import Origin
+from penstock.spark_sink.sql_schema import (
+    POSITION,
+    casts_of,
+    columns_of,
+    ledger_table,
+    require_fitting,
+    require_ledger,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +67,7 @@ class Publication:
         database: what is particular to it.
         frame: the frame's columns.
         batch_id: number of the batch.
-        run: id of the query's run, where it is known.
+        origin: which query handed it over.
     """
 
     sink: SqlSink
@@ -67,7 +75,12 @@ class Publication:
     database: Database
     frame: pa.Schema
     batch_id: int
-    run: str | None
+    origin: Origin
+
+    @property
+    def owner(self) -> merge.Owner:
+        """Whose rows of the ledger the batch moves."""
+        return merge.Owner(self.origin.query, self.sink.table)
 
     def prepare(self, connection: sa.Connection) -> Tables:
         """Make the tables that do not exist and check those that do; the transaction is the caller's.
@@ -91,6 +104,7 @@ class Publication:
         if not all(inspector.has_table(name, schema=sink.schema) for name in (sink.table, sink.ledger_table)):
             self.database.lock_schema(connection)
             metadata.create_all(connection)
+        require_ledger(connection, ledger)
         require_fitting(connection, target, sink.key)
         casts = casts_of(connection, target)
         return Tables(merge.Merge(self.database, target, sink.key, sink.add, sink.delete, casts), ledger)
@@ -111,7 +125,7 @@ class Publication:
             try:
                 with self.database.session(self.url) as connection, connection.begin():
                     tables = self.prepare(connection)
-                    standing = merge.lock_ledger(connection, self.database, tables.ledger, self.sink.table, parts)
+                    standing = merge.lock_ledger(connection, self.database, tables.ledger, self.owner, parts)
                     reduction = self._reduction(standing, exact=exact)
                     staged = sa.Table(
                         STAGING,
@@ -155,7 +169,7 @@ class Publication:
             exact = False
             for _ in range(_RACES):
                 with connection.begin():
-                    standing = merge.read_ledger(connection, tables.ledger, sink.table)
+                    standing = merge.read_ledger(connection, tables.ledger, self.owner)
                 stage = staging.create_stage(connection, prefix, sink.schema, schema)
                 task = staging.StagingTask(
                     self.url.render_as_string(hide_password=False),
@@ -181,7 +195,7 @@ class Publication:
                     staging.remove_stage(connection, stage)
         raise SinkError(
             f"batch {self.batch_id} for table {sink.table} met another writer {_RACES} times over; is a second copy of "
-            "the query running? stop one, or give each a ledger_table of its own; nothing of the batch was stored"
+            "the query running? stop one, or give each a name of its own; nothing of the batch was stored"
         )
 
     def _settle_staged(
@@ -200,7 +214,7 @@ class Publication:
         if report.refused is not None:
             raise RowRefusedError
         with connection.begin():
-            locked = merge.lock_ledger(connection, self.database, tables.ledger, self.sink.table, report.taken.spans)
+            locked = merge.lock_ledger(connection, self.database, tables.ledger, self.owner, report.taken.spans)
             if any(locked.offsets[part] != standing.offsets.get(part, 0) for part in report.taken.spans):
                 return False
             staging.require_copied(connection, stage, report.copied)
@@ -230,8 +244,8 @@ class Publication:
             RowRefusedError: a row was refused; to be called anew with all rows, and `exact`.
             SinkError: more rows were refused than may be, or dead letters could not be written.
         """
-        sink = self.sink
-        refuse_late(standing.batches, taken.replayed, self.run, self.batch_id, f"table {sink.table}")
+        sink, run = self.sink, self.origin.run
+        refuse_late(standing.batches, taken.replayed, run, self.batch_id, f"table {sink.table}")
         self._tell_replayed(standing, taken)
         rejected = list(taken.rejected)
         if len(rejected) <= sink.most_rejects:
@@ -242,9 +256,9 @@ class Publication:
         if rejected:
             self._give_up(sorted(rejected))
         offsets = advanced(standing.offsets, taken.spans)
-        batch = None if self.run is None else f"{self.run}/{self.batch_id}"
+        batch = None if run is None else f"{run}/{self.batch_id}"
         if offsets:
-            merge.advance_ledger(connection, tables.ledger, sink.table, offsets, batch)
+            merge.advance_ledger(connection, tables.ledger, self.owner, offsets, batch)
 
     def _merge_in_pieces(
         self, connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause, most: int

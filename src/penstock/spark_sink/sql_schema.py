@@ -224,10 +224,11 @@ def _is_whole(kind: sa.types.TypeEngine[Any]) -> bool:
 
 
 def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """Return the ledger's table: one row per target table, topic and partition."""
+    """Return the ledger's table: one row per query, target table, topic and partition."""
     return sa.Table(
         quoted_name(name, quote=True),
         metadata,
+        sa.Column("query", sa.Text, primary_key=True),
         sa.Column("target", sa.Text, primary_key=True),
         sa.Column("topic", sa.Text, primary_key=True),
         sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
@@ -238,6 +239,21 @@ def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) ->
     )
 
 
+def require_ledger(connection: sa.Connection, ledger: sa.Table) -> None:
+    """Check that the ledger's table, which exists, tells queries apart.
+
+    Raises:
+        SinkError: it does not: an earlier version has made it, or it is no ledger.
+    """
+    found = sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)
+    if not any(column["name"] == "query" for column in found):
+        raise SinkError(
+            f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
+            "not fit what the frame needs; name another ledger_table, or make this one anew: rename it, let a sink's "
+            "check make the new one, and insert the old rows with the name of the query that they belong to"
+        )
+
+
 __all__ = [
     "POSITION",
     "ROW",
@@ -246,5 +262,6 @@ __all__ = [
     "columns_of",
     "ledger_table",
     "require_fitting",
+    "require_ledger",
     "sql_type",
 ]

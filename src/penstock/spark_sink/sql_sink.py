@@ -6,7 +6,7 @@ offset of each partition in the database itself (`ledger`), in the same transact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -18,11 +18,11 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import merge
 from penstock.spark_sink.databases import database_of, parse_url
 from penstock.spark_sink.dead_letters import DeadLetters
-from penstock.spark_sink.planning import Offsets
-from penstock.spark_sink.sinks import arrow_schema, require_places, run_of
+from penstock.spark_sink.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks import Origin, arrow_schema, origin_of, require_places
 from penstock.spark_sink.sql_errors import refused
 from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
-from penstock.spark_sink.sql_schema import POSITION, ledger_table
+from penstock.spark_sink.sql_schema import POSITION, ledger_table, require_ledger
 from penstock.spark_sink.staging import ATTEMPT
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class SqlSink:
     acknowledged before the database commits: a crash in between writes them again.
 
     A topic that was deleted and made anew begins at offset 0, below its ledger: its rows count as applied
-    until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger knows topics
-    by name: topics of one name on two clusters need a `ledger_table` each.
+    until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger belongs to the
+    query by name, so that several may fill one table; under another name all is stored again. It knows topics by name
+    too: topics of one name on two clusters need a query, or a `ledger_table`, each.
 
     Attributes:
         url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
@@ -69,8 +70,9 @@ class SqlSink:
         delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
             key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
-        ledger_table: table of the ledger; queries that fill one table from the same topic in different ways
-            need one each.
+        ledger_table: table of the ledger, which many sinks may share.
+        name: of the query, in the ledger; Spark's name of the query that hands the batches over if None. Spark Connect
+            does not tell it, but for queries that `start_sink` starts.
         schema: schema of PostgreSQL that holds the table and the ledger; the connection's own if None.
         dead_letters: where the messages of refused rows go.
         max_rejects: refused rows that a batch may have; more end it.
@@ -86,6 +88,7 @@ class SqlSink:
     delete: str | None = field(default=None, kw_only=True)
     keep_position: bool = field(default=False, kw_only=True)
     ledger_table: str = field(default="penstock_ledger", kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
     schema: str | None = field(default=None, kw_only=True)
     dead_letters: DeadLetters | None = field(default=None, kw_only=True)
     max_rejects: int = field(default=1_000, kw_only=True)
@@ -101,6 +104,8 @@ class SqlSink:
         url = parse_url(self.url)
         not_empty("table", self.table)
         not_empty("ledger_table", self.ledger_table)
+        if self.name is not None:
+            not_empty("name", self.name)
         if len({self.table, self.ledger_table, STAGING, ORDERED}) < 4:  # noqa: PLR2004 - four names, all different
             raise ConfigurationError(
                 f"table and ledger_table must differ from each other and from {STAGING} and {ORDERED}; rename one"
@@ -146,7 +151,7 @@ class SqlSink:
         Raises:
             SinkError: they cannot, column by column; or the database cannot be reached.
         """
-        publication = self._publication(schema, None, -1)
+        publication = self._publication(schema, Origin(self.name or ""), -1)
         try:
             with publication.database.session(publication.url) as connection, connection.begin():
                 publication.prepare(connection)
@@ -160,7 +165,7 @@ class SqlSink:
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
         """
-        publication = self._publication(batch.schema, run_of(batch), batch_id)
+        publication = self._publication(batch.schema, origin_of(batch, self.name), batch_id)
         try:
             if self.staging == "executors" and publication.url.get_backend_name() == "postgresql":
                 publication.from_executors(batch, self.writers)
@@ -169,8 +174,20 @@ class SqlSink:
         except sa.exc.SQLAlchemyError as error:
             raise refused(error, self.table, publication.url, batch_id) from None  # not chained, as above
 
-    def position(self) -> Offsets:
+    def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the ledger of a query for some partitions; see `ledger_positions`.
+
+        Raises:
+            SinkError: the database cannot be asked.
+        """
+        wanted = set(partitions)
+        return {part: offset for part, offset in self.position(query).items() if part in wanted}
+
+    def position(self, query: str = "") -> Offsets:
         """Return the ledger: of each partition, the next offset that the table takes. Empty before the first batch.
+
+        Args:
+            query: name of the query, where the sink has none of its own.
 
         Raises:
             SinkError: the database cannot be asked.
@@ -181,17 +198,18 @@ class SqlSink:
             with database_of(url).session(url) as connection, connection.begin():
                 if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
                     return {}
-                return merge.read_ledger(connection, ledger, self.table).offsets
+                require_ledger(connection, ledger)
+                return merge.read_ledger(connection, ledger, merge.Owner(self.name or query, self.table)).offsets
         except sa.exc.SQLAlchemyError as error:
             raise refused(error, self.ledger_table, url, None) from None  # not chained, as above
 
-    def _publication(self, schema: StructType, run: str | None, batch_id: int) -> Publication:
+    def _publication(self, schema: StructType, origin: Origin, batch_id: int) -> Publication:
         url = parse_url(self.url)
         frame = arrow_schema(schema)
         self._require_columns(frame)
         if url.get_backend_name() == "postgresql":
             self._require_short_names(frame)
-        return Publication(self, url, database_of(url), frame, batch_id, run)
+        return Publication(self, url, database_of(url), frame, batch_id, origin)
 
     def _require_columns(self, schema: pa.Schema) -> None:
         gone = [] if self.delete is None else [self.delete]
