@@ -252,7 +252,7 @@ def test_an_unreachable_database_is_told_without_its_password(frame_of: FrameOf,
     )
 
     with pytest.raises(SinkError, match=r"refused by table t at postgresql\+psycopg://127.0.0.1:1/db: ") as pg:
-        SqlSink(address, "t", ["id"])(frame, 0)
+        SqlSink(address, "t", ["id"], tries=1)(frame, 0)
     with pytest.raises(SinkError, match=r"at postgresql\+psycopg://127.0.0.1,127.0.0.1:1,2/: ") as query:
         SqlSink("postgresql://?host=127.0.0.1,127.0.0.1&port=1,2&password=canary-4711", "t").position()
     with pytest.raises(SinkError, match="unable to open database file"):

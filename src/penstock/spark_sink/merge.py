@@ -148,6 +148,8 @@ class Merge:
             keys = sa.tuple_(*(self.target.c[name] for name in self.key))
             connection.execute(sa.delete(self.target).where(keys.in_(dead)))
             living = living.where(sa.not_(gone))
+        # In the order of the keys, so that two queries with keys in common do not wait for each other crosswise.
+        living = living.order_by(*(newest.c[name] for name in self.key))
         statement = self.database.insert(self.target).from_select(names, living)
         changes = {
             name: _sum(self.target.c[name], statement.excluded[name]) if name in self.add else statement.excluded[name]

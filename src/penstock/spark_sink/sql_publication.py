@@ -11,7 +11,7 @@ refused rows are alone: then it ends as if row after row had been applied in the
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -57,6 +57,17 @@ class Tables:
     ledger: sa.Table
 
 
+@dataclass(slots=True)
+class Outcome:
+    """What is known of the tries of one batch.
+
+    Attributes:
+        is_asked: whether a commit was asked for, so that what stands of this batch may be of a try before.
+    """
+
+    is_asked: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One micro-batch on its way into a table.
@@ -68,6 +79,7 @@ class Publication:
         frame: the frame's columns.
         batch_id: number of the batch.
         origin: which query handed it over.
+        outcome: what is known of the tries before.
     """
 
     sink: SqlSink
@@ -76,6 +88,7 @@ class Publication:
     frame: pa.Schema
     batch_id: int
     origin: Origin
+    outcome: Outcome = field(default_factory=Outcome)
 
     @property
     def owner(self) -> merge.Owner:
@@ -108,6 +121,19 @@ class Publication:
         require_fitting(connection, target, sink.key)
         casts = casts_of(connection, target)
         return Tables(merge.Merge(self.database, target, sink.key, sink.add, sink.delete, casts), ledger)
+
+    def publish(self, batch: DataFrame) -> None:
+        """Store the batch; may be called again where it failed, and then finds what it has stored.
+
+        Raises:
+            SinkError: nothing was stored.
+            LostTaskError: the same, and another try may help.
+            sqlalchemy.exc.SQLAlchemyError: the same, but at the commit, when it is not known; the database says why.
+        """
+        if self.sink.staging == "executors" and self.url.get_backend_name() == "postgresql":
+            self.from_executors(batch, self.sink.writers)
+        else:
+            self.from_driver(batch)
 
     def from_driver(self, batch: DataFrame) -> None:
         """Collect the batch on the driver and store it.
@@ -245,7 +271,10 @@ class Publication:
             SinkError: more rows were refused than may be, or dead letters could not be written.
         """
         sink, run = self.sink, self.origin.run
-        refuse_late(standing.batches, taken.replayed, run, self.batch_id, f"table {sink.table}")
+        batch = None if run is None else f"{run}/{self.batch_id}"
+        # A commit whose answer was lost is no second call of the sink.
+        others = {part: one for part, one in standing.batches.items() if not (self.outcome.is_asked and one == batch)}
+        refuse_late(others, taken.replayed, run, self.batch_id, f"table {sink.table}")
         self._tell_replayed(standing, taken)
         rejected = list(taken.rejected)
         if len(rejected) <= sink.most_rejects:
@@ -256,9 +285,9 @@ class Publication:
         if rejected:
             self._give_up(sorted(rejected))
         offsets = advanced(standing.offsets, taken.spans)
-        batch = None if run is None else f"{run}/{self.batch_id}"
         if offsets:
             merge.advance_ledger(connection, tables.ledger, self.owner, offsets, batch)
+        self.outcome.is_asked = True
 
     def _merge_in_pieces(
         self, connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause, most: int

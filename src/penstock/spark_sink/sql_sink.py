@@ -6,12 +6,14 @@ offset of each partition in the database itself (`ledger`), in the same transact
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import sqlalchemy as sa
+import tenacity
 
 from penstock.config import names, not_empty, positive_int
 from penstock.errors import ConfigurationError, SinkError
@@ -20,7 +22,7 @@ from penstock.spark_sink.databases import database_of, parse_url
 from penstock.spark_sink.dead_letters import DeadLetters
 from penstock.spark_sink.planning import Offsets, TopicPartition
 from penstock.spark_sink.sinks import Origin, arrow_schema, origin_of, require_places
-from penstock.spark_sink.sql_errors import refused
+from penstock.spark_sink.sql_errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
 from penstock.spark_sink.sql_schema import POSITION, ledger_table, require_ledger
 from penstock.spark_sink.staging import ATTEMPT
@@ -28,6 +30,11 @@ from penstock.spark_sink.staging import ATTEMPT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Seconds before a batch is tried again: some 0.2, twice as many each time, up to 10.
+_WAIT = tenacity.wait_exponential(multiplier=0.2, max=10) + tenacity.wait_random(0, 0.2)
 
 #: Beginning of the names of columns and tables that the sink makes for itself.
 _OWN = ATTEMPT.partition("_")[0] + "_"
@@ -79,6 +86,8 @@ class SqlSink:
         staging: for PostgreSQL, whether rows come from the executors or through the driver. Behind a pooler that
             gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
         writers: connections that executors may have at a time.
+        tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses
+            the connection, or breaks a deadlock or a conflict of transactions at this batch's cost.
     """
 
     url: str = field(repr=False)
@@ -94,6 +103,7 @@ class SqlSink:
     max_rejects: int = field(default=1_000, kw_only=True)
     staging: Literal["executors", "driver"] = field(default="executors", kw_only=True)
     writers: int = field(default=16, kw_only=True)
+    tries: int = field(default=8, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -125,6 +135,7 @@ class SqlSink:
                 raise ConfigurationError("schema is set, but an SQLite file has none; leave it out")
         positive_int("max_rejects", self.max_rejects)
         positive_int("writers", self.writers)
+        positive_int("tries", self.tries)
         if self.staging not in ("executors", "driver"):
             raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
 
@@ -167,12 +178,25 @@ class SqlSink:
         """
         publication = self._publication(batch.schema, origin_of(batch, self.name), batch_id)
         try:
-            if self.staging == "executors" and publication.url.get_backend_name() == "postgresql":
-                publication.from_executors(batch, self.writers)
-            else:
-                publication.from_driver(batch)
+            self._tries(batch_id)(publication.publish, batch)
+        except LostTaskError as error:
+            raise SinkError(str(error)) from None
         except sa.exc.SQLAlchemyError as error:
             raise refused(error, self.table, publication.url, batch_id) from None  # not chained, as above
+
+    def _tries(self, batch_id: int) -> tenacity.Retrying:
+        def tell(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            facts = facts_of(error) if isinstance(error, sa.exc.SQLAlchemyError) else [str(error)]
+            _log.warning("batch %d for table %s is tried again: %s", batch_id, self.table, ", ".join(facts))
+
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(self.tries),
+            wait=_WAIT,
+            retry=tenacity.retry_if_exception(is_transient),
+            before_sleep=tell,
+            reraise=True,
+        )
 
     def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
         """Return the ledger of a query for some partitions; see `ledger_positions`.
