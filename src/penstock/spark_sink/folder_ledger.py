@@ -23,6 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger import Standing
 from penstock.spark_sink.planning import from_json, to_json
@@ -49,18 +52,39 @@ class FolderState:
     Attributes:
         number: number of its newest batch, 0 where there is none.
         queries: the ledger of each query that has stored something, by its name.
+        columns: the type of every column that a batch had, in Spark's words, by its name.
+        split_by: columns by which the batches are split into folders, in their order.
     """
 
     number: int = 0
     queries: Mapping[str, Standing] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    split_by: tuple[str, ...] = ()
 
     def ledger_of(self, query: str) -> Standing:
         """Return the ledger of a query."""
         return self.queries.get(query) or Standing()
 
-    def after(self, query: str, standing: Standing) -> FolderState:
-        """Return what the folder holds after a batch that leaves a query's ledger so."""
-        return FolderState(self.number + 1, {**self.queries, query: standing})
+    def differences(self, columns: Mapping[str, str], split_by: tuple[str, ...]) -> list[str]:
+        """Say what keeps a batch of these columns from being read together with those that are there."""
+        if not self.number:
+            return []
+        found = [
+            f"column {name} is {held} in the folder and {columns[name]} in the frame"
+            for name, held in self.columns.items()
+            if columns.get(name, held) != held
+        ]
+        if split_by != self.split_by:
+            found.append(
+                f"the folder is split by ({', '.join(self.split_by)}), and the frame by ({', '.join(split_by)})"
+            )
+        return found
+
+    def after(
+        self, query: str, standing: Standing, columns: Mapping[str, str], split_by: tuple[str, ...]
+    ) -> FolderState:
+        """Return what the folder holds after a batch of these columns that leaves a query's ledger so."""
+        return FolderState(self.number + 1, {**self.queries, query: standing}, {**self.columns, **columns}, split_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +118,12 @@ class FolderLedger:
                     f"{path} is a ledger of format {held['format']}, and this version of penstock knows {_FORMAT}; "
                     "write into another folder"
                 )
-            return FolderState(number, {query: _from_json(one) for query, one in held["queries"].items()})
+            return FolderState(
+                number,
+                {query: _from_json(one) for query, one in held["queries"].items()},
+                dict(held["columns"]),
+                tuple(held["split_by"]),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, MessageFormatError) as error:
             raise SinkError(
                 f"{path}, the ledger of the newest batch, cannot be read ({type(error).__name__}); without it nobody "
@@ -130,7 +159,8 @@ class FolderLedger:
             SinkError: the file system refused; nothing is visible.
         """
         queries = {query: _to_json(standing) for query, standing in sorted(after.queries.items())}
-        text = json.dumps({"format": _FORMAT, "queries": queries}, indent=1)
+        held = {"format": _FORMAT, "queries": queries, "columns": dict(after.columns), "split_by": after.split_by}
+        text = json.dumps(held, indent=1)
         try:
             (staged / LEDGER_FILE).write_text(text, encoding="utf-8")
             for folder, _, files in os.walk(staged):
@@ -147,6 +177,23 @@ class FolderLedger:
         except OSError as error:
             raise self._failed(f"may have lost batch {after.number}", error) from error
         return True
+
+    def count(self, staged: Path) -> int:
+        """Return the rows of a staged batch by the footers of its files, as readers would find them.
+
+        Raises:
+            SinkError: a file cannot be read.
+        """
+        # Spark's rule of what readers pass over.
+        names = (path.relative_to(staged) for path in staged.rglob("*.parquet"))
+        seen = [name for name in names if not any(part[0] in "._" and "=" not in part for part in name.parts)]
+        try:
+            return sum(pq.read_metadata(staged / name).num_rows for name in seen)
+        except (OSError, pa.ArrowException) as error:
+            raise SinkError(
+                f"folder {self.folder}: a file that was just written cannot be read ({type(error).__name__}); check "
+                "the disk; nothing of the batch is visible"
+            ) from error
 
     @staticmethod
     def discard(staged: Path) -> None:

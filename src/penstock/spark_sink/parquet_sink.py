@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from penstock.config import names, not_empty
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink.folder_ledger import BATCH_COLUMN, FolderLedger
+from penstock.spark_sink.folder_ledger import BATCH_COLUMN, FolderLedger, FolderState
 from penstock.spark_sink.frames import POSITION, census, is_applied, require_columns, tell_replay
 from penstock.spark_sink.ledger import Standing, advanced, refuse_late, replayed
 from penstock.spark_sink.planning import Offsets, TopicPartition
@@ -91,9 +91,10 @@ class ParquetSink:
         """Say what is wrong with a frame of this schema.
 
         Raises:
-            SinkError: a column is missing, or one has a name that the sink needs.
+            SinkError: a column is missing, has a name that the sink needs, or another type than in the folder.
         """
-        self._stored(schema.names)
+        stored = self._stored(schema.names)
+        self._require_fitting(FolderLedger(Path(self.folder)).read(), schema, stored)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -136,6 +137,7 @@ class ParquetSink:
         """Write what is not applied yet; return whether it stands, by this or another copy's hand."""
         ledger, query, run = FolderLedger(Path(self.folder)), origin.query, origin.run
         state = ledger.read()
+        columns = self._require_fitting(state, batch.schema, stored)
         standing = state.ledger_of(query)
         counted = census(batch, standing.offsets, f"folder {self.folder}")
         again = replayed(standing.offsets, counted.spans)
@@ -152,19 +154,42 @@ class ParquetSink:
                     f"batch {batch_id}: what Spark wrote into folder {self.folder} is not to be seen from the driver; "
                     "name a file system that the driver and all executors share"
                 )
+            written, expected = ledger.count(staged), counted.rows - counted.applied
+            if written != expected:
+                raise SinkError(
+                    f"batch {batch_id}: of {expected} rows that Spark wrote into folder {self.folder} the driver sees "
+                    f"{written}; name a file system that the driver and all executors share; nothing of the batch is "
+                    "visible"
+                )
             moved = advanced(standing.offsets, counted.spans)
             # Of a run that is not known nothing can be said later: then the partition has no entry.
             held = {part: batch for part, batch in standing.batches.items() if part not in moved}
             batches = held if run is None else held | dict.fromkeys(moved, f"{run}/{batch_id}")
             after = Standing(standing.offsets | moved, batches)
-            while not ledger.publish(staged, state.after(query, after)):
+            while not ledger.publish(staged, state.after(query, after, columns, self._split_by)):
                 state = ledger.read()
+                self._require_fitting(state, batch.schema, stored)
                 if state.ledger_of(query) != standing:
                     return False
                 # A batch of another query came first: this one goes behind it as it is.
             return True
         finally:
             ledger.discard(staged)
+
+    @property
+    def _split_by(self) -> tuple[str, ...]:
+        return tuple(self.partition_by)
+
+    def _require_fitting(self, state: FolderState, schema: StructType, stored: list[str]) -> dict[str, str]:
+        """Return the types of the columns to store, or raise `SinkError`: readers take a column to be of one type."""
+        columns = {name: schema[name].dataType.simpleString() for name in stored}
+        wrong = state.differences(columns, self._split_by)
+        if wrong:
+            raise SinkError(
+                f"folder {self.folder} does not fit the frame: {'; '.join(wrong)}; nobody could read both: cast the "
+                "column in the query, give it another name, or write into another folder"
+            )
+        return columns
 
     def _stored(self, columns: Iterable[str]) -> list[str]:
         """Return the columns to store, or raise `SinkError`."""
