@@ -27,11 +27,14 @@ from penstock.spark_sink.rejects import Rejected, RowRefusedError, Screen, conce
 from penstock.spark_sink.sinks import Origin
 from penstock.spark_sink.sql_schema import (
     POSITION,
+    add_columns,
     casts_of,
     columns_of,
+    lacks_columns,
     ledger_table,
     require_fitting,
     require_ledger,
+    whole_sums,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ class Publication:
         return merge.Owner(self.origin.query, self.sink.table)
 
     def prepare(self, connection: sa.Connection) -> Tables:
-        """Make the tables that do not exist and check those that do; the transaction is the caller's.
+        """Make the tables, and columns, that do not exist and check those that do; the transaction is the caller's.
 
         Raises:
             SinkError: the table does not fit the frame.
@@ -109,7 +112,8 @@ class Publication:
         target = sa.Table(
             quoted_name(sink.table, quote=True),
             metadata,
-            *columns_of(self.frame, stored, sink.key),
+            *columns_of(self.frame, stored, sink.key, sink.add),
+            *(whole_sums(self.frame, sink.add) if self.url.get_backend_name() == "sqlite" else ()),
             schema=None if sink.schema is None else quoted_name(sink.schema, quote=True),
         )
         ledger = ledger_table(sink.ledger_table, metadata, sink.schema)
@@ -118,7 +122,11 @@ class Publication:
             self.database.lock_schema(connection)
             metadata.create_all(connection)
         require_ledger(connection, ledger)
-        require_fitting(connection, target, sink.key)
+        if sink.evolve and lacks_columns(connection, target):
+            # The one who had the lock before may have added them: they are looked for again.
+            self.database.lock_schema(connection)
+            add_columns(connection, target)
+        require_fitting(connection, target, sink.key, sink.add)
         casts = casts_of(connection, target)
         return Tables(merge.Merge(self.database, target, sink.key, sink.add, sink.delete, casts), ledger)
 
@@ -156,7 +164,7 @@ class Publication:
                     staged = sa.Table(
                         STAGING,
                         sa.MetaData(),
-                        *columns_of(reduction.schema, reduction.schema.names),
+                        *columns_of(reduction.schema, reduction.schema.names, summed=self.sink.add),
                         prefixes=["TEMPORARY"],
                         postgresql_on_commit="DROP",  # SQLite's ends with the connection
                     )
@@ -251,7 +259,7 @@ class Publication:
     def _reduction(self, standing: Standing, *, exact: bool) -> Reduction:
         sink = self.sink
         postgresql = self.url.get_backend_name() == "postgresql"
-        screen = Screen(sink.key, no_nan=() if postgresql else (*sink.key, *sink.add), no_nul=postgresql)
+        screen = Screen(sink.key, no_nan=() if postgresql else self.frame.names, no_nul=postgresql)
         return Reduction(staged_schema(self.frame, sink.add), screen, sink.key, sink.add, standing.offsets, exact)
 
     def _settle(

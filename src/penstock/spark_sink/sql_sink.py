@@ -24,7 +24,7 @@ from penstock.spark_sink.planning import Offsets, TopicPartition
 from penstock.spark_sink.sinks import Origin, arrow_schema, origin_of, require_places
 from penstock.spark_sink.sql_errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
-from penstock.spark_sink.sql_schema import POSITION, ledger_table, require_ledger
+from penstock.spark_sink.sql_schema import POSITION, SQLITE_DIGITS, ledger_table, require_ledger
 from penstock.spark_sink.staging import ATTEMPT
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class SqlSink:
 
     PostgreSQL is filled from the executors, each of which must reach it and have psycopg; nothing but a report comes
     to the driver. For SQLite the batch is collected on the driver: bound it with the source's `maxOffsetsPerTrigger`.
+    Values are stored as they are, or not at all: in SQLite decimals of more than 15 digits are texts, and a row with
+    NaN, which it would store as NULL, is refused.
 
     A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
     message goes there, the batch goes on, and the table ends as if the row had never been sent. Dead letters are
@@ -70,10 +72,13 @@ class SqlSink:
     Attributes:
         url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
             hold a password. Errors show host, port and database of it.
-        table: table to write; made from the frame's columns if it does not exist, and checked if it does: where the
-            query starts by `start_sink` and `App.sink`, at the first batch by plain `foreachBatch`.
+        table: table to write, of PostgreSQL also as `schema.table`; made from the frame's columns if it does not exist,
+            and checked if it does: where the query starts by `start_sink` and `App.sink`, at the first batch by plain
+            `foreachBatch`.
         key: columns that identify a row, never NULL; empty to append.
-        add: number columns that are added to what the table holds instead of replacing it, for totals.
+        add: number columns that are added to what the table holds instead of replacing it, for totals. A table that is
+            made has the widest type of their kind for them: BIGINT, DOUBLE PRECISION or NUMERIC(38). SQLite adds no
+            decimals.
         delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
             key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
@@ -86,6 +91,8 @@ class SqlSink:
         staging: for PostgreSQL, whether rows come from the executors or through the driver. Behind a pooler that
             gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
         writers: connections that executors may have at a time.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
+            never are.
         tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses
             the connection, or breaks a deadlock or a conflict of transactions at this batch's cost.
     """
@@ -103,6 +110,7 @@ class SqlSink:
     max_rejects: int = field(default=1_000, kw_only=True)
     staging: Literal["executors", "driver"] = field(default="executors", kw_only=True)
     writers: int = field(default=16, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
     tries: int = field(default=8, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -113,6 +121,7 @@ class SqlSink:
         """
         url = parse_url(self.url)
         not_empty("table", self.table)
+        self._split_table(url)
         not_empty("ledger_table", self.ledger_table)
         if self.name is not None:
             not_empty("name", self.name)
@@ -138,6 +147,19 @@ class SqlSink:
         positive_int("tries", self.tries)
         if self.staging not in ("executors", "driver"):
             raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
+
+    def _split_table(self, url: sa.URL) -> None:
+        """Take `schema.table` for what everybody means by it; with `schema` set, a dot is a part of the name."""
+        if self.schema is not None or "." not in self.table:
+            return
+        schema, _, table = self.table.partition(".")
+        if url.get_backend_name() == "sqlite" or not schema or not table or "." in table:
+            raise ConfigurationError(
+                f"table is {self.table!r}, which is no name of a table and a schema; for PostgreSQL give schema and "
+                "table apart, for SQLite a name without a dot"
+            )
+        object.__setattr__(self, "schema", schema)
+        object.__setattr__(self, "table", table)
 
     def _check_delete(self) -> None:
         if self.delete is None:
@@ -233,6 +255,8 @@ class SqlSink:
         self._require_columns(frame)
         if url.get_backend_name() == "postgresql":
             self._require_short_names(frame)
+        else:
+            self._require_sums_of_sqlite(frame)
         return Publication(self, url, database_of(url), frame, batch_id, origin)
 
     def _require_columns(self, schema: pa.Schema) -> None:
@@ -257,6 +281,14 @@ class SqlSink:
             raise SinkError(f"add names {', '.join(wrong)}, which holds no numbers; cast it, or take it out of add")
         if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
             raise SinkError(f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL")
+
+    def _require_sums_of_sqlite(self, schema: pa.Schema) -> None:
+        decimals = [name for name in self.add if pa.types.is_decimal(schema.field(name).type)]
+        if decimals:
+            raise SinkError(
+                f"add names {', '.join(decimals)}, a decimal of the frame, and SQLite adds decimals as floats of "
+                f"{SQLITE_DIGITS} digits; cast it to a whole number of its smallest unit, or to a double"
+            )
 
     def _require_short_names(self, schema: pa.Schema) -> None:
         given = (self.schema or "", self.table, self.ledger_table, *schema.names)
