@@ -192,6 +192,26 @@ def test_a_table_that_does_not_fit_is_told_column_by_column(frame_of: FrameOf, t
     assert "column id is string in the table and long in the frame" in str(caught.value)
 
 
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_columns_that_are_new_are_added_where_that_is_asked_for(tmp_path: Path, key: tuple[str, ...]) -> None:
+    DeltaSink(str(tmp_path), key, name="q")(frame(NUMBER, [(0, 0, 0), (0, 1, 1)]), 0)
+    more = {"some": pa.list_(pa.string()), **NUMBER, "offset too": pa.int64()}
+    batch = frame(more, [(0, 2, ["x"], 2, 2), (0, 3, None, 3, None)])
+
+    with pytest.raises(SinkError, match="the table lacks the frame's column some"):
+        DeltaSink(str(tmp_path), key, name="q").check(batch.schema)
+    sink = DeltaSink(str(tmp_path), key, name="q", evolve=True)
+    sink.check(batch.schema)
+    sink(batch, 1)
+    sink(batch, 1)
+
+    assert found(tmp_path, "n", "some", "offset too") == [
+        (0, None, None), (1, None, None), (2, ["x"], 2), (3, None, None)
+    ]  # fmt: skip
+    with pytest.raises(SinkError, match="the table lacks the frame's column id"):
+        DeltaSink(str(tmp_path), ["id"], name="q", evolve=True).check(frame({**more, "id": pa.string()}, []).schema)
+
+
 #: A value of each type that a frame may have.
 TYPES = {
     "bool": "true", "i8": "1Y", "i16": "1S", "i32": "1", "i64": "1L", "f32": "1.5F", "f64": "1.5D",

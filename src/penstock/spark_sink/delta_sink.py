@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 
 from penstock.config import names, not_empty
@@ -68,6 +68,8 @@ class DeltaSink:
         name: of the query, in the application ids `<name>/<topic>/<partition>`. It is the memory of what was stored:
             under another name all of it is stored again. Queries that fill one table need one each.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there, in a commit of
+            their own; those of the key never are.
         storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
     """
 
@@ -75,6 +77,7 @@ class DeltaSink:
     key: Sequence[str] = ()
     name: str = field(kw_only=True)
     keep_position: bool = field(default=False, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
@@ -168,8 +171,10 @@ class DeltaSink:
             run: id of the query's run, where it is known.
             again: whether this was tried before; what then stands of this batch is that try's.
         """
-        table = self._opened(rows.select(stored).schema)
-        self._require_fitting(table, rows.select(stored).schema)
+        schema = rows.select(stored).schema
+        table = self._opened(schema)
+        self._require_fitting(table, schema)
+        self._add_columns(table, schema)
         spans = _spans(rows)
         ledger: Offsets = {}
         for part in spans:
@@ -235,6 +240,14 @@ class DeltaSink:
             raise SinkError(f"the frame for table {self.path} has no column to store; add one, or set keep_position")
         return stored
 
+    def _add_columns(self, table: DeltaTable, schema: pa.Schema) -> None:
+        """Add the frame's columns that the table lacks; `_require_fitting` has seen to it that they may be."""
+        held = {one.name for one in table.schema().fields}
+        more = [Field(name, kind, nullable=True) for name, kind in _delta_types(schema).items() if name not in held]
+        if more:
+            # Upon the version that was opened: where another writer was first, the batch begins anew.
+            table.alter.add_columns(more, commit_properties=CommitProperties(max_commit_retries=0))
+
     def _require_fitting(self, table: DeltaTable, schema: pa.Schema) -> None:
         if _RETENTION in table.metadata().configuration:
             raise ConfigurationError(
@@ -243,7 +256,11 @@ class DeltaSink:
             )
         held = {one.name: one.type for one in table.schema().fields}
         given = _delta_types(schema)
-        wrong = [f"the table lacks the frame's column {name}" for name in given if name not in held]
+        wrong = [
+            f"the table lacks the frame's column {name}"
+            for name in given
+            if name not in held and (not self.evolve or name in self.key)
+        ]
         wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
         wrong += [
             f"column {name} is {_type_name(held[name])} in the table and {_type_name(given[name])} in the frame"
