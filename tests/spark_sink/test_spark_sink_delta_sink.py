@@ -192,6 +192,21 @@ def test_a_table_that_does_not_fit_is_told_column_by_column(frame_of: FrameOf, t
     assert "column id is string in the table and long in the frame" in str(caught.value)
 
 
+@pytest.mark.parametrize("key", [(), ("t",)])
+def test_large_types_of_arrow_are_taken(tmp_path: Path, key: tuple[str, ...]) -> None:
+    sink = DeltaSink(str(tmp_path), key, name="q", keep_position=True)
+    small = frame({"t": pa.string(), "b": pa.binary()}, [(0, 0, "x", b"x")])
+    large: Any = frame({"t": pa.large_string(), "b": pa.large_binary()}, [(0, 0, "x", b"x"), (0, 1, "y", b"y")])
+    # As with `spark.sql.execution.arrow.useLargeVarTypes`.
+    large.rows = large.rows.set_column(0, "topic", large.rows["topic"].cast(pa.large_string()))
+
+    sink(small, 0)
+    sink.check(small.schema)
+    sink(large, 1)
+
+    assert found(tmp_path, "t", "b", "offset", "topic") == [("x", b"x", 0, "orders"), ("y", b"y", 1, "orders")]
+
+
 @pytest.mark.parametrize("key", [(), ("n",)])
 def test_columns_that_are_new_are_added_where_that_is_asked_for(tmp_path: Path, key: tuple[str, ...]) -> None:
     DeltaSink(str(tmp_path), key, name="q")(frame(NUMBER, [(0, 0, 0), (0, 1, 1)]), 0)

@@ -251,6 +251,46 @@ def test_refused_rows_are_dead_letters_the_others_and_those_before_them_stand(wa
     assert sink.position() == {("orders", 0): bad[-1][1] + 1, ("orders", 1): 1}
 
 
+@pytest.mark.parametrize("mode", ["append", "newest", "add"])
+def test_a_message_of_which_one_row_is_refused_is_left_out_whole_and_stored_once_when_replayed(
+    way: tuple[TestDatabase, str], mode: str
+) -> None:
+    database, staged = way
+    letters = Letters()
+    key = "" if mode == "append" else ", PRIMARY KEY (id)"
+    database.execute(f"CREATE TABLE prices (id VARCHAR(20), price BIGINT CHECK (price < 90){key})")
+    sink = SqlSink(
+        database.url,
+        "prices",
+        [] if mode == "append" else ["id"],
+        add=["price"] if mode == "add" else [],
+        dead_letters=letters,
+        staging=staged,  # type: ignore[arg-type] # as above
+    )
+    # A row before and a row behind the refused one, in other parts of the frame; one that is screened, and one message
+    # of which both rows are refused.
+    screened, both = (b"bad\xff", b"good"), [(0, 5, "p", 91), (0, 5, "q", 92)]
+    batch: Any = frame(
+        PRICES,
+        [(0, 0, "a", 1), (0, 1, "b", 2), (0, 1, "c", 99), (0, 2, "d", 4), (0, 1, "e", 5), (0, 3, "x", 6),
+         (0, 4, "f", 7), (0, 3, "g", 8), *both],
+    )  # fmt: skip
+    place = batch.rows.schema.get_field_index("id")
+    ids = [screened[0] if one == "x" else one.encode() for one in batch.rows["id"].to_pylist()]
+    batch.rows = batch.rows.set_column(place, "id", pa.array(ids, pa.binary()).view(pa.string()))
+
+    sink(batch, 0)
+    stored = database.rows("SELECT id, price FROM prices ORDER BY id")
+    # What `penstock dlq replay` sends, mended.
+    sink(frame(PRICES, [(0, 10, "b", 2), (0, 10, "c", 3), (0, 10, "e", 5), (0, 11, "g", 8)]), 1)
+
+    assert stored == [("a", 1), ("d", 4), ("f", 7)]
+    assert {one.offset for one in letters.written} == {1, 3, 5}
+    assert database.rows("SELECT id, price FROM prices ORDER BY id") == [
+        ("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 7), ("g", 8)
+    ]  # fmt: skip
+
+
 def test_more_refused_rows_than_allowed_end_the_batch_and_write_nothing(way: tuple[TestDatabase, str]) -> None:
     database, staged = way
     letters = Letters()

@@ -14,7 +14,7 @@ from test_spark_sink_sql_rows import PRICES, Letters, frame
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink, merge, postgresql, sql_sink
-from penstock.spark_sink.sql_errors import is_transient
+from penstock.spark_sink.sql_errors import is_transient, refused
 
 
 @pytest.fixture
@@ -132,6 +132,18 @@ def test_a_key_that_no_index_holds_is_a_dead_letter(server: TestDatabase, staged
 
     assert server.rows("SELECT id, price FROM prices ORDER BY id") == [("a", 1), ("b", 3)]
     assert [(one.offset, "54000" in one.reason) for one in letters.written] == [(1, True)]
+
+
+def test_a_server_s_answer_does_not_tell_who_the_user_is(server: TestDatabase) -> None:
+    address = sa.make_url(server.url).set(username="canary_4711").render_as_string(hide_password=False)
+
+    with pytest.raises(SinkError, match=r'role "..." does not exist') as caught:
+        SqlSink(address, "prices").check(frame(PRICES, []).schema)
+
+    assert "canary" not in str(caught.value)
+    other = psycopg.OperationalError("FATALE : l'authentification de « canary-4711 » a échoué")  # another language
+    told = refused(sa.exc.OperationalError("", None, other), "t", sa.make_url("postgresql:///d?user=canary-4711"), None)
+    assert "l'authentification de « ... » a échoué" in str(told)
 
 
 def test_keys_are_merged_in_their_order(database: TestDatabase) -> None:

@@ -8,7 +8,7 @@ commit, and then finds its own rows applied. Queries of other names have rows of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from penstock.spark_sink.databases import Database
 from penstock.spark_sink.ledger import Standing
 from penstock.spark_sink.planning import Offsets, TopicPartition
-from penstock.spark_sink.sql_schema import ROW, Named
+from penstock.spark_sink.sql_schema import POSITION, ROW, Named
 
 #: Number of a staged row in the order in which a plain loop would apply it.
 NUMBER = "penstock_number"
@@ -201,6 +201,14 @@ def numbered(connection: sa.Connection, staged: sa.FromClause, name: str) -> tup
     return ordered, connection.execute(sa.select(sa.func.count()).select_from(ordered)).scalar_one()
 
 
+def remove_messages(connection: sa.Connection, ordered: sa.Table, places: Collection[tuple[str, int, int]]) -> int:
+    """Remove all rows of some messages, by topic, partition and offset, and return how many there were."""
+    if not places:
+        return 0
+    message = sa.tuple_(*(ordered.c[name] for name in POSITION))
+    return connection.execute(sa.delete(ordered).where(message.in_(list(places)))).rowcount
+
+
 def _sum(standing: sa.ColumnElement[Any], arriving: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.func.coalesce(standing + arriving, standing, arriving)
 
@@ -209,4 +217,4 @@ def _names(table: sa.Table) -> list[str]:
     return [str(column.name) for column in table.columns]
 
 
-__all__ = ["NUMBER", "Merge", "Owner", "advance_ledger", "lock_ledger", "numbered", "read_ledger"]
+__all__ = ["NUMBER", "Merge", "Owner", "advance_ledger", "lock_ledger", "numbered", "read_ledger", "remove_messages"]

@@ -39,6 +39,11 @@ class Rejected:
     offset: int
     reason: str
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self.topic, self.partition, self.offset
+
     def __str__(self) -> str:
         """Return place and reason."""
         return f"{self.topic}[{self.partition}] offset {self.offset} ({self.reason})"

@@ -73,7 +73,10 @@ def require_places(schema: pa.Schema, target: str) -> None:
     """Raise `SinkError` where topic, partition or offset of a frame for a target is not of the source's kind."""
     import pyarrow as pa
 
-    wanted = (("topic", "text", pa.types.is_string), ("partition", "an integer", pa.types.is_integer),
+    def is_text(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+    wanted = (("topic", "text", is_text), ("partition", "an integer", pa.types.is_integer),
               ("offset", "an integer", pa.types.is_integer))  # fmt: skip
     for name, kind, fits in wanted:
         found = schema.field(name).type

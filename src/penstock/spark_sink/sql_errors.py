@@ -72,6 +72,15 @@ def shown(url: sa.URL) -> str:
     return f"{url.drivername}://{host}{port}/{url.database or ''}"
 
 
+def _without_users(text: str, url: sa.URL) -> str:
+    """Return what a driver says without the names of users, which servers and libraries like to quote."""
+    text = re.sub(r'\b(user|role) "[^"]*"', r'\1 "..."', text)
+    for name in (url.username, *url.normalized_query.get("user", ())):
+        if name:
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "...", text)
+    return text
+
+
 def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: int | None) -> SinkError:
     """Return the sink's error for one of the database or its driver; no batch where the sink was being checked.
 
@@ -81,7 +90,7 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
     origin = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
     facts = facts_of(error)
     if type(origin).__name__ == "OperationalError":
-        facts += str(origin).strip().splitlines()[:1]
+        facts += [_without_users(line, url) for line in str(origin).strip().splitlines()[:1]]
     if getattr(origin, "sqlstate", None) == _DATATYPE_MISMATCH:
         # These words are known: another start would meet the same.
         facts.append("the table does not fit the frame" + _mismatch(origin))

@@ -5,7 +5,8 @@
 
 What stands in braces is one transaction. A batch is merged as a whole first. Where the database refuses that for the
 sake of a row, all is rolled back and the batch comes again with every row of it, to be merged in pieces until the
-refused rows are alone: then it ends as if row after row had been applied in the order of offsets.
+refused rows are alone: then it ends as if row after row had been applied in the order of offsets, without the messages
+of which a row was refused.
 """
 
 from __future__ import annotations
@@ -287,7 +288,10 @@ class Publication:
         rejected = list(taken.rejected)
         if len(rejected) <= sink.most_rejects:
             if exact:
-                rejected += self._merge_in_pieces(connection, tables.merging, staged, sink.most_rejects - len(rejected))
+                rejected += self._merge_in_pieces(connection, tables.merging, staged, rejected)
+            elif rejected:
+                # Other rows of those messages may be in what was reduced: they are to be left out as well.
+                raise RowRefusedError
             else:
                 _merge_at_once(connection, tables.merging, staged)
         if rejected:
@@ -298,22 +302,26 @@ class Publication:
         self.outcome.is_asked = True
 
     def _merge_in_pieces(
-        self, connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause, most: int
+        self, connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause, before: list[Rejected]
     ) -> list[Rejected]:
+        """Merge all rows but those of messages of which one is refused, now or before; return what is refused now.
+
+        A message is stored whole or not at all: its dead letter may be sent again.
+        """
         ordered, count = merge.numbered(connection, staged, ORDERED)
-        number = ordered.c[merge.NUMBER]
+        merge.remove_messages(connection, ordered, {one.place for one in before})
         rejected: list[Rejected] = []
-
-        def apply(first: int, last: int) -> None:
-            _merge(connection, merging, sa.select(ordered).where(number.between(first, last)).subquery())
-
-        def set_aside(row: int, reason: str) -> bool:
-            place = connection.execute(sa.select(*(ordered.c[name] for name in POSITION)).where(number == row)).one()
-            rejected.append(Rejected(place[0], place[1], place[2], reason))
-            return len(rejected) <= most
-
-        in_halves(connection, count, apply, set_aside)
-        return rejected
+        while True:
+            with connection.begin_nested() as tried:
+                most = self.sink.most_rejects - len(before) - len(rejected)
+                found = _refused_rows(connection, merging, ordered, count, most)
+                rejected += found
+                rows = merge.remove_messages(connection, ordered, {one.place for one in found})
+                if rows == len(found) or len(found) > most:
+                    return rejected
+                tried.rollback()
+            # Other rows of those messages may be merged by now.
+            merge.remove_messages(connection, ordered, {one.place for one in found})
 
     def _give_up(self, rejected: list[Rejected]) -> None:
         """Write refused rows to the dead letters, or refuse the batch for their sake."""
@@ -348,6 +356,25 @@ class Publication:
                 self.sink.table,
                 ", ".join(f"{topic}[{n}] up to offset {span.last}" for (topic, n), span in sorted(again.items())),
             )
+
+
+def _refused_rows(
+    connection: sa.Connection, merging: merge.Merge, ordered: sa.Table, count: int, most: int
+) -> list[Rejected]:
+    """Merge numbered rows in pieces and return those that are refused, and no more than one above `most`."""
+    number = ordered.c[merge.NUMBER]
+    rejected: list[Rejected] = []
+
+    def apply(first: int, last: int) -> None:
+        _merge(connection, merging, sa.select(ordered).where(number.between(first, last)).subquery())
+
+    def set_aside(row: int, reason: str) -> bool:
+        place = connection.execute(sa.select(*(ordered.c[name] for name in POSITION)).where(number == row)).one()
+        rejected.append(Rejected(place[0], place[1], place[2], reason))
+        return len(rejected) <= most
+
+    in_halves(connection, count, apply, set_aside)
+    return rejected
 
 
 def _merge_at_once(connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause) -> None:

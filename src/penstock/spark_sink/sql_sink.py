@@ -61,8 +61,9 @@ class SqlSink:
     NaN, which it would store as NULL, is refused.
 
     A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
-    message goes there, the batch goes on, and the table ends as if the row had never been sent. Dead letters are
-    acknowledged before the database commits: a crash in between writes them again.
+    message goes there, the batch goes on, and the table ends as if the message had never been sent. Other rows of it
+    are left out too, so that none is there twice when the message is replayed. Dead letters are acknowledged before
+    the database commits: a crash in between writes them again.
 
     A topic that was deleted and made anew begins at offset 0, below its ledger: its rows count as applied
     until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger belongs to the
