@@ -18,9 +18,11 @@ from penstock.consumer import Handler, Middleware, WorkerResource, handler, retr
 from penstock.errors import ConfigurationError, SinkError
 from penstock.handler_sink.ending import seconds_until_killed
 from penstock.handler_sink.report import BatchReport, TaskReport
-from penstock.handler_sink.sink import HandlerSink, _refuse_speculation
+from penstock.handler_sink.settings import refuse_double_runs
+from penstock.handler_sink.sink import HandlerSink
 from penstock.handler_sink.travel import pack, unpack
 from penstock.message import Message
+from penstock.spark_sink.restarts import lasts
 from penstock.telemetry import Telemetry
 
 
@@ -250,20 +252,44 @@ def test_skew_is_the_largest_task_over_the_mean_of_all_tasks_also_of_those_witho
 class Settings:
     """The part of a session that is asked."""
 
-    def __init__(self, speculation: str | None) -> None:
-        self._speculation = speculation
+    def __init__(self, **settings: str) -> None:
+        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
         self.conf = self
 
     def get(self, key: str, default: str) -> str:
-        assert key == "spark.speculation"
-        return self._speculation or default
+        return self._settings.get(key, default)
 
 
-def test_speculation_is_refused_for_it_would_run_two_handlers_of_a_key_at_once() -> None:
-    _refuse_speculation(Settings(None))  # type: ignore[arg-type] # the part of a session that is asked
+ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts": "1"}
 
-    with pytest.raises(SinkError, match=r"spark.speculation is on.*turn it off"):
-        _refuse_speculation(Settings("True"))  # type: ignore[arg-type] # the same
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"spark_speculation": "True"}, r"spark.speculation is on.*turn it off"),
+        ({"spark_master": "yarn"}, r"--conf spark.stage.maxConsecutiveAttempts=1"),
+        ({"spark_master": "local-cluster[2,1,700]"}, r"maxConsecutiveAttempts is not 1"),
+        ({**ONCE, "spark_decommission_enabled": "true"}, r"--conf spark.stage.ignoreDecommissionFetchFailure=false"),
+    ],
+)
+def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the part of a session that is asked
+
+    assert lasts(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"spark_master": "local[2,4]"},
+        ONCE,
+        {**ONCE, "spark_decommission_enabled": "true", "spark_stage_ignoreDecommissionFetchFailure": "false"},
+    ],
+)
+def test_settings_that_run_a_task_once_at_a_time_are_taken(settings: dict[str, str]) -> None:
+    refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the same
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(None, 6), ("500ms", 4.5), ("1500", 5.5), ("1m", 64), ("soon", 6)])

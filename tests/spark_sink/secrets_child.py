@@ -57,7 +57,9 @@ def main(servers: str, topic: str, folder: Path, canary: str, *sinks: str) -> No
         table(batch.select("value", "topic", "partition", "offset"), batch_id)
         copied(batch.select("value", "topic", "partition", "offset"), batch_id)
         try:
-            SqlSink(NOBODY.format(canary=canary), "t")(batch.select("topic", "partition", "offset", "value"), batch_id)
+            SqlSink(NOBODY.format(canary=canary), "t", tries=1)(
+                batch.select("topic", "partition", "offset", "value"), batch_id
+            )
         except SinkError as raised:
             errors.append(str(raised))
 

@@ -18,12 +18,16 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+from test_spark_sink_sql_rows import frame
 
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import DeltaSink, delta_sink, start_sink
+from penstock.spark_sink.sinks import ledger_positions
 
 FrameOf = Callable[..., DataFrame]
+
+NUMBER = {"n": pa.int32()}
 
 
 def numbers(first: int, last: int) -> list[tuple[int, int, int]]:
@@ -88,6 +92,38 @@ def test_the_newest_row_of_a_key_wins_within_and_across_batches(frame_of: FrameO
     ]
 
 
+def test_a_second_call_in_a_batch_and_rows_held_back_are_errors_and_a_new_run_is_not(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), name="q")
+    sink(frame(NUMBER, [(0, 0, 0), (0, 5, 5)], run="first"), 7)
+
+    with pytest.raises(SinkError, match=r"batch 7 was given to table .* twice: rows of orders\[0\] are stored"):
+        sink(frame(NUMBER, [(0, 3, 3)], run="first"), 7)
+    with pytest.raises(SinkError, match=r"batch 8 holds rows of orders\[0\] that lie below those of batch 7"):
+        sink(frame(NUMBER, [(0, 5, 5), (0, 6, 6)], run="first"), 8)
+    sink(frame(NUMBER, [(0, 5, 5), (0, 6, 6)], run="second"), 7)
+    sink(frame(NUMBER, [(0, 6, 6), (0, 7, 7)]), 0)
+
+    assert found(tmp_path, "n") == [(0,), (5,), (6,), (7,)]
+    assert ledger_positions(sink, "", [("orders", 0), ("orders", 1)]) == {("orders", 0): 8}
+    assert ledger_positions(DeltaSink(str(tmp_path / "none"), name="q"), "", [("orders", 0)]) == {}
+
+
+def test_a_commit_that_is_not_heard_of_is_no_second_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, store, tries = DeltaSink(str(tmp_path), name="q"), DeltaSink._store, list[bool]()
+
+    def unheard(self: DeltaSink, *what: Any, again: bool) -> None:
+        tries.append(again)
+        store(self, *what, again=again)
+        if not again:
+            raise CommitFailedError("the answer is lost")
+
+    monkeypatch.setattr(DeltaSink, "_store", unheard)
+    sink(frame(NUMBER, [(0, 0, 0)], run="first"), 7)
+
+    assert tries == [False, True]
+    assert found(tmp_path, "n") == [(0,)]
+
+
 @pytest.mark.parametrize("key", [(), ("n",)])
 def test_two_copies_of_a_query_by_mistake_store_each_row_once(
     frame_of: FrameOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
@@ -103,9 +139,9 @@ def test_two_copies_of_a_query_by_mistake_store_each_row_once(
             waits.pop()
             together.wait(60)  # both have read the same ledger, and neither has committed
 
-    def watched(self: DeltaSink, *what: Any) -> None:
+    def watched(self: DeltaSink, *what: Any, **how: Any) -> None:
         try:
-            store(self, *what)
+            store(self, *what, **how)
         except CommitFailedError as error:
             refused.append(str(error))
             raise
@@ -154,6 +190,41 @@ def test_a_table_that_does_not_fit_is_told_column_by_column(frame_of: FrameOf, t
     assert "the table lacks the frame's column more" in str(caught.value)
     assert "the frame lacks the table's column extra" in str(caught.value)
     assert "column id is string in the table and long in the frame" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [(), ("t",)])
+def test_large_types_of_arrow_are_taken(tmp_path: Path, key: tuple[str, ...]) -> None:
+    sink = DeltaSink(str(tmp_path), key, name="q", keep_position=True)
+    small = frame({"t": pa.string(), "b": pa.binary()}, [(0, 0, "x", b"x")])
+    large: Any = frame({"t": pa.large_string(), "b": pa.large_binary()}, [(0, 0, "x", b"x"), (0, 1, "y", b"y")])
+    # As with `spark.sql.execution.arrow.useLargeVarTypes`.
+    large.rows = large.rows.set_column(0, "topic", large.rows["topic"].cast(pa.large_string()))
+
+    sink(small, 0)
+    sink.check(small.schema)
+    sink(large, 1)
+
+    assert found(tmp_path, "t", "b", "offset", "topic") == [("x", b"x", 0, "orders"), ("y", b"y", 1, "orders")]
+
+
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_columns_that_are_new_are_added_where_that_is_asked_for(tmp_path: Path, key: tuple[str, ...]) -> None:
+    DeltaSink(str(tmp_path), key, name="q")(frame(NUMBER, [(0, 0, 0), (0, 1, 1)]), 0)
+    more = {"some": pa.list_(pa.string()), **NUMBER, "offset too": pa.int64()}
+    batch = frame(more, [(0, 2, ["x"], 2, 2), (0, 3, None, 3, None)])
+
+    with pytest.raises(SinkError, match="the table lacks the frame's column some"):
+        DeltaSink(str(tmp_path), key, name="q").check(batch.schema)
+    sink = DeltaSink(str(tmp_path), key, name="q", evolve=True)
+    sink.check(batch.schema)
+    sink(batch, 1)
+    sink(batch, 1)
+
+    assert found(tmp_path, "n", "some", "offset too") == [
+        (0, None, None), (1, None, None), (2, ["x"], 2), (3, None, None)
+    ]  # fmt: skip
+    with pytest.raises(SinkError, match="the table lacks the frame's column id"):
+        DeltaSink(str(tmp_path), ["id"], name="q", evolve=True).check(frame({**more, "id": pa.string()}, []).schema)
 
 
 #: A value of each type that a frame may have.

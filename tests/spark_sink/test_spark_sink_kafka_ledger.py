@@ -18,8 +18,9 @@ from kafka_tools import read_all, transactional
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.kafka import TopicSpec, ensure_topics
-from penstock.spark_sink import kafka_ledger
+from penstock.spark_sink import KafkaSink, kafka_ledger
 from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, Row, Target, publish
+from penstock.spark_sink.sinks import ledger_positions
 
 SOURCE = ("orders", 0)
 
@@ -82,6 +83,17 @@ def test_rows_below_the_ledger_are_left_out(bench: Bench) -> None:
     assert bench.seen() == list(range(7))
 
 
+def test_a_sink_tells_the_ledger_of_its_name(bench: Bench) -> None:
+    bench.publish(bench.rows(0, 4))
+    target = bench.target
+    sink = KafkaSink(target.servers, bench.topic, name=target.name, ledger_topic=target.ledger)
+    asked = [SOURCE, ("orders", 1)]
+
+    assert ledger_positions(sink, "the query's own name", asked) == {SOURCE: 5}
+    assert ledger_positions(replace(sink, name="another"), "", asked) == {}
+    assert ledger_positions(replace(sink, ledger_topic="not-made-yet"), "", asked) == {}
+
+
 def test_rows_that_this_run_of_the_query_has_gone_past_are_an_error_and_a_repeated_task_is_not(bench: Bench) -> None:
     bench.target = replace(bench.target, batch="run-1/4")
     assert bench.publish(bench.rows(0, 4)) == 0
@@ -99,7 +111,7 @@ def test_rows_that_this_run_of_the_query_has_gone_past_are_an_error_and_a_repeat
 KILLED = """
 import os, signal, sys
 from confluent_kafka import Producer
-from penstock.spark_sink import kafka_ledger
+from penstock.spark_sink import KafkaSink, kafka_ledger
 class Killed(Producer):
     def commit_transaction(self, timeout=-1):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -27,7 +27,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import ParquetSink, start_sink
-from penstock.spark_sink.folder_ledger import STAGING, FolderLedger, Standing
+from penstock.spark_sink.folder_ledger import STAGING, FolderLedger, FolderState
+from penstock.spark_sink.sinks import ledger_positions
 from waiting import wait_until
 
 FrameOf = Callable[..., DataFrame]
@@ -109,8 +110,8 @@ def test_a_replayed_batch_and_a_lost_checkpoint_store_nothing_twice(
     assert found(folder) == list(range(121))
     assert batches(folder) == ["penstock_batch=1", "penstock_batch=2", "penstock_batch=3"]
     ledger = json.loads((folder / "penstock_batch=3" / "_ledger.json").read_text())
-    assert ledger["next_offsets"] == {topic: {"0": 61, "1": 60}}
-    assert sink.position() == {(topic, 0): 61, (topic, 1): 60}
+    assert ledger["queries"][topic]["next_offsets"] == {topic: {"0": 61, "1": 60}}
+    assert sink.position(topic) == {(topic, 0): 61, (topic, 1): 60}
     assert sorted(spark.read.parquet(str(folder)).columns) == ["n", "penstock_batch", "timestamp", "timestampType"]
 
 
@@ -121,7 +122,7 @@ def test_readers_see_all_of_a_batch_or_nothing(
     sink = ParquetSink(str(folder), keep_position=True)
     publish = FolderLedger.publish
 
-    def look_first(ledger: FolderLedger, staged: Path, after: Standing) -> bool:
+    def look_first(ledger: FolderLedger, staged: Path, after: FolderState) -> bool:
         written = pq.read_table(staged).num_rows
         by_spark = spark.read.parquet(str(folder)).count() if batches(folder) else 0
         looks.append((written, len(found(folder)), by_spark))
@@ -167,7 +168,7 @@ def test_two_copies_of_a_query_by_mistake_store_each_row_once(
     sink = ParquetSink(str(folder))
     publish = FolderLedger.publish
 
-    def meet(ledger: FolderLedger, staged: Path, after: Standing) -> bool:
+    def meet(ledger: FolderLedger, staged: Path, after: FolderState) -> bool:
         if after.number == 1:
             together.wait(60)  # both have written, and both believe that theirs is the first batch
         outcomes.append(publish(ledger, staged, after))
@@ -180,6 +181,32 @@ def test_two_copies_of_a_query_by_mistake_store_each_row_once(
 
     assert outcomes.count(False) == 1  # one of the two really came second
     assert found(folder) == list(range(100))
+
+
+def test_two_queries_fill_one_folder_and_neither_writes_its_rows_again_for_the_other_s_batch(
+    frame_of: FrameOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (ParquetSink(str(tmp_path), name=name) for name in ("one", "other"))
+    frames = {one: frame_of("n INT", numbers(0, 4)), other: frame_of("n INT", numbers(100, 104))}
+    publish, staged = FolderLedger.publish, list[tuple[str, int]]()
+
+    def interfere(ledger: FolderLedger, folder: Path, after: FolderState) -> bool:
+        if not staged:
+            staged.append(("", 0))
+            other(frames[other], 0)  # between the first one's look at the ledger and its rename
+        staged.append((folder.name, after.number))
+        return publish(ledger, folder, after)
+
+    monkeypatch.setattr(FolderLedger, "publish", interfere)
+    one(frames[one], 0)
+    for sink in (one, other):
+        sink(frames[sink], 1)
+
+    assert found(tmp_path) == [*range(5), *range(100, 105)]
+    assert [number for _, number in staged[1:]] == [1, 1, 2]
+    assert staged[2][0] == staged[3][0]  # written once
+    assert ledger_positions(one, "", [("orders", 0)]) == {("orders", 0): 5}
+    assert ledger_positions(other, "", [("orders", 0), ("orders", 1)]) == {("orders", 0): 105}
 
 
 def test_columns_become_folders_and_any_name_is_a_name(frame_of: FrameOf, spark: SparkSession, tmp_path: Path) -> None:

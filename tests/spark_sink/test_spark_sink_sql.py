@@ -35,8 +35,8 @@ def test_the_newest_row_of_a_key_wins_within_and_across_batches(database: TestDa
 
     assert database.rows("SELECT id, price FROM prices ORDER BY id") == [("a", None), ("b", 1), ("c", 3)]
     assert database.rows('SELECT * FROM penstock_ledger ORDER BY "partition"') == [
-        ("prices", "orders", 0, 9, None),
-        ("prices", "orders", 1, 2, None),
+        ("", "prices", "orders", 0, 9, None),
+        ("", "prices", "orders", 1, 2, None),
     ]
     assert sink.position() == {("orders", 0): 9, ("orders", 1): 2}
 
@@ -252,7 +252,7 @@ def test_an_unreachable_database_is_told_without_its_password(frame_of: FrameOf,
     )
 
     with pytest.raises(SinkError, match=r"refused by table t at postgresql\+psycopg://127.0.0.1:1/db: ") as pg:
-        SqlSink(address, "t", ["id"])(frame, 0)
+        SqlSink(address, "t", ["id"], tries=1)(frame, 0)
     with pytest.raises(SinkError, match=r"at postgresql\+psycopg://127.0.0.1,127.0.0.1:1,2/: ") as query:
         SqlSink("postgresql://?host=127.0.0.1,127.0.0.1&port=1,2&password=canary-4711", "t").position()
     with pytest.raises(SinkError, match="unable to open database file"):
@@ -326,7 +326,7 @@ def test_a_replayed_batch_and_a_lost_checkpoint_change_nothing(
     query = pipeline.run(tmp_path / "checkpoint")
     assert pipeline.table() == expected(ROWS)
     # What tells a repetition from a second call: the run of the query, which is another one after each start.
-    assert pipeline.database.rows("SELECT batch FROM penstock_ledger") == [(f"{query.runId}/1",)]
+    assert pipeline.database.rows("SELECT query, batch FROM penstock_ledger") == [(pipeline.topic, f"{query.runId}/1")]
 
     lose_commit(tmp_path / "checkpoint", 1)
     pipeline.run(tmp_path / "checkpoint")

@@ -6,7 +6,7 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -25,6 +25,8 @@ from penstock.errors import SinkError
 from penstock.spark_sink import DeadLetters, SqlSink, reducing, staging
 from penstock.spark_sink.databases import parse_url
 from penstock.spark_sink.rejects import Rejected
+from penstock.spark_sink.restarts import lasts
+from penstock.spark_sink.sinks import ledger_positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,6 +46,7 @@ class ArrowFrame:
     lost: bool = False
     between: Callable[[], object] = lambda: None
     run: str | None = None
+    query: str = ""
     answers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -53,8 +56,16 @@ class ArrowFrame:
 
     @property
     def sparkSession(self) -> mock.Mock:  # noqa: N802 - Spark's name
-        """A session that knows the run, as Spark's does inside of a query."""
-        properties = {"streaming.sql.batchId": "0", "spark.jobGroup.id": self.run} if self.run else {}
+        """A session that knows query and run, as Spark's does inside of a query."""
+        number, run = "0", self.run or "some run"
+        properties = {
+            "streaming.sql.batchId": number,
+            "spark.jobGroup.id": run,
+            "sql.streaming.queryId": "some id",
+            "spark.job.description": f"{self.query}\nid = some id\nrunId = {run}\nbatch = {number}",
+        }
+        if not self.run and not self.query:
+            properties = {}
         return mock.Mock(**{"sparkContext.getLocalProperty.side_effect": properties.get})
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
@@ -226,16 +237,58 @@ def test_refused_rows_are_dead_letters_the_others_and_those_before_them_stand(wa
     sink(batch, 5)
 
     rest = [("check", "old", 0), ("empty", "old", 1), ("last", "old", 5), ("long", "old", 2), ("nul", "old", 3)]
-    assert database.rows("SELECT id, name, n FROM prices ORDER BY id") == [*rest, ("other", "x", 1), ("wide", "old", 4)]
-    assert [(one.partition, one.offset) for one in letters.written] == [(0, row[1]) for row in bad]
-    told = {one.offset: one.reason for one in letters.written}
+    # NaN is a number to PostgreSQL, and nothing to SQLite.
+    kept, lost = ([("other", "x", 1)], []) if database.kind == "postgresql" else ([], [(1, 0)])
+    assert database.rows("SELECT id, name, n FROM prices ORDER BY id") == [*rest, *kept, ("wide", "old", 4)]
+    assert [(one.partition, one.offset) for one in letters.written] == [*((0, row[1]) for row in bad), *lost]
+    assert [math.isnan(share) for (share,) in database.rows("SELECT share FROM prices WHERE id = 'other'")] == [
+        True for _ in kept
+    ]
+    told = {one.offset: one.reason for one in letters.written if one.partition == 0}
     for number, (reason, _) in enumerate(REFUSED):
         assert any(part in told[10 + number] for part in reason.split("|"))
     assert "4711" not in str(told)
     assert sink.position() == {("orders", 0): bad[-1][1] + 1, ("orders", 1): 1}
-    # NaN is a number to PostgreSQL, and nothing to SQLite.
-    kept = database.rows("SELECT share FROM prices WHERE id = 'other'")[0][0]
-    assert kept is None if database.kind == "sqlite" else math.isnan(kept)
+
+
+@pytest.mark.parametrize("mode", ["append", "newest", "add"])
+def test_a_message_of_which_one_row_is_refused_is_left_out_whole_and_stored_once_when_replayed(
+    way: tuple[TestDatabase, str], mode: str
+) -> None:
+    database, staged = way
+    letters = Letters()
+    key = "" if mode == "append" else ", PRIMARY KEY (id)"
+    database.execute(f"CREATE TABLE prices (id VARCHAR(20), price BIGINT CHECK (price < 90){key})")
+    sink = SqlSink(
+        database.url,
+        "prices",
+        [] if mode == "append" else ["id"],
+        add=["price"] if mode == "add" else [],
+        dead_letters=letters,
+        staging=staged,  # type: ignore[arg-type] # as above
+    )
+    # A row before and a row behind the refused one, in other parts of the frame; one that is screened, and one message
+    # of which both rows are refused.
+    screened, both = (b"bad\xff", b"good"), [(0, 5, "p", 91), (0, 5, "q", 92)]
+    batch: Any = frame(
+        PRICES,
+        [(0, 0, "a", 1), (0, 1, "b", 2), (0, 1, "c", 99), (0, 2, "d", 4), (0, 1, "e", 5), (0, 3, "x", 6),
+         (0, 4, "f", 7), (0, 3, "g", 8), *both],
+    )  # fmt: skip
+    place = batch.rows.schema.get_field_index("id")
+    ids = [screened[0] if one == "x" else one.encode() for one in batch.rows["id"].to_pylist()]
+    batch.rows = batch.rows.set_column(place, "id", pa.array(ids, pa.binary()).view(pa.string()))
+
+    sink(batch, 0)
+    stored = database.rows("SELECT id, price FROM prices ORDER BY id")
+    # What `penstock dlq replay` sends, mended.
+    sink(frame(PRICES, [(0, 10, "b", 2), (0, 10, "c", 3), (0, 10, "e", 5), (0, 11, "g", 8)]), 1)
+
+    assert stored == [("a", 1), ("d", 4), ("f", 7)]
+    assert {one.offset for one in letters.written} == {1, 3, 5}
+    assert database.rows("SELECT id, price FROM prices ORDER BY id") == [
+        ("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 7), ("g", 8)
+    ]  # fmt: skip
 
 
 def test_more_refused_rows_than_allowed_end_the_batch_and_write_nothing(way: tuple[TestDatabase, str]) -> None:
@@ -292,6 +345,33 @@ def test_what_another_copy_of_the_query_has_stored_is_not_taken_for_this_one_s(w
 
     stored = database.rows("SELECT id FROM events ORDER BY id")
     assert stored == [("other",), ("row0",), ("row1",), ("row2",), ("row3",), ("row4",)]
+
+
+def test_two_queries_feed_one_table_and_each_has_a_ledger_of_its_own(way: tuple[TestDatabase, str]) -> None:
+    database, staged = way
+    sink = SqlSink(database.url, "events", staging=staged)  # type: ignore[arg-type] # as above
+    for start in ("first", "second"):
+        for name, offsets in (("even", (0, 2, 4)), ("<br/>odd", (1, 3))):
+            rows = [(0, offset, f"row{offset}", 1) for offset in offsets]
+            sink(frame(PRICES, rows, query=name, run=f"{start} of {name}"), 0)
+    replace(sink, name="even")(frame(PRICES, [(0, 4, "row4", 1), (0, 6, "row6", 1)]), 1)
+
+    assert database.rows("SELECT id FROM events ORDER BY id") == [(f"row{n}",) for n in (0, 1, 2, 3, 4, 6)]
+    assert ledger_positions(sink, "even", [("orders", 0), ("orders", 1)]) == {("orders", 0): 7}
+    assert ledger_positions(sink, "<br/>odd", [("orders", 0)]) == sink.position("<br/>odd") == {("orders", 0): 4}
+    assert sink.position() == {}
+    assert ledger_positions(sink.position, "even", [("orders", 0)]) is None  # what has no ledger
+
+
+def test_a_ledger_that_does_not_know_queries_is_refused(way: tuple[TestDatabase, str]) -> None:
+    database, staged = way
+    sink = SqlSink(database.url, "events", staging=staged)  # type: ignore[arg-type] # as above
+    database.execute("CREATE TABLE penstock_ledger (target TEXT, topic TEXT, n INTEGER)")
+
+    for ask in (lambda: sink(frame(PRICES, [(0, 0, "a", 1)]), 0), sink.position):
+        with pytest.raises(SinkError, match=r"penstock_ledger lacks the column query.*another ledger_table") as caught:
+            ask()
+        assert lasts(caught.value)
 
 
 def test_what_a_lost_task_has_copied_is_not_stored(postgresql: TestDatabase) -> None:

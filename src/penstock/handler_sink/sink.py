@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] # the first has no types
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
@@ -31,6 +31,7 @@ from penstock.handler_sink.letters import LetterSettings
 from penstock.handler_sink.metrics import HandlerMetrics
 from penstock.handler_sink.report import BatchReport, TaskReport
 from penstock.handler_sink.rows import LANE, OPTIONAL, PLACE, REQUIRED
+from penstock.handler_sink.settings import refuse_double_runs
 from penstock.handler_sink.task import REPORT_DDL, TaskWork, handling, routing
 from penstock.handler_sink.travel import made_by, pack, require_packable, unpack
 from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
@@ -164,9 +165,10 @@ class HandlerSink:
 
         Raises:
             SinkError: a message failed for good whose handler stops then, or the frame is wrong; the batch comes again.
+            ConfigurationError: a setting of Spark would have it handle a key twice at once.
         """
         self.check(batch.schema)
-        _refuse_speculation(batch.sparkSession)
+        refuse_double_runs(batch.sparkSession)
         left_over_s = ending.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
         columns = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.columns]
@@ -305,14 +307,6 @@ def _refuse_what_cannot_be_kept(topic: str, one: Handler) -> None:
         raise ConfigurationError(
             f"{name} has deferred_timeout, but a completion cannot be put off on an executor, whose process may end "
             "before it comes; return when the message is done"
-        )
-
-
-def _refuse_speculation(spark: SparkSession) -> None:
-    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        raise SinkError(
-            "spark.speculation is on: Spark would run a slow task twice at once, and so two handlers of one key; turn "
-            "it off for this application"
         )
 
 

@@ -26,6 +26,7 @@ from penstock.spark_sink.progress import SinkStatistics
 from penstock.spark_sink.progress_publisher import ProgressPublisher
 from penstock.spark_sink.restarts import Restarts
 from penstock.spark_sink.sink_specs import SinkSpec
+from penstock.spark_sink.sinks import OfQuery
 from penstock.spark_sink.supervised_query import Query, SupervisedQuery
 from penstock.spark_sink.supervision import Supervisor
 
@@ -172,7 +173,7 @@ class AppSinks:
     ) -> tuple[Query, Gate | None]:
         from penstock.spark_sink.query import source_config, start_through
 
-        gate = Gate(spec.function) if gated else None
+        gate = Gate(OfQuery(spec.function, spec.name)) if gated else None
         query = start_through(
             spark,
             spec.topics,

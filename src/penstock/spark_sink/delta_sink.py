@@ -1,29 +1,31 @@
 """`DeltaSink`: a foreachBatch function that writes each batch once into a Delta table, without Java packages.
 
 The ledger is Delta's own: per partition an application transaction, whose version is the next offset, in the commit
-that adds the rows. Batch numbers of Spark do not enter, so a lost checkpoint changes nothing. delta-rs writes, on
-the driver.
+that adds the rows. Batch numbers of Spark do not decide, so a lost checkpoint changes nothing: which batch moved a
+partition last stands in a second one, `<application>#batch`, and tells rows that come late from repeated ones. delta-rs
+writes, on the driver.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 
 from penstock.config import names, not_empty
 from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.spark_sink.frames import POSITION, Census, require_columns, tell_replay
-from penstock.spark_sink.ledger import Span, advanced
-from penstock.spark_sink.planning import Offsets
-from penstock.spark_sink.sinks import arrow_schema, require_places
+from penstock.spark_sink.ledger import Span, advanced, refuse_late, replayed
+from penstock.spark_sink.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks import arrow_schema, origin_of, require_places
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,6 +38,9 @@ _WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 
 _ROW = "penstock_row"
 
+#: End of the application id whose version tells which batch moved a partition last, and the bits of a batch's number.
+_BATCH, _BATCH_BITS = "#batch", (1 << 31) - 1
+
 #: The table's setting by which application transactions, which are the ledger, expire.
 _RETENTION = "delta.setTransactionRetentionDuration"
 
@@ -44,11 +49,11 @@ _RETENTION = "delta.setTransactionRetentionDuration"
 class DeltaSink:
     """Writes micro-batches into a Delta table, each row once whatever is repeated.
 
-    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch takes
-    its rows for repeated ones, and so are rows taken that an operator with state (a window, a join of streams) holds
-    back; a warning tells. The frame carries `topic`, `partition` and `offset` beside its own columns. The table is made
-    from the frame's columns if it does not exist. The batch is collected on the driver as Arrow columns: bound it with
-    the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing of it.
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
+    error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
+    `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
+    exist. The batch is collected on the driver as Arrow columns: bound it with the source's `maxOffsetsPerTrigger`.
+    Readers see all of a batch or nothing of it.
 
     Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
     Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
@@ -63,6 +68,8 @@ class DeltaSink:
         name: of the query, in the application ids `<name>/<topic>/<partition>`. It is the memory of what was stored:
             under another name all of it is stored again. Queries that fill one table need one each.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there, in a commit of
+            their own; those of the key never are.
         storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
     """
 
@@ -70,6 +77,7 @@ class DeltaSink:
     key: Sequence[str] = ()
     name: str = field(kw_only=True)
     keep_position: bool = field(default=False, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,10 +120,11 @@ class DeltaSink:
         if rows.num_rows == 0:
             return
         self._refuse_empty(rows)
+        origin = origin_of(batch, self.name)
         wait_s = _WAIT_S
         for attempt in range(1, _TRIES + 1):
             try:
-                self._store(rows, stored, batch_id)
+                self._store(rows, stored, batch_id, origin.run, again=attempt > 1)
             except CommitFailedError as error:
                 if attempt == _TRIES:
                     raise SinkError(
@@ -137,22 +146,56 @@ class DeltaSink:
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _store(self, rows: pa.Table, stored: list[str], batch_id: int) -> None:
-        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
-        table = self._opened(rows.select(stored).schema)
-        self._require_fitting(table, rows.select(stored).schema)
+    def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
+
+        Raises:
+            SinkError: the table cannot be read.
+        """
+        try:
+            if not DeltaTable.is_deltatable(self.path, self._options):
+                return {}
+            table = self._opened()
+            held = {part: table.transaction_version(self._application(*part)) for part in partitions}
+        except Exception as error:  # noqa: BLE001 - the library raises bare ones
+            raise SinkError(f"the ledger of table {self.path} cannot be read: {_first_line(error)}") from None
+        return {part: offset for part, offset in held.items() if offset is not None}
+
+    def _store(self, rows: pa.Table, stored: list[str], batch_id: int, run: str | None, *, again: bool) -> None:
+        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read.
+
+        Args:
+            rows: the batch.
+            stored: the columns to store.
+            batch_id: number of the batch.
+            run: id of the query's run, where it is known.
+            again: whether this was tried before; what then stands of this batch is that try's.
+        """
+        schema = rows.select(stored).schema
+        table = self._opened(schema)
+        self._require_fitting(table, schema)
+        self._add_columns(table, schema)
         spans = _spans(rows)
         ledger: Offsets = {}
         for part in spans:
             ledger[part] = table.transaction_version(self._application(*part)) or 0
+        if run is not None:
+            marks = {part: table.transaction_version(self._application(*part) + _BATCH) for part in spans}
+            found = {part: _batch_of(mark, run) for part, mark in marks.items() if mark is not None}
+            others = {part: batch for part, batch in found.items() if not (again and batch == f"{run}/{batch_id}")}
+            refuse_late(others, replayed(ledger, spans), run, batch_id, f"table {self.path}")
         left = _above(rows, ledger)
         counted = Census(rows.num_rows, rows.num_rows - left.num_rows, spans)
         tell_replay(batch_id, counted, ledger, f"table {self.path}")
         if left.num_rows == 0:
             return
+        moved = advanced(ledger, spans)
+        # A run that is not known is like no other: what stands of another one is taken back.
+        mark = _mark(run, batch_id) if run is not None else 0
         commit = CommitProperties(
             app_transactions=[
-                Transaction(self._application(*part), offset) for part, offset in advanced(ledger, spans).items()
+                *(Transaction(self._application(*part), offset) for part, offset in moved.items()),
+                *(Transaction(self._application(*part) + _BATCH, mark) for part in moved),
             ],
             # The library would put the commit behind another writer's, whose ledger was not looked at.
             max_commit_retries=0,
@@ -197,6 +240,14 @@ class DeltaSink:
             raise SinkError(f"the frame for table {self.path} has no column to store; add one, or set keep_position")
         return stored
 
+    def _add_columns(self, table: DeltaTable, schema: pa.Schema) -> None:
+        """Add the frame's columns that the table lacks; `_require_fitting` has seen to it that they may be."""
+        held = {one.name for one in table.schema().fields}
+        more = [Field(name, kind, nullable=True) for name, kind in _delta_types(schema).items() if name not in held]
+        if more:
+            # Upon the version that was opened: where another writer was first, the batch begins anew.
+            table.alter.add_columns(more, commit_properties=CommitProperties(max_commit_retries=0))
+
     def _require_fitting(self, table: DeltaTable, schema: pa.Schema) -> None:
         if _RETENTION in table.metadata().configuration:
             raise ConfigurationError(
@@ -205,7 +256,11 @@ class DeltaSink:
             )
         held = {one.name: one.type for one in table.schema().fields}
         given = _delta_types(schema)
-        wrong = [f"the table lacks the frame's column {name}" for name in given if name not in held]
+        wrong = [
+            f"the table lacks the frame's column {name}"
+            for name in given
+            if name not in held and (not self.evolve or name in self.key)
+        ]
         wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
         wrong += [
             f"column {name} is {_type_name(held[name])} in the table and {_type_name(given[name])} in the frame"
@@ -235,6 +290,17 @@ class DeltaSink:
 def _spans(rows: pa.Table) -> dict[tuple[str, int], Span]:
     found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
     return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
+
+
+def _mark(run: str, batch_id: int) -> int:
+    """Return a batch and its run as a version: 32 bits of the run's hash, 31 of the batch's number."""
+    hashed = int.from_bytes(hashlib.blake2b(run.encode(), digest_size=4).digest(), "big")
+    return hashed << 31 | batch_id & _BATCH_BITS
+
+
+def _batch_of(mark: int, run: str) -> str:
+    """Return the batch that a mark stands for, as ledgers write it; empty where another run has made it."""
+    return f"{run}/{mark & _BATCH_BITS}" if mark and mark == _mark(run, mark & _BATCH_BITS) else ""
 
 
 def _above(rows: pa.Table, ledger: Offsets) -> pa.Table:

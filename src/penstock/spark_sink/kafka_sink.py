@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from confluent_kafka import KafkaException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
@@ -23,8 +24,8 @@ from penstock.garbage import imports_set_aside
 from penstock.kafka import TopicSpec
 from penstock.spark_sink.frames import POSITION, require_columns
 from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, Row, Target, publish
-from penstock.spark_sink.planning import TopicPartition
-from penstock.spark_sink.sinks import run_of
+from penstock.spark_sink.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks import origin_of
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -152,7 +153,7 @@ class KafkaSink:
         """
         self.check(batch.schema)
         rows = self._as_messages(batch)
-        run = run_of(batch)
+        run = origin_of(batch, self.name).run
         number = "" if run is None else f"{run}/{batch_id}"
         target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic, number)
         if self.whole_batches:
@@ -163,6 +164,28 @@ class KafkaSink:
             found = lanes.sortWithinPartitions(*POSITION).mapInArrow(task, _RECEIPT_COLUMNS).collect()
             receipts = [Receipt(*one) for one in found]
         self._judge(batch_id, receipts)
+
+    def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
+
+        Raises:
+            SinkError: the ledger cannot be read.
+            BrokerConnectionError: no broker answered.
+        """
+        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        if self.ledger_topic not in kafka.partition_counts(admin, self.bootstrap_servers):
+            return {}
+        ledger = Ledger(Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic))
+        try:
+            held = ledger.read(list(partitions))
+        except KafkaException as error:
+            raise SinkError(
+                f"the ledger {self.ledger_topic} of sink {self.name} could not be read: {kafka.reason(error)}; check "
+                "the brokers and the client's rights"
+            ) from error
+        finally:
+            ledger.close()
+        return {part: entry.next_offset for part, entry in held.items() if entry.next_offset}
 
     def _judge(self, batch_id: int, receipts: Iterable[Receipt]) -> None:
         done = list(receipts)

@@ -1,4 +1,4 @@
-"""The ledger: for each table and partition, the next offset to apply, changed together with the rows.
+"""The ledger: for each query, table and partition, the next offset to apply, changed together with the rows.
 
 A row applies only if its offset is at or above the ledger's. Ledger and rows change in one database
 transaction, so a batch that Spark hands over again, after whatever loss of its own notes, changes nothing.
@@ -23,7 +23,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The ledger of one table.
+    """The ledger of one query, for one table or folder.
 
     Attributes:
         offsets: the next offset of each partition.
@@ -65,7 +65,7 @@ def refuse_late(
             raise SinkError(
                 f"batch {batch_id} was given to {target} twice: rows of {place} are stored, and more of the same "
                 "offsets would be taken for repeated ones and left out; unite the frames (unionByName) and call the "
-                "sink once, or give each sink a ledger of its own"
+                "sink once, or give each sink a name of its own"
             )
         raise SinkError(
             f"batch {batch_id} holds rows of {place} that lie below those of batch {number}, which {target} has "

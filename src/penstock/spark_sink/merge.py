@@ -2,13 +2,13 @@
 
     lock the ledger's rows -> merge what is staged -> advance the ledger
 
-Two queries that feed one table by mistake meet at the ledger's rows: the second waits for the first to
-commit, and then finds its own rows applied.
+A second copy of a query, started by mistake, meets the first at the ledger's rows: it waits for the first to
+commit, and then finds its own rows applied. Queries of other names have rows of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from penstock.spark_sink.databases import Database
 from penstock.spark_sink.ledger import Standing
 from penstock.spark_sink.planning import Offsets, TopicPartition
-from penstock.spark_sink.sql_schema import ROW, Named
+from penstock.spark_sink.sql_schema import POSITION, ROW, Named
 
 #: Number of a staged row in the order in which a plain loop would apply it.
 NUMBER = "penstock_number"
@@ -25,32 +25,49 @@ NUMBER = "penstock_number"
 _RANK = "penstock_rank"
 
 
-def read_ledger(connection: sa.Connection, ledger: sa.Table, target: str) -> Standing:
-    """Return the ledger of a table as it stands, without locking it."""
-    return _standing(connection, sa.select(ledger).where(ledger.c.target == target))
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose the rows of a ledger are.
+
+    Attributes:
+        query: name of the query; empty for one that has none.
+        target: table that the query fills.
+    """
+
+    query: str
+    target: str
+
+    def rows(self, ledger: sa.Table) -> sa.ColumnElement[bool]:
+        """Return the condition that is true for them."""
+        return sa.and_(ledger.c.query == self.query, ledger.c.target == self.target)
+
+
+def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner) -> Standing:
+    """Return the ledger of a query and table as it stands, without locking it."""
+    return _standing(connection, sa.select(ledger).where(owner.rows(ledger)))
 
 
 def lock_ledger(
     connection: sa.Connection,
     database: Database,
     ledger: sa.Table,
-    target: str,
+    owner: Owner,
     parts: Iterable[TopicPartition],
 ) -> Standing:
-    """Lock the ledger's rows of a target table and return them.
+    """Lock the ledger's rows of a query and table and return them.
 
     A row that is absent is made first: there must be something to lock. The order is fixed, so that two
     transactions cannot wait for each other.
     """
     rows = [
-        {"target": target, "topic": topic, "partition": partition, "next_offset": 0}
+        {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": 0}
         for topic, partition in sorted(parts)
     ]
     connection.execute(database.insert(ledger).on_conflict_do_nothing(), rows)
     return _standing(
         connection,
         sa.select(ledger)
-        .where(ledger.c.target == target, ledger.c.topic.in_({row["topic"] for row in rows}))
+        .where(owner.rows(ledger), ledger.c.topic.in_({row["topic"] for row in rows}))
         .order_by(ledger.c.topic, ledger.c.partition)
         .with_for_update(),
     )
@@ -65,13 +82,13 @@ def _standing(connection: sa.Connection, statement: sa.Select[Any]) -> Standing:
 
 
 def advance_ledger(
-    connection: sa.Connection, ledger: sa.Table, target: str, offsets: Offsets, batch: str | None
+    connection: sa.Connection, ledger: sa.Table, owner: Owner, offsets: Offsets, batch: str | None
 ) -> None:
     """Write the next offset of each partition, and which batch it comes from. The rows exist and are locked."""
     statement = (
         sa.update(ledger)
         .where(
-            ledger.c.target == target,
+            owner.rows(ledger),
             ledger.c.topic == sa.bindparam("of_topic"),
             ledger.c.partition == sa.bindparam("of_partition"),
         )
@@ -131,6 +148,8 @@ class Merge:
             keys = sa.tuple_(*(self.target.c[name] for name in self.key))
             connection.execute(sa.delete(self.target).where(keys.in_(dead)))
             living = living.where(sa.not_(gone))
+        # In the order of the keys, so that two queries with keys in common do not wait for each other crosswise.
+        living = living.order_by(*(newest.c[name] for name in self.key))
         statement = self.database.insert(self.target).from_select(names, living)
         changes = {
             name: _sum(self.target.c[name], statement.excluded[name]) if name in self.add else statement.excluded[name]
@@ -182,6 +201,14 @@ def numbered(connection: sa.Connection, staged: sa.FromClause, name: str) -> tup
     return ordered, connection.execute(sa.select(sa.func.count()).select_from(ordered)).scalar_one()
 
 
+def remove_messages(connection: sa.Connection, ordered: sa.Table, places: Collection[tuple[str, int, int]]) -> int:
+    """Remove all rows of some messages, by topic, partition and offset, and return how many there were."""
+    if not places:
+        return 0
+    message = sa.tuple_(*(ordered.c[name] for name in POSITION))
+    return connection.execute(sa.delete(ordered).where(message.in_(list(places)))).rowcount
+
+
 def _sum(standing: sa.ColumnElement[Any], arriving: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.func.coalesce(standing + arriving, standing, arriving)
 
@@ -190,4 +217,4 @@ def _names(table: sa.Table) -> list[str]:
     return [str(column.name) for column in table.columns]
 
 
-__all__ = ["NUMBER", "Merge", "advance_ledger", "lock_ledger", "numbered", "read_ledger"]
+__all__ = ["NUMBER", "Merge", "Owner", "advance_ledger", "lock_ledger", "numbered", "read_ledger", "remove_messages"]

@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame
 
 from penstock.config import names, not_empty
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink.folder_ledger import BATCH_COLUMN, FolderLedger, Standing
+from penstock.spark_sink.folder_ledger import BATCH_COLUMN, FolderLedger, FolderState
 from penstock.spark_sink.frames import POSITION, census, is_applied, require_columns, tell_replay
-from penstock.spark_sink.ledger import advanced, refuse_late, replayed
-from penstock.spark_sink.planning import Offsets
-from penstock.spark_sink.sinks import run_of
+from penstock.spark_sink.ledger import Standing, advanced, refuse_late, replayed
+from penstock.spark_sink.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks import Origin, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,20 +43,24 @@ class ParquetSink:
     reader that knows folders named `column=value` and passes over names that begin with `_`: a batch is in a folder
     `penstock_batch=<number>`, whose number readers see as a column. They see all of a batch or nothing of it.
 
-    The newest batch holds the ledger: older ones may be moved or rewritten, that one must stay. Only one query writes
-    into a folder; a second copy of it, started by mistake, stores nothing twice. The batch is kept in Spark's cache
-    while it is written, because its offsets must be known first. A sink holds nothing open and can be pickled.
+    The newest batch holds the ledger: older ones may be moved or rewritten, that one must stay. The ledger belongs to
+    the query by name, so that several may fill one folder; under another name all is stored again. A second copy of a
+    query, started by mistake, stores nothing twice. The batch is kept in Spark's cache while it is written, because
+    its offsets must be known first. A sink holds nothing open and can be pickled.
 
     Attributes:
         folder: where the batches go: a local disk or a network file system that the driver and all executors see
             under this path. Object stores and HDFS are refused: a rename is no single step there, or not to be had.
         partition_by: columns by which each batch is split into folders `column=value`.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        name: of the query, in the ledger; Spark's name of the query that hands the batches over if None. Spark Connect
+            does not tell it, but for queries that `start_sink` starts.
     """
 
     folder: str
     partition_by: Sequence[str] = ()
     keep_position: bool = field(default=False, kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -66,6 +70,8 @@ class ParquetSink:
         """
         folder = os.fspath(self.folder)
         not_empty("folder", folder)
+        if self.name is not None:
+            not_empty("name", self.name)
         scheme = _SCHEME.match(folder)
         if scheme is not None and scheme[1].lower() != "file":
             raise ConfigurationError(
@@ -85,9 +91,10 @@ class ParquetSink:
         """Say what is wrong with a frame of this schema.
 
         Raises:
-            SinkError: a column is missing, or one has a name that the sink needs.
+            SinkError: a column is missing, has a name that the sink needs, or another type than in the folder.
         """
-        self._stored(schema.names)
+        stored = self._stored(schema.names)
+        self._require_fitting(FolderLedger(Path(self.folder)).read(), schema, stored)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -96,27 +103,42 @@ class ParquetSink:
             SinkError: the batch cannot be stored; nothing of it is visible.
         """
         stored = self._stored(batch.columns)
-        ledger = FolderLedger(Path(self.folder))
+        origin = origin_of(batch, self.name)
         with _cached(batch):
             for _ in range(_TRIES):
-                if self._tried(batch, batch_id, ledger, stored):
+                if self._tried(batch, batch_id, origin, stored):
                     return
         raise SinkError(
-            f"batch {batch_id} for folder {self.folder}: another writer was first {_TRIES} times in a row; find the "
-            "other query that writes into this folder and stop it"
+            f"batch {batch_id} for folder {self.folder}: another copy of the query was first {_TRIES} times in a row; "
+            "find it and stop it, or give each a name of its own"
         )
 
-    def position(self) -> Offsets:
-        """Return the ledger: of each partition, the next offset that the folder takes. Empty before the first batch.
+    def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the ledger of a query for some partitions; see `ledger_positions`.
 
         Raises:
             SinkError: the folder cannot be read.
         """
-        return FolderLedger(Path(self.folder)).read().offsets
+        wanted = set(partitions)
+        return {part: offset for part, offset in self.position(query).items() if part in wanted}
 
-    def _tried(self, batch: DataFrame, batch_id: int, ledger: FolderLedger, stored: list[str]) -> bool:
-        """Write what is not applied yet; return whether it stands, by this or another writer's hand."""
-        standing, run = ledger.read(), run_of(batch)
+    def position(self, query: str = "") -> Offsets:
+        """Return the ledger: of each partition, the next offset that the folder takes. Empty before the first batch.
+
+        Args:
+            query: name of the query, where the sink has none of its own.
+
+        Raises:
+            SinkError: the folder cannot be read.
+        """
+        return FolderLedger(Path(self.folder)).read().ledger_of(self.name or query).offsets
+
+    def _tried(self, batch: DataFrame, batch_id: int, origin: Origin, stored: list[str]) -> bool:
+        """Write what is not applied yet; return whether it stands, by this or another copy's hand."""
+        ledger, query, run = FolderLedger(Path(self.folder)), origin.query, origin.run
+        state = ledger.read()
+        columns = self._require_fitting(state, batch.schema, stored)
+        standing = state.ledger_of(query)
         counted = census(batch, standing.offsets, f"folder {self.folder}")
         again = replayed(standing.offsets, counted.spans)
         refuse_late(standing.batches, again, run, batch_id, f"folder {self.folder}")
@@ -132,13 +154,42 @@ class ParquetSink:
                     f"batch {batch_id}: what Spark wrote into folder {self.folder} is not to be seen from the driver; "
                     "name a file system that the driver and all executors share"
                 )
+            written, expected = ledger.count(staged), counted.rows - counted.applied
+            if written != expected:
+                raise SinkError(
+                    f"batch {batch_id}: of {expected} rows that Spark wrote into folder {self.folder} the driver sees "
+                    f"{written}; name a file system that the driver and all executors share; nothing of the batch is "
+                    "visible"
+                )
             moved = advanced(standing.offsets, counted.spans)
             # Of a run that is not known nothing can be said later: then the partition has no entry.
             held = {part: batch for part, batch in standing.batches.items() if part not in moved}
             batches = held if run is None else held | dict.fromkeys(moved, f"{run}/{batch_id}")
-            return ledger.publish(staged, Standing(standing.number + 1, standing.offsets | moved, batches))
+            after = Standing(standing.offsets | moved, batches)
+            while not ledger.publish(staged, state.after(query, after, columns, self._split_by)):
+                state = ledger.read()
+                self._require_fitting(state, batch.schema, stored)
+                if state.ledger_of(query) != standing:
+                    return False
+                # A batch of another query came first: this one goes behind it as it is.
+            return True
         finally:
             ledger.discard(staged)
+
+    @property
+    def _split_by(self) -> tuple[str, ...]:
+        return tuple(self.partition_by)
+
+    def _require_fitting(self, state: FolderState, schema: StructType, stored: list[str]) -> dict[str, str]:
+        """Return the types of the columns to store, or raise `SinkError`: readers take a column to be of one type."""
+        columns = {name: schema[name].dataType.simpleString() for name in stored}
+        wrong = state.differences(columns, self._split_by)
+        if wrong:
+            raise SinkError(
+                f"folder {self.folder} does not fit the frame: {'; '.join(wrong)}; nobody could read both: cast the "
+                "column in the query, give it another name, or write into another folder"
+            )
+        return columns
 
     def _stored(self, columns: Iterable[str]) -> list[str]:
         """Return the columns to store, or raise `SinkError`."""

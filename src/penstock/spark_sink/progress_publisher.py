@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import MessageFormatError
 from penstock.spark_sink.planning import Offsets
 from penstock.spark_sink.progress import QueryProgress, SinkPartition
+from penstock.spark_sink.sinks import ledger_positions
 
 if TYPE_CHECKING:
     from penstock.telemetry.settings import Telemetry
@@ -126,11 +127,14 @@ class ProgressPublisher:
     ) -> None:
         self._telemetry = telemetry
         self._groups = dict(groups or {})
-        self._ledgers: dict[str, Callable[[], Offsets]] = {}
+        self._ledgers: dict[str, Callable[[Offsets], Offsets | None]] = {}
         for name, sink in (sinks or {}).items():
             ask = getattr(sink, "position", None)
-            if callable(ask):
-                self._ledgers[name] = ask
+            if not callable(ask):
+                continue
+            # Ours has a ledger for each query.
+            by_query = callable(getattr(sink, "position_of", None))
+            self._ledgers[name] = partial(ledger_positions, sink, name) if by_query else partial(_whole_ledger, ask)
         self._only = only
         #: Guards all that follows; the thread waits on it for work.
         self._changed = threading.Condition()
@@ -238,7 +242,7 @@ class ProgressPublisher:
                     return
                 name, position = self._pending.popitem()
             self._advance(name, position)
-            self._ask_ledger(name)
+            self._ask_ledger(name, position)
 
     def _advance(self, name: str, position: Offsets) -> None:
         group = self._groups.get(name)
@@ -249,12 +253,12 @@ class ProgressPublisher:
         except Exception as error:  # noqa: BLE001 - onlookers' offsets are no reason to end the thread
             self._warn(f"group {name}", f"the position of the query {name} was not written to its group: {error!r}")
 
-    def _ask_ledger(self, name: str) -> None:
+    def _ask_ledger(self, name: str, position: Offsets) -> None:
         ask = self._ledgers.get(name)
         if ask is None:
             return
         try:
-            ledger = dict(ask())
+            ledger = ask(position) or {}
         except Exception as error:  # noqa: BLE001 - somebody's sink; the metric is missing, the query goes on
             self._warn(
                 f"ledger {name}",
@@ -269,6 +273,10 @@ class ProgressPublisher:
         level = logging.DEBUG if kind in self._warned else logging.WARNING
         self._warned.add(kind)
         _log.log(level, "%s", what)
+
+
+def _whole_ledger(ask: Callable[[], Offsets], _position: Offsets) -> Offsets:
+    return dict(ask())
 
 
 __all__ = ["Advancing", "ProgressPublisher", "Shown"]

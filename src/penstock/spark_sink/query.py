@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.config import ClientConfig, a_callable, names, not_empty
 from penstock.errors import ConfigurationError
+from penstock.spark_sink.sinks import OfQuery
 from penstock.spark_sink.source import register
 
 #: Triggers that read what is there and end.
@@ -133,7 +134,7 @@ def start_through(
     check = getattr(function, "check", None)
     if callable(check):
         check(frame.schema)
-    writer = frame.writeStream.foreachBatch(through or function).queryName(name).trigger(**when)
+    writer = frame.writeStream.foreachBatch(through or OfQuery(function, name)).queryName(name).trigger(**when)
     if checkpoint_location is not None:
         writer = writer.option("checkpointLocation", checkpoint_location)
     return writer.start()

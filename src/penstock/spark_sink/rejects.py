@@ -16,8 +16,9 @@ from penstock.spark_sink.sql_errors import facts_of
 
 #: Classes of SQLSTATE that speak of a row's values: data, constraints, a view's check.
 _ROW_CLASSES = ("22", "23", "44")
-#: A trigger's RAISE, and two rows that the table holds for one key though the frame does not: one by one they pass.
-_ROW_STATES = ("P0001", "21000")
+#: A trigger's RAISE, two rows that the table holds for one key though the frame does not, which pass one by one, and a
+#: row that is too long for the table or for an index.
+_ROW_STATES = ("P0001", "21000", "54000")
 #: What Python's SQLite driver raises for a row.
 _SQLITE_ROW_ERRORS = ("IntegrityError", "DataError")
 
@@ -37,6 +38,11 @@ class Rejected:
     partition: int
     offset: int
     reason: str
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self.topic, self.partition, self.offset
 
     def __str__(self) -> str:
         """Return place and reason."""

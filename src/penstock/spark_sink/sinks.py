@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
 
 from penstock.errors import SinkError
+from penstock.spark_sink.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,6 +22,14 @@ if TYPE_CHECKING:
 #: Spark's names for the number of a micro-batch and for the group of its jobs, which is the id of the run
 #: (`MicroBatchExecution.BATCH_ID_KEY`, `StreamExecution`: the job group is `runId`).
 _BATCH_ID, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
+#: And for the description of those jobs, which begins with the query's name where it has one; and for the query's id.
+_DESCRIPTION, _QUERY_ID = "spark.job.description", "sql.streaming.queryId"
+
+#: What Spark Connect's server tells the processes that call functions of batches (`foreach_batch_worker.py`).
+_CONNECT_WORKER = "SPARK_CONNECT_LOCAL_URL"
+
+#: Name of the query whose function runs in this thread, where `start_sink` or an app has started it.
+_CALLING: ContextVar[str | None] = ContextVar("penstock_calling_query", default=None)
 
 
 class Sink(Protocol):
@@ -57,7 +73,10 @@ def require_places(schema: pa.Schema, target: str) -> None:
     """Raise `SinkError` where topic, partition or offset of a frame for a target is not of the source's kind."""
     import pyarrow as pa
 
-    wanted = (("topic", "text", pa.types.is_string), ("partition", "an integer", pa.types.is_integer),
+    def is_text(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+    wanted = (("topic", "text", is_text), ("partition", "an integer", pa.types.is_integer),
               ("offset", "an integer", pa.types.is_integer))  # fmt: skip
     for name, kind, fits in wanted:
         found = schema.field(name).type
@@ -67,18 +86,124 @@ def require_places(schema: pa.Schema, target: str) -> None:
             )
 
 
-def run_of(batch: DataFrame) -> str | None:
-    """Return the id of the query's run that handed the batch over, another one after each start.
+class Ledgered(Protocol):
+    """A sink with a ledger, which belongs to a query by name."""
 
-    None where it cannot be known: outside of a streaming query, in a thread that the function made itself, and under
-    Spark Connect, whose client has no such properties.
+    def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return, of those partitions that the query's ledger knows, the next offset that the sink takes.
+
+        Raises:
+            SinkError: the ledger cannot be read.
+        """
+
+
+def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets | None:
+    """Return what a sink's ledger says of a query: of each partition that it knows, the next offset.
+
+    Args:
+        sink: the function that gets the batches.
+        query: name of the query; a sink that has a name of its own goes by that.
+        partitions: those that are asked for.
+
+    Returns:
+        The offsets; None where the sink has no ledger.
+
+    Raises:
+        SinkError: the ledger cannot be read.
     """
+    ask = getattr(sink, "position_of", None)
+    return dict(ask(query, partitions)) if callable(ask) else None
+
+
+@dataclass(frozen=True, slots=True)
+class OfQuery:
+    """A sink's function together with the name of its query, which sinks that it calls find in `origin_of`. Picklable.
+
+    Attributes:
+        function: gets each batch.
+        name: name of the query.
+    """
+
+    function: Callable[[DataFrame, int], None]
+    name: str
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Give the function a batch."""
+        token = _CALLING.set(self.name)
+        try:
+            self.function(batch, batch_id)
+        finally:
+            _CALLING.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which query handed a batch over.
+
+    Attributes:
+        query: its name; empty where it has none or cannot be known: outside of a streaming query, in a thread that the
+            function made itself, and under Spark Connect for a query that `start_sink` did not start.
+        run: id of the query's run, another one after each start; None outside of a streaming query and in a thread of
+            the function's own.
+    """
+
+    query: str = ""
+    run: str | None = None
+
+
+def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
+    """Return which query handed a batch over, as far as it can be known.
+
+    Args:
+        batch: the batch.
+        named: what the sink calls the query, which counts before Spark's name of it.
+
+    Raises:
+        SinkError: the query's name must be there and cannot be found.
+    """
+    name = named or _CALLING.get()
     try:
         context = batch.sparkSession.sparkContext
     except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
-        return None
-    run: str | None = context.getLocalProperty(_RUN)
-    return run if context.getLocalProperty(_BATCH_ID) is not None else None
+        return Origin(name or "", _process_run() if _CONNECT_WORKER in os.environ else None)
+    number, run = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_RUN)
+    if number is None or run is None:
+        return Origin(name or "")
+    if name is None:
+        query_id, said = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_DESCRIPTION) or ""
+        name = _name_in(said, f"id = {query_id}", f"runId = {run}", f"batch = {number}")
+    return Origin(name, run)
 
 
-__all__ = ["Sink", "arrow_schema", "require_places", "run_of"]
+def _name_in(description: str, *facts: str) -> str:
+    """Return the name before the facts that Spark's description of a batch's jobs ends with; it may hold anything.
+
+    Spark 4.3 puts each on a line, those before it put `<br/>` between them
+    (`StreamExecution.getBatchDescriptionString`).
+    """
+    lines = r"(?:\n|<br/>)".join(map(re.escape, facts))
+    found = re.fullmatch(rf"(?:(.*)(?:\n|<br/>))?{lines}", description, re.DOTALL)
+    if found is None:
+        raise SinkError(
+            "Spark does not tell the name of the query, to which the ledger belongs, in a way that is known; give the "
+            "sink name=..."
+        )
+    return found[1] or ""
+
+
+@cache
+def _process_run() -> str:
+    """Return what tells one start of a query from another under Connect: each has a process of its own there."""
+    return uuid4().hex
+
+
+__all__ = [
+    "Ledgered",
+    "OfQuery",
+    "Origin",
+    "Sink",
+    "arrow_schema",
+    "ledger_positions",
+    "origin_of",
+    "require_places",
+]

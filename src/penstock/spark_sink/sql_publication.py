@@ -5,13 +5,14 @@
 
 What stands in braces is one transaction. A batch is merged as a whole first. Where the database refuses that for the
 sake of a row, all is rolled back and the batch comes again with every row of it, to be merged in pieces until the
-refused rows are alone: then it ends as if row after row had been applied in the order of offsets.
+refused rows are alone: then it ends as if row after row had been applied in the order of offsets, without the messages
+of which a row was refused.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,7 +25,18 @@ from penstock.spark_sink.databases import Database
 from penstock.spark_sink.ledger import Standing, advanced, refuse_late, replayed
 from penstock.spark_sink.reducing import Reduction, Taken, reduced, staged_schema
 from penstock.spark_sink.rejects import Rejected, RowRefusedError, Screen, concerns_a_row, in_halves
-from penstock.spark_sink.sql_schema import POSITION, casts_of, columns_of, ledger_table, require_fitting
+from penstock.spark_sink.sinks import Origin
+from penstock.spark_sink.sql_schema import (
+    POSITION,
+    add_columns,
+    casts_of,
+    columns_of,
+    lacks_columns,
+    ledger_table,
+    require_fitting,
+    require_ledger,
+    whole_sums,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,6 +61,17 @@ class Tables:
     ledger: sa.Table
 
 
+@dataclass(slots=True)
+class Outcome:
+    """What is known of the tries of one batch.
+
+    Attributes:
+        is_asked: whether a commit was asked for, so that what stands of this batch may be of a try before.
+    """
+
+    is_asked: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One micro-batch on its way into a table.
@@ -59,7 +82,8 @@ class Publication:
         database: what is particular to it.
         frame: the frame's columns.
         batch_id: number of the batch.
-        run: id of the query's run, where it is known.
+        origin: which query handed it over.
+        outcome: what is known of the tries before.
     """
 
     sink: SqlSink
@@ -67,10 +91,16 @@ class Publication:
     database: Database
     frame: pa.Schema
     batch_id: int
-    run: str | None
+    origin: Origin
+    outcome: Outcome = field(default_factory=Outcome)
+
+    @property
+    def owner(self) -> merge.Owner:
+        """Whose rows of the ledger the batch moves."""
+        return merge.Owner(self.origin.query, self.sink.table)
 
     def prepare(self, connection: sa.Connection) -> Tables:
-        """Make the tables that do not exist and check those that do; the transaction is the caller's.
+        """Make the tables, and columns, that do not exist and check those that do; the transaction is the caller's.
 
         Raises:
             SinkError: the table does not fit the frame.
@@ -83,7 +113,8 @@ class Publication:
         target = sa.Table(
             quoted_name(sink.table, quote=True),
             metadata,
-            *columns_of(self.frame, stored, sink.key),
+            *columns_of(self.frame, stored, sink.key, sink.add),
+            *(whole_sums(self.frame, sink.add) if self.url.get_backend_name() == "sqlite" else ()),
             schema=None if sink.schema is None else quoted_name(sink.schema, quote=True),
         )
         ledger = ledger_table(sink.ledger_table, metadata, sink.schema)
@@ -91,9 +122,27 @@ class Publication:
         if not all(inspector.has_table(name, schema=sink.schema) for name in (sink.table, sink.ledger_table)):
             self.database.lock_schema(connection)
             metadata.create_all(connection)
-        require_fitting(connection, target, sink.key)
+        require_ledger(connection, ledger)
+        if sink.evolve and lacks_columns(connection, target):
+            # The one who had the lock before may have added them: they are looked for again.
+            self.database.lock_schema(connection)
+            add_columns(connection, target)
+        require_fitting(connection, target, sink.key, sink.add)
         casts = casts_of(connection, target)
         return Tables(merge.Merge(self.database, target, sink.key, sink.add, sink.delete, casts), ledger)
+
+    def publish(self, batch: DataFrame) -> None:
+        """Store the batch; may be called again where it failed, and then finds what it has stored.
+
+        Raises:
+            SinkError: nothing was stored.
+            LostTaskError: the same, and another try may help.
+            sqlalchemy.exc.SQLAlchemyError: the same, but at the commit, when it is not known; the database says why.
+        """
+        if self.sink.staging == "executors" and self.url.get_backend_name() == "postgresql":
+            self.from_executors(batch, self.sink.writers)
+        else:
+            self.from_driver(batch)
 
     def from_driver(self, batch: DataFrame) -> None:
         """Collect the batch on the driver and store it.
@@ -111,12 +160,12 @@ class Publication:
             try:
                 with self.database.session(self.url) as connection, connection.begin():
                     tables = self.prepare(connection)
-                    standing = merge.lock_ledger(connection, self.database, tables.ledger, self.sink.table, parts)
+                    standing = merge.lock_ledger(connection, self.database, tables.ledger, self.owner, parts)
                     reduction = self._reduction(standing, exact=exact)
                     staged = sa.Table(
                         STAGING,
                         sa.MetaData(),
-                        *columns_of(reduction.schema, reduction.schema.names),
+                        *columns_of(reduction.schema, reduction.schema.names, summed=self.sink.add),
                         prefixes=["TEMPORARY"],
                         postgresql_on_commit="DROP",  # SQLite's ends with the connection
                     )
@@ -155,7 +204,7 @@ class Publication:
             exact = False
             for _ in range(_RACES):
                 with connection.begin():
-                    standing = merge.read_ledger(connection, tables.ledger, sink.table)
+                    standing = merge.read_ledger(connection, tables.ledger, self.owner)
                 stage = staging.create_stage(connection, prefix, sink.schema, schema)
                 task = staging.StagingTask(
                     self.url.render_as_string(hide_password=False),
@@ -181,7 +230,7 @@ class Publication:
                     staging.remove_stage(connection, stage)
         raise SinkError(
             f"batch {self.batch_id} for table {sink.table} met another writer {_RACES} times over; is a second copy of "
-            "the query running? stop one, or give each a ledger_table of its own; nothing of the batch was stored"
+            "the query running? stop one, or give each a name of its own; nothing of the batch was stored"
         )
 
     def _settle_staged(
@@ -200,7 +249,7 @@ class Publication:
         if report.refused is not None:
             raise RowRefusedError
         with connection.begin():
-            locked = merge.lock_ledger(connection, self.database, tables.ledger, self.sink.table, report.taken.spans)
+            locked = merge.lock_ledger(connection, self.database, tables.ledger, self.owner, report.taken.spans)
             if any(locked.offsets[part] != standing.offsets.get(part, 0) for part in report.taken.spans):
                 return False
             staging.require_copied(connection, stage, report.copied)
@@ -211,7 +260,7 @@ class Publication:
     def _reduction(self, standing: Standing, *, exact: bool) -> Reduction:
         sink = self.sink
         postgresql = self.url.get_backend_name() == "postgresql"
-        screen = Screen(sink.key, no_nan=() if postgresql else (*sink.key, *sink.add), no_nul=postgresql)
+        screen = Screen(sink.key, no_nan=() if postgresql else self.frame.names, no_nul=postgresql)
         return Reduction(staged_schema(self.frame, sink.add), screen, sink.key, sink.add, standing.offsets, exact)
 
     def _settle(
@@ -230,39 +279,49 @@ class Publication:
             RowRefusedError: a row was refused; to be called anew with all rows, and `exact`.
             SinkError: more rows were refused than may be, or dead letters could not be written.
         """
-        sink = self.sink
-        refuse_late(standing.batches, taken.replayed, self.run, self.batch_id, f"table {sink.table}")
+        sink, run = self.sink, self.origin.run
+        batch = None if run is None else f"{run}/{self.batch_id}"
+        # A commit whose answer was lost is no second call of the sink.
+        others = {part: one for part, one in standing.batches.items() if not (self.outcome.is_asked and one == batch)}
+        refuse_late(others, taken.replayed, run, self.batch_id, f"table {sink.table}")
         self._tell_replayed(standing, taken)
         rejected = list(taken.rejected)
         if len(rejected) <= sink.most_rejects:
             if exact:
-                rejected += self._merge_in_pieces(connection, tables.merging, staged, sink.most_rejects - len(rejected))
+                rejected += self._merge_in_pieces(connection, tables.merging, staged, rejected)
+            elif rejected:
+                # Other rows of those messages may be in what was reduced: they are to be left out as well.
+                raise RowRefusedError
             else:
                 _merge_at_once(connection, tables.merging, staged)
         if rejected:
             self._give_up(sorted(rejected))
         offsets = advanced(standing.offsets, taken.spans)
-        batch = None if self.run is None else f"{self.run}/{self.batch_id}"
         if offsets:
-            merge.advance_ledger(connection, tables.ledger, sink.table, offsets, batch)
+            merge.advance_ledger(connection, tables.ledger, self.owner, offsets, batch)
+        self.outcome.is_asked = True
 
     def _merge_in_pieces(
-        self, connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause, most: int
+        self, connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause, before: list[Rejected]
     ) -> list[Rejected]:
+        """Merge all rows but those of messages of which one is refused, now or before; return what is refused now.
+
+        A message is stored whole or not at all: its dead letter may be sent again.
+        """
         ordered, count = merge.numbered(connection, staged, ORDERED)
-        number = ordered.c[merge.NUMBER]
+        merge.remove_messages(connection, ordered, {one.place for one in before})
         rejected: list[Rejected] = []
-
-        def apply(first: int, last: int) -> None:
-            _merge(connection, merging, sa.select(ordered).where(number.between(first, last)).subquery())
-
-        def set_aside(row: int, reason: str) -> bool:
-            place = connection.execute(sa.select(*(ordered.c[name] for name in POSITION)).where(number == row)).one()
-            rejected.append(Rejected(place[0], place[1], place[2], reason))
-            return len(rejected) <= most
-
-        in_halves(connection, count, apply, set_aside)
-        return rejected
+        while True:
+            with connection.begin_nested() as tried:
+                most = self.sink.most_rejects - len(before) - len(rejected)
+                found = _refused_rows(connection, merging, ordered, count, most)
+                rejected += found
+                rows = merge.remove_messages(connection, ordered, {one.place for one in found})
+                if rows == len(found) or len(found) > most:
+                    return rejected
+                tried.rollback()
+            # Other rows of those messages may be merged by now.
+            merge.remove_messages(connection, ordered, {one.place for one in found})
 
     def _give_up(self, rejected: list[Rejected]) -> None:
         """Write refused rows to the dead letters, or refuse the batch for their sake."""
@@ -297,6 +356,25 @@ class Publication:
                 self.sink.table,
                 ", ".join(f"{topic}[{n}] up to offset {span.last}" for (topic, n), span in sorted(again.items())),
             )
+
+
+def _refused_rows(
+    connection: sa.Connection, merging: merge.Merge, ordered: sa.Table, count: int, most: int
+) -> list[Rejected]:
+    """Merge numbered rows in pieces and return those that are refused, and no more than one above `most`."""
+    number = ordered.c[merge.NUMBER]
+    rejected: list[Rejected] = []
+
+    def apply(first: int, last: int) -> None:
+        _merge(connection, merging, sa.select(ordered).where(number.between(first, last)).subquery())
+
+    def set_aside(row: int, reason: str) -> bool:
+        place = connection.execute(sa.select(*(ordered.c[name] for name in POSITION)).where(number == row)).one()
+        rejected.append(Rejected(place[0], place[1], place[2], reason))
+        return len(rejected) <= most
+
+    in_halves(connection, count, apply, set_aside)
+    return rejected
 
 
 def _merge_at_once(connection: sa.Connection, merging: merge.Merge, staged: sa.FromClause) -> None:

@@ -5,13 +5,14 @@ Names are quoted always: a column called `order` or `a"b` is stored under that v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.errors import SinkError
@@ -22,6 +23,12 @@ POSITION = ("topic", "partition", "offset")
 #: A staged row's number among those of its task.
 ROW = "penstock_row"
 
+#: Digits that a number of SQLite keeps, which is a float. Decimals of more are texts there.
+SQLITE_DIGITS = 15
+
+#: Digits of the widest decimal.
+_DIGITS = 38
+
 #: Types of PostgreSQL that take a text as it is; into others it must be cast, which reads it.
 _TEXTS = ("text", "character", '"char"', "name")
 
@@ -30,13 +37,14 @@ def sql_type(column: str, kind: pa.DataType) -> sa.types.TypeEngine[Any]:
     """Return the database type of a column.
 
     Integers keep their width, decimals their precision, text is unbounded; a timestamp of Spark is an instant
-    and keeps its time zone where the database has one.
+    and keeps its time zone where the database has one. Decimals that no number of SQLite holds are texts there.
 
     Raises:
         SinkError: the column is an array, map or struct; the message names it.
     """
     if pa.types.is_decimal(kind):
-        return sa.Numeric(kind.precision, kind.scale)
+        number = sa.Numeric(kind.precision, kind.scale)
+        return number if kind.precision <= SQLITE_DIGITS else number.with_variant(sa.Text(), "sqlite")
     if pa.types.is_timestamp(kind):
         return sa.DateTime(timezone=kind.tz is not None)
     for matches, found in _SIMPLE_TYPES:
@@ -64,12 +72,21 @@ _SIMPLE_TYPES: tuple[tuple[Any, sa.types.TypeEngine[Any]], ...] = (
 )
 
 
-def columns_of(schema: pa.Schema, wanted: Iterable[str], key: Sequence[str] = ()) -> list[sa.Column[Any]]:
-    """Return database columns for the wanted columns of a frame; those of `key` are the primary key."""
+def columns_of(
+    schema: pa.Schema, wanted: Iterable[str], key: Sequence[str] = (), summed: Collection[str] = ()
+) -> list[sa.Column[Any]]:
+    """Return database columns for the wanted columns of a frame.
+
+    Args:
+        schema: the frame's columns.
+        wanted: names of those that are wanted.
+        key: names of those that are the primary key.
+        summed: names of those that hold sums: they are numbers, of the widest type of their kind.
+    """
     return [
         sa.Column(
             quoted_name(name, quote=True),
-            sql_type(name, schema.field(name).type),
+            _sum_type(schema.field(name).type) if name in summed else sql_type(name, schema.field(name).type),
             primary_key=name in key,
             autoincrement=False,
         )
@@ -77,10 +94,58 @@ def columns_of(schema: pa.Schema, wanted: Iterable[str], key: Sequence[str] = ()
     ]
 
 
-def require_fitting(connection: sa.Connection, table: sa.Table, key: Sequence[str]) -> None:
+def _sum_type(kind: pa.DataType) -> sa.types.TypeEngine[Any]:
+    """Return the type of a column that adds up what one of this type brings: a row's own would soon be full."""
+    if pa.types.is_floating(kind):
+        return sa.Double()
+    return sa.Numeric(_DIGITS, kind.scale) if pa.types.is_decimal(kind) else sa.BigInteger()
+
+
+def whole_sums(schema: pa.Schema, summed: Iterable[str]) -> list[sa.CheckConstraint]:
+    """Return what keeps SQLite from turning whole sums that have become too large into floats."""
+    whole = [name for name in summed if pa.types.is_integer(schema.field(name).type)]
+    return [sa.CheckConstraint(sa.func.typeof(sa.column(name)).in_(["integer", "null"])) for name in whole]
+
+
+class _AddColumn(sa.schema.ExecutableDDLElement):
+    """`ALTER TABLE ... ADD COLUMN`, which SQLAlchemy has no words for."""
+
+    inherit_cache = False
+
+    def __init__(self, column: sa.Column[Any]) -> None:
+        self.column = column
+
+
+@compiles(_AddColumn)
+def _compiled(element: _AddColumn, compiler: Any, **_options: Any) -> str:
+    table = compiler.preparer.format_table(element.column.table)
+    return f"ALTER TABLE {table} ADD COLUMN {compiler.process(sa.schema.CreateColumn(element.column))}"
+
+
+def lacks_columns(connection: sa.Connection, table: sa.Table) -> bool:
+    """Tell whether an existing table lacks columns of the frame."""
+    return bool(_lacking(connection, table))
+
+
+def add_columns(connection: sa.Connection, table: sa.Table) -> None:
+    """Add the columns of the frame that an existing table lacks; its rows have NULL in them. Not those of the key."""
+    for column in _lacking(connection, table):
+        if not column.primary_key:
+            connection.execute(_AddColumn(column))
+
+
+def _lacking(connection: sa.Connection, table: sa.Table) -> list[sa.Column[Any]]:
+    held = {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=table.schema)}
+    return [column for column in table.columns if column.name not in held]
+
+
+def require_fitting(
+    connection: sa.Connection, table: sa.Table, key: Sequence[str], summed: Collection[str] = ()
+) -> None:
     """Check that an existing table can take the frame's rows.
 
-    Columns the frame does not have are left alone, provided that they may be empty or the table fills them.
+    Columns the frame does not have are left alone, provided that they may be empty or the table fills them. A column
+    that holds sums, of `summed`, may be narrower than one that is made for them, as long as they fit.
 
     Raises:
         SinkError: the message names every difference.
@@ -92,9 +157,9 @@ def require_fitting(connection: sa.Connection, table: sa.Table, key: Sequence[st
         f"the table lacks the frame's column {column.name}" for column in table.columns if column.name not in existing
     ]
     differences += [
-        f"column {column.name} is {existing[column.name]['type']} in the table and {column.type} in the frame"
+        _difference(connection.dialect, column, existing[column.name]["type"])
         for column in held
-        if not _takes(connection.dialect.name, existing[column.name]["type"], column.type)
+        if not _takes(connection.dialect, existing[column.name]["type"], column.type, is_sum=column.name in summed)
     ]
     differences += [
         f"column {column.name} is generated by the table, and the frame has it"
@@ -118,6 +183,19 @@ def require_fitting(connection: sa.Connection, table: sa.Table, key: Sequence[st
             f"table {table.name} does not fit the frame: {'; '.join(differences)}; "
             "alter the table or the frame, or name another table"
         )
+
+
+def _difference(dialect: sa.Dialect, column: sa.Column[Any], found: sa.types.TypeEngine[Any]) -> str:
+    """Say why a column of the table does not take the frame's values."""
+    said = f"column {column.name} is {found} in the table and {column.type} in the frame"
+    if _is_text_there(dialect, column.type):
+        return f"{said}: a number of SQLite keeps {SQLITE_DIGITS} digits, make the column TEXT"
+    return said
+
+
+def _is_text_there(dialect: sa.Dialect, kind: sa.types.TypeEngine[Any]) -> bool:
+    """Tell whether a number is a text in this database."""
+    return isinstance(kind, sa.Numeric) and isinstance(kind.dialect_impl(dialect), sa.Text)
 
 
 def _is_generated(column: Any) -> bool:
@@ -194,11 +272,16 @@ def _unique_columns(connection: sa.Connection, inspector: sa.Inspector, table: s
     return unique
 
 
-def _takes(dialect: str, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any]) -> bool:
+def _takes(
+    dialect: sa.Dialect, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool
+) -> bool:
     """Tell whether a column of one type can take values of another, and keeps them."""
+    arriving = sa.Text() if _is_text_there(dialect, arriving) else arriving
     found, given = _family(stored), _family(arriving)
-    if dialect == "sqlite":
-        # It keeps any number as it is, a fraction in an integer column too, and truth values are numbers.
+    if dialect.name == "sqlite":
+        if isinstance(stored, sa.Float) and isinstance(arriving, sa.BigInteger) and not is_sum:
+            return False  # it would keep 53 bits, and say nothing
+        # Others keep any number as it is, a fraction in an integer column too, and truth values are numbers.
         found, given = ("number" if one == "boolean" else one for one in (found, given))
     elif found == given == "number" and _is_whole(stored) and not _is_whole(arriving):
         return False  # PostgreSQL would round, and say nothing
@@ -224,10 +307,11 @@ def _is_whole(kind: sa.types.TypeEngine[Any]) -> bool:
 
 
 def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """Return the ledger's table: one row per target table, topic and partition."""
+    """Return the ledger's table: one row per query, target table, topic and partition."""
     return sa.Table(
         quoted_name(name, quote=True),
         metadata,
+        sa.Column("query", sa.Text, primary_key=True),
         sa.Column("target", sa.Text, primary_key=True),
         sa.Column("topic", sa.Text, primary_key=True),
         sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
@@ -238,13 +322,33 @@ def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) ->
     )
 
 
+def require_ledger(connection: sa.Connection, ledger: sa.Table) -> None:
+    """Check that the ledger's table, which exists, tells queries apart.
+
+    Raises:
+        SinkError: it does not: an earlier version has made it, or it is no ledger.
+    """
+    found = sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)
+    if not any(column["name"] == "query" for column in found):
+        raise SinkError(
+            f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
+            "not fit what the frame needs; name another ledger_table, or make this one anew: rename it, let a sink's "
+            "check make the new one, and insert the old rows with the name of the query that they belong to"
+        )
+
+
 __all__ = [
     "POSITION",
     "ROW",
+    "SQLITE_DIGITS",
     "Named",
+    "add_columns",
     "casts_of",
     "columns_of",
+    "lacks_columns",
     "ledger_table",
     "require_fitting",
+    "require_ledger",
     "sql_type",
+    "whole_sums",
 ]

@@ -6,28 +6,35 @@ offset of each partition in the database itself (`ledger`), in the same transact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import sqlalchemy as sa
+import tenacity
 
 from penstock.config import names, not_empty, positive_int
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import merge
 from penstock.spark_sink.databases import database_of, parse_url
 from penstock.spark_sink.dead_letters import DeadLetters
-from penstock.spark_sink.planning import Offsets
-from penstock.spark_sink.sinks import arrow_schema, require_places, run_of
-from penstock.spark_sink.sql_errors import refused
+from penstock.spark_sink.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks import Origin, arrow_schema, origin_of, require_places
+from penstock.spark_sink.sql_errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
-from penstock.spark_sink.sql_schema import POSITION, ledger_table
+from penstock.spark_sink.sql_schema import POSITION, SQLITE_DIGITS, ledger_table, require_ledger
 from penstock.spark_sink.staging import ATTEMPT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Seconds before a batch is tried again: some 0.2, twice as many each time, up to 10.
+_WAIT = tenacity.wait_exponential(multiplier=0.2, max=10) + tenacity.wait_random(0, 0.2)
 
 #: Beginning of the names of columns and tables that the sink makes for itself.
 _OWN = ATTEMPT.partition("_")[0] + "_"
@@ -50,33 +57,45 @@ class SqlSink:
 
     PostgreSQL is filled from the executors, each of which must reach it and have psycopg; nothing but a report comes
     to the driver. For SQLite the batch is collected on the driver: bound it with the source's `maxOffsetsPerTrigger`.
+    Values are stored as they are, or not at all: in SQLite decimals of more than 15 digits are texts, and a row with
+    NaN, which it would store as NULL, is refused.
 
     A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
-    message goes there, the batch goes on, and the table ends as if the row had never been sent. Dead letters are
-    acknowledged before the database commits: a crash in between writes them again.
+    message goes there, the batch goes on, and the table ends as if the message had never been sent. Other rows of it
+    are left out too, so that none is there twice when the message is replayed. Dead letters are acknowledged before
+    the database commits: a crash in between writes them again.
 
     A topic that was deleted and made anew begins at offset 0, below its ledger: its rows count as applied
-    until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger knows topics
-    by name: topics of one name on two clusters need a `ledger_table` each.
+    until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger belongs to the
+    query by name, so that several may fill one table; under another name all is stored again. It knows topics by name
+    too: topics of one name on two clusters need a query, or a `ledger_table`, each.
 
     Attributes:
         url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
             hold a password. Errors show host, port and database of it.
-        table: table to write; made from the frame's columns if it does not exist, and checked if it does: where the
-            query starts by `start_sink` and `App.sink`, at the first batch by plain `foreachBatch`.
+        table: table to write, of PostgreSQL also as `schema.table`; made from the frame's columns if it does not exist,
+            and checked if it does: where the query starts by `start_sink` and `App.sink`, at the first batch by plain
+            `foreachBatch`.
         key: columns that identify a row, never NULL; empty to append.
-        add: number columns that are added to what the table holds instead of replacing it, for totals.
+        add: number columns that are added to what the table holds instead of replacing it, for totals. A table that is
+            made has the widest type of their kind for them: BIGINT, DOUBLE PRECISION or NUMERIC(38). SQLite adds no
+            decimals.
         delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
             key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
-        ledger_table: table of the ledger; queries that fill one table from the same topic in different ways
-            need one each.
+        ledger_table: table of the ledger, which many sinks may share.
+        name: of the query, in the ledger; Spark's name of the query that hands the batches over if None. Spark Connect
+            does not tell it, but for queries that `start_sink` starts.
         schema: schema of PostgreSQL that holds the table and the ledger; the connection's own if None.
         dead_letters: where the messages of refused rows go.
         max_rejects: refused rows that a batch may have; more end it.
         staging: for PostgreSQL, whether rows come from the executors or through the driver. Behind a pooler that
             gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
         writers: connections that executors may have at a time.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
+            never are.
+        tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses
+            the connection, or breaks a deadlock or a conflict of transactions at this batch's cost.
     """
 
     url: str = field(repr=False)
@@ -86,11 +105,14 @@ class SqlSink:
     delete: str | None = field(default=None, kw_only=True)
     keep_position: bool = field(default=False, kw_only=True)
     ledger_table: str = field(default="penstock_ledger", kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
     schema: str | None = field(default=None, kw_only=True)
     dead_letters: DeadLetters | None = field(default=None, kw_only=True)
     max_rejects: int = field(default=1_000, kw_only=True)
     staging: Literal["executors", "driver"] = field(default="executors", kw_only=True)
     writers: int = field(default=16, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
+    tries: int = field(default=8, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -100,7 +122,10 @@ class SqlSink:
         """
         url = parse_url(self.url)
         not_empty("table", self.table)
+        self._split_table(url)
         not_empty("ledger_table", self.ledger_table)
+        if self.name is not None:
+            not_empty("name", self.name)
         if len({self.table, self.ledger_table, STAGING, ORDERED}) < 4:  # noqa: PLR2004 - four names, all different
             raise ConfigurationError(
                 f"table and ledger_table must differ from each other and from {STAGING} and {ORDERED}; rename one"
@@ -120,8 +145,22 @@ class SqlSink:
                 raise ConfigurationError("schema is set, but an SQLite file has none; leave it out")
         positive_int("max_rejects", self.max_rejects)
         positive_int("writers", self.writers)
+        positive_int("tries", self.tries)
         if self.staging not in ("executors", "driver"):
             raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
+
+    def _split_table(self, url: sa.URL) -> None:
+        """Take `schema.table` for what everybody means by it; with `schema` set, a dot is a part of the name."""
+        if self.schema is not None or "." not in self.table:
+            return
+        schema, _, table = self.table.partition(".")
+        if url.get_backend_name() == "sqlite" or not schema or not table or "." in table:
+            raise ConfigurationError(
+                f"table is {self.table!r}, which is no name of a table and a schema; for PostgreSQL give schema and "
+                "table apart, for SQLite a name without a dot"
+            )
+        object.__setattr__(self, "schema", schema)
+        object.__setattr__(self, "table", table)
 
     def _check_delete(self) -> None:
         if self.delete is None:
@@ -146,7 +185,7 @@ class SqlSink:
         Raises:
             SinkError: they cannot, column by column; or the database cannot be reached.
         """
-        publication = self._publication(schema, None, -1)
+        publication = self._publication(schema, Origin(self.name or ""), -1)
         try:
             with publication.database.session(publication.url) as connection, connection.begin():
                 publication.prepare(connection)
@@ -160,17 +199,42 @@ class SqlSink:
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
         """
-        publication = self._publication(batch.schema, run_of(batch), batch_id)
+        publication = self._publication(batch.schema, origin_of(batch, self.name), batch_id)
         try:
-            if self.staging == "executors" and publication.url.get_backend_name() == "postgresql":
-                publication.from_executors(batch, self.writers)
-            else:
-                publication.from_driver(batch)
+            self._tries(batch_id)(publication.publish, batch)
+        except LostTaskError as error:
+            raise SinkError(str(error)) from None
         except sa.exc.SQLAlchemyError as error:
             raise refused(error, self.table, publication.url, batch_id) from None  # not chained, as above
 
-    def position(self) -> Offsets:
+    def _tries(self, batch_id: int) -> tenacity.Retrying:
+        def tell(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            facts = facts_of(error) if isinstance(error, sa.exc.SQLAlchemyError) else [str(error)]
+            _log.warning("batch %d for table %s is tried again: %s", batch_id, self.table, ", ".join(facts))
+
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(self.tries),
+            wait=_WAIT,
+            retry=tenacity.retry_if_exception(is_transient),
+            before_sleep=tell,
+            reraise=True,
+        )
+
+    def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the ledger of a query for some partitions; see `ledger_positions`.
+
+        Raises:
+            SinkError: the database cannot be asked.
+        """
+        wanted = set(partitions)
+        return {part: offset for part, offset in self.position(query).items() if part in wanted}
+
+    def position(self, query: str = "") -> Offsets:
         """Return the ledger: of each partition, the next offset that the table takes. Empty before the first batch.
+
+        Args:
+            query: name of the query, where the sink has none of its own.
 
         Raises:
             SinkError: the database cannot be asked.
@@ -181,17 +245,20 @@ class SqlSink:
             with database_of(url).session(url) as connection, connection.begin():
                 if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
                     return {}
-                return merge.read_ledger(connection, ledger, self.table).offsets
+                require_ledger(connection, ledger)
+                return merge.read_ledger(connection, ledger, merge.Owner(self.name or query, self.table)).offsets
         except sa.exc.SQLAlchemyError as error:
             raise refused(error, self.ledger_table, url, None) from None  # not chained, as above
 
-    def _publication(self, schema: StructType, run: str | None, batch_id: int) -> Publication:
+    def _publication(self, schema: StructType, origin: Origin, batch_id: int) -> Publication:
         url = parse_url(self.url)
         frame = arrow_schema(schema)
         self._require_columns(frame)
         if url.get_backend_name() == "postgresql":
             self._require_short_names(frame)
-        return Publication(self, url, database_of(url), frame, batch_id, run)
+        else:
+            self._require_sums_of_sqlite(frame)
+        return Publication(self, url, database_of(url), frame, batch_id, origin)
 
     def _require_columns(self, schema: pa.Schema) -> None:
         gone = [] if self.delete is None else [self.delete]
@@ -215,6 +282,14 @@ class SqlSink:
             raise SinkError(f"add names {', '.join(wrong)}, which holds no numbers; cast it, or take it out of add")
         if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
             raise SinkError(f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL")
+
+    def _require_sums_of_sqlite(self, schema: pa.Schema) -> None:
+        decimals = [name for name in self.add if pa.types.is_decimal(schema.field(name).type)]
+        if decimals:
+            raise SinkError(
+                f"add names {', '.join(decimals)}, a decimal of the frame, and SQLite adds decimals as floats of "
+                f"{SQLITE_DIGITS} digits; cast it to a whole number of its smallest unit, or to a double"
+            )
 
     def _require_short_names(self, schema: pa.Schema) -> None:
         given = (self.schema or "", self.table, self.ledger_table, *schema.names)

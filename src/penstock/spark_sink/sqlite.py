@@ -1,8 +1,8 @@
 """What a sink does differently on SQLite: `BEGIN IMMEDIATE`, and values in the forms SQLite can hold.
 
-Instants are stored as text in UTC and dates as text, in SQLAlchemy's form, so that its types read them back;
-decimals are handed over as text, of which SQLite's numeric columns keep what a number can keep. NaN becomes
-NULL: SQLite has none.
+Instants are stored as text in UTC and dates as text, in SQLAlchemy's form, so that its types read them back; decimals
+too where they have more digits than a number of SQLite keeps. NaN is no value of SQLite, which would store NULL: such
+rows are refused before.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ def _storable(column: pa.Array) -> list[Any]:
     if pa.types.is_timestamp(kind):
         # Without a zone the text is the time in UTC; with microseconds always, so that texts sort as times.
         column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us")).cast(pa.string())
-    elif pa.types.is_date(kind) or pa.types.is_decimal(kind):
+    elif pa.types.is_date(kind):
         column = column.cast(pa.string())
+    elif pa.types.is_decimal(kind):
+        # Never with an exponent, as Arrow writes small ones: one number has one text.
+        return [None if value is None else format(value, "f") for value in column.to_pylist()]
     return list(column.to_pylist())
 
 

@@ -26,7 +26,7 @@ from penstock.garbage import imports_set_aside
 from penstock.spark_sink import postgresql
 from penstock.spark_sink.reducing import Reduction, Taken, reduced
 from penstock.spark_sink.rejects import Rejected, concerns_a_row, in_halves
-from penstock.spark_sink.sql_errors import refused
+from penstock.spark_sink.sql_errors import LostTaskError, is_transient, refused
 from penstock.spark_sink.sql_schema import columns_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _REPORT = (
     "kind STRING, attempt BIGINT, topic STRING, partition INT, first BIGINT, last BIGINT, rows BIGINT, reason STRING"
 )
 _REPORT_NAMES = [column.split()[0] for column in _REPORT.split(", ")]
-_COPIED, _SEEN, _REJECTED, _REFUSED = "copied", "seen", "rejected", "refused"
+_COPIED, _SEEN, _REJECTED, _REFUSED, _LOST = "copied", "seen", "rejected", "refused", "lost"
 
 
 #: How a task's own error stands in the text of Spark's.
@@ -96,7 +96,12 @@ class StagingTask:
 
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context is not None else 0
-        copied, taken, refusal = self.copy(batches, attempt)
+        try:
+            copied, taken, refusal = self.copy(batches, attempt)
+        except LostTaskError as error:
+            # An exception would reach the driver as a text, of which it is not known that another try may help.
+            yield _report_of(attempt, [{"kind": _LOST, "reason": str(error)}])
+            return
         facts: list[dict[str, Any]] = [{"kind": _COPIED, "rows": copied, "last": taken.rows}]
         facts += [
             {"kind": _SEEN, "topic": topic, "partition": n, "first": span.first, "last": span.last,
@@ -110,9 +115,7 @@ class StagingTask:
         ]  # fmt: skip
         if refusal is not None:
             facts.append({"kind": _REFUSED, "reason": refusal})
-        yield pa.RecordBatch.from_pylist(
-            [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], _report_schema()
-        )
+        yield _report_of(attempt, facts)
         imports_set_aside("staging")
 
     def copy(self, batches: Iterable[pa.RecordBatch], attempt: int) -> tuple[int, Taken, str | None]:
@@ -120,6 +123,10 @@ class StagingTask:
 
         Returns:
             How many rows were copied, what was seen, and why the database refused a piece that was reduced.
+
+        Raises:
+            LostTaskError: the database cannot take them now.
+            SinkError: it does not take them.
         """
         taken = Taken()
         copied = 0
@@ -138,7 +145,8 @@ class StagingTask:
             if not self.reduction.exact and concerns_a_row(error):
                 return copied, taken, type(getattr(error, "orig", None) or error).__name__
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
-            raise refused(error, self.target, url, self.batch_id) from None
+            told = refused(error, self.target, url, self.batch_id)
+            raise (LostTaskError(str(told)) if is_transient(error) else told) from None
         return copied, taken, None
 
 
@@ -160,13 +168,24 @@ def _copy_in_halves(
     return int(rows.num_rows - (len(rejected) - before))
 
 
+def _report_of(attempt: int, facts: Iterable[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], _report_schema()
+    )
+
+
 def _report_schema() -> pa.Schema:
     kinds = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
     return pa.schema([(name, kinds[kind]) for name, kind in (column.split() for column in _REPORT.split(", "))])
 
 
 def run_tasks(batch: DataFrame, task: StagingTask, writers: int) -> Report:
-    """Run a staging task on every part of a frame, at most `writers` at once, and gather the reports."""
+    """Run a staging task on every part of a frame, at most `writers` at once, and gather the reports.
+
+    Raises:
+        LostTaskError: the database could not take a task's rows; another try may help.
+        SinkError: it does not take them.
+    """
     from pyspark.errors import PySparkException
 
     report = Report()
@@ -186,6 +205,8 @@ def run_tasks(batch: DataFrame, task: StagingTask, writers: int) -> Report:
             report.taken.see((row["topic"], row["partition"]), row["first"], row["last"], row["rows"])
         elif row["kind"] == _REJECTED:
             report.taken.rejected.append(Rejected(row["topic"], row["partition"], row["first"], row["reason"]))
+        elif row["kind"] == _LOST:
+            raise LostTaskError(row["reason"])
         else:
             report.refused = row["reason"]
     return report

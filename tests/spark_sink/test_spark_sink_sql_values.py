@@ -1,0 +1,134 @@
+"""Tables that `SqlSink` makes and changes, and the values it keeps in them, without a JVM."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from test_spark_sink_sql_rows import PRICES, Letters, frame
+
+from databases import TestDatabase, new_database
+from penstock.errors import ConfigurationError, SinkError
+from penstock.spark_sink import SqlSink
+from penstock.spark_sink.restarts import lasts
+
+
+@pytest.fixture
+def postgresql(postgresql_url: str) -> TestDatabase:
+    return new_database(postgresql_url)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> TestDatabase:
+    return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
+
+
+def test_sqlite_keeps_every_digit_of_a_decimal(sqlite: TestDatabase) -> None:
+    columns = {"id": pa.decimal128(38, 18), "small": pa.decimal128(15, 2), "n": pa.decimal128(20, 0)}
+    exact = Decimal("12345678901234567890.123456789012345678")
+    tiny = Decimal("0.000000000000000001")
+    rows = [(0, 0, exact, Decimal("1234567890123.45"), Decimal(10**19 + 1)), (0, 1, tiny, None, None)]
+    sink = SqlSink(sqlite.url, "facts", ["id"])
+
+    sink(frame(columns, rows), 0)
+    sink(frame(columns, [(0, 2, tiny, Decimal("0.01"), Decimal(-1))]), 1)
+
+    assert sqlite.rows("SELECT id, small, n FROM facts ORDER BY length(id)") == [
+        (f"{tiny:f}", 0.01, "-1"),
+        (str(exact), 1234567890123.45, str(10**19 + 1)),
+    ]
+
+
+def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) -> None:
+    letters = Letters()
+    sqlite.execute("CREATE TABLE facts (d NUMERIC, n REAL, x REAL)")
+    sink = SqlSink(sqlite.url, "facts", dead_letters=letters)
+
+    with pytest.raises(
+        SinkError, match=r"the frame: .* a number of SQLite keeps 15 digits, make the column TEXT"
+    ) as caught:
+        sink.check(frame({"d": pa.decimal128(16, 2)}, []).schema)
+    assert lasts(caught.value)
+    with pytest.raises(SinkError, match="column n is REAL in the table and BIGINT in the frame"):
+        sink.check(frame({"n": pa.int64()}, []).schema)
+    with pytest.raises(SinkError, match="add names d, a decimal of the frame, and SQLite adds decimals as floats"):
+        SqlSink(sqlite.url, "sums", ["n"], add=["d"]).check(
+            frame({"n": pa.int32(), "d": pa.decimal128(9, 2)}, []).schema
+        )
+    sink(frame({"x": pa.float64()}, [(0, 0, 1.5), (0, 1, math.nan), (0, 2, math.inf), (0, 3, None)]), 0)
+
+    assert sqlite.rows("SELECT x FROM facts") == [(1.5,), (math.inf,), (None,)]
+    assert [(one.offset, one.reason) for one in letters.written] == [
+        (1, "column x is NaN, which the database does not know")
+    ]
+
+
+def test_totals_have_room_for_what_is_added(database: TestDatabase) -> None:
+    letters = Letters()
+    columns = {"id": pa.string(), "n": pa.int32(), "of": pa.float32()}
+    sink = SqlSink(database.url, "totals", ["id"], add=["n", "of"], dead_letters=letters)
+    largest = 2**31 - 1
+
+    for number in range(3):
+        sink(frame(columns, [(0, number, "a", largest, 0.5)]), number)
+    assert database.rows("SELECT n, of FROM totals") == [(3 * largest, 1.5)]
+    database.execute("UPDATE totals SET n = 9223372036854775806")
+    sink(frame(columns, [(0, 3, "a", 1, 0.5), (0, 4, "a", 1, 0.5)]), 3)
+
+    assert database.rows("SELECT n, of FROM totals") == [(2**63 - 1, 2.0)]  # to the last one that it holds
+    assert [one.offset for one in letters.written] == [4]
+
+
+def test_decimal_totals_of_postgresql_have_room(postgresql: TestDatabase) -> None:
+    sink = SqlSink(postgresql.url, "totals", ["id"], add=["d"])
+
+    for number in range(2):
+        sink(frame({"id": pa.string(), "d": pa.decimal128(4, 2)}, [(0, number, "a", Decimal("99.99"))]), number)
+
+    assert postgresql.rows("SELECT d FROM totals") == [(Decimal("199.98"),)]
+
+
+def test_a_table_with_its_schema_s_name_is_that_table(postgresql: TestDatabase) -> None:
+    postgresql.execute("CREATE SCHEMA other", "CREATE TABLE other.prices (id TEXT PRIMARY KEY, price BIGINT)")
+    batch = frame(PRICES, [(0, 0, "a", 1)])
+
+    SqlSink(postgresql.url, "other.prices", ["id"])(batch, 0)
+    SqlSink(postgresql.url, "public.prices", ["id"])(batch, 0)
+    SqlSink(postgresql.url, "odd.name", ["id"], schema="other")(batch, 0)
+
+    for table in ("other.prices", "public.prices", 'other."odd.name"'):
+        assert postgresql.rows(f"SELECT id, price FROM {table}") == [("a", 1)]  # noqa: S608 - the test's own names
+
+
+@pytest.mark.parametrize(
+    ("url", "table"), [("sqlite:///x.db", "main.t"), ("postgresql://h/d", "a.b.c"), ("postgresql://h/d", ".t")]
+)
+def test_a_table_with_a_dot_that_names_no_schema_is_refused(url: str, table: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"table is .* no name of a table and a schema"):
+        SqlSink(url, table)
+
+
+@pytest.mark.parametrize("staged", ["driver", "executors"])
+def test_columns_that_are_new_are_added_where_that_is_asked_for(database: TestDatabase, staged: Any) -> None:
+    more = {**PRICES, '100%s "new': pa.string(), "sum": pa.int32()}
+    sink = SqlSink(database.url, "prices", ["id"], staging=staged)
+    sink(frame(PRICES, [(0, 0, "a", 1)]), 0)
+    with pytest.raises(SinkError, match="the table lacks the frame's column sum"):
+        sink(frame(more, [(0, 1, "b", 2, "x", 3)]), 1)
+    evolving = SqlSink(database.url, "prices", ["id"], add=["sum"], evolve=True, staging=staged)
+
+    evolving.check(frame(more, []).schema)
+    evolving(frame(more, [(0, 1, "b", 2, "x", 3)]), 1)
+    sink(frame(PRICES, [(0, 2, "c", 4)]), 2)
+
+    assert database.rows("SELECT * FROM prices ORDER BY id") == [
+        ("a", 1, None, None), ("b", 2, "x", 3), ("c", 4, None, None)
+    ]  # fmt: skip
+    with pytest.raises(SinkError, match="the table lacks the frame's column part"):
+        SqlSink(database.url, "prices", ["id", "part"], evolve=True).check(
+            frame({**more, "part": pa.string()}, []).schema
+        )
