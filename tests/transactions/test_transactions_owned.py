@@ -11,6 +11,7 @@ from penstock.transactions.ids import new_id
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.reloading import Reader
 from penstock.transactions.takeover import Inheritance
 
 
@@ -21,12 +22,13 @@ class Fetched:
     place: int
     content: bytes | None
     named: list[tuple[str, bytes | None]] = field(default_factory=list)
+    name: bytes | None = None
 
     def offset(self) -> int:
         return self.place
 
-    def key(self) -> None:
-        return None
+    def key(self) -> bytes | None:
+        return self.name
 
     def value(self) -> bytes | None:
         return self.content
@@ -38,7 +40,7 @@ class Fetched:
         return 1, int(time.time() * 1000)
 
 
-def taken_over(counts: Counts, inheritance: Inheritance) -> OwnedPartition:
+def taken_over(counts: Counts, inheritance: Inheritance, reader: Reader | None = None) -> OwnedPartition:
     return OwnedPartition(
         0,
         inheritance,
@@ -47,6 +49,7 @@ def taken_over(counts: Counts, inheritance: Inheritance) -> OwnedPartition:
         log=RationedLog(),
         may_publish_to=lambda _: True,
         clock=BrokerClock(),
+        reader=reader,
     )
 
 
