@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import ref
 
 import pytest
 from transaction_tools import child, line_of
@@ -35,6 +37,16 @@ def test_each_of_many_delayed_messages_takes_no_more_memory_than_is_stated() -> 
     bound = BUDGET + count * STATED_BYTES
     assert count * len(VALUE) > 2 * bound, "the payloads alone would not fit"
     assert after - before < bound
+
+
+def test_a_partition_that_is_taken_away_leaves_the_memory_at_once() -> None:
+    gc.disable()
+    try:
+        owned = ref(WaitingPartition(SMALL).owned)
+
+        assert owned() is None, "a million of its transactions would wait for the garbage collector"
+    finally:
+        gc.enable()
 
 
 @contextmanager

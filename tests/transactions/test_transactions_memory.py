@@ -7,9 +7,11 @@ from collections import defaultdict, deque
 from typing import Any
 
 import pytest
+from test_transactions_lost_logs import cut
 from transaction_tools import Bench, child, decide, line_of, prepared, unknown
 
 from penstock.transactions import HalfMessage, TransactionState, owned, payload_reader
+from penstock.transactions.log_identity import HALF
 from penstock.transactions.payloads import Payloads
 from penstock.transactions.records import Verdict
 from waiting import wait_until
@@ -74,7 +76,7 @@ def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_
     bench: Bench, seen: list[Payloads]
 ) -> None:
     count, keys, begun = 20_000, 40, time.time()
-    due = {key: begun + 20 + key * 0.4 if key % 10 else begun for key in range(keys)}
+    due = {key: begun + 10 + key * 0.2 if key % 10 else begun for key in range(keys)}
     producer, coordinator = bench.producer(), bench.coordinator()
 
     sends = [
@@ -114,12 +116,10 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
     bench: Bench, seen: list[Payloads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owned, "GAP", 500)
-    count, due = 100, time.time() + 25
-    producer, coordinator = bench.producer(), bench.coordinator()
-    for n in range(count):
-        producer.send(bench.topic, key=f"{n}", value=b"%d " % n + b"x" * 50_000, deliver_at=due)
-    others = [producer.submit(bench.topic, value=b"other" * 50) for _ in range(4_000)]
-    for send in others:
+    count = 60
+    producer, coordinator = bench.producer(), bench.coordinator(transaction_timeout=600.0)
+    stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 50_000) for n in range(count)]
+    for send in [producer.submit(bench.topic, value=b"other" * 50) for _ in range(4_000)]:
         send.result(60)
 
     def all_carried() -> bool:
@@ -128,14 +128,16 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
         is_below = all(one.checkpoints[0] > one.settlement.half_position - 600 for one in partitions)
         return carried == count and is_below
 
-    wait_until(all_carried, 20)
+    wait_until(all_carried, 60)
     coordinator.stop()
     assert max(one.peak for one in seen) <= BUDGET
-    again = bench.coordinator()
-    bench.settled(again, 90)
+    again = bench.coordinator(transaction_timeout=600.0)
+    for one in stored:
+        decide(bench, one, Verdict.COMMIT)
+    bench.settled(again, 90, committed=count)
 
-    values = [value for key, value in bench.visible() if key is not None]
-    assert sorted(values) == sorted(b"%d " % n + b"x" * 50_000 for n in range(count))
+    values = [value or b"" for _, value in bench.visible()]
+    assert sorted(value for value in values if b"x" in value) == sorted(one.halves[0].value or b"" for one in stored)
     assert sum(one.loaded for one in seen[-2:]) == count, "after a restart none was in memory"
 
 
@@ -148,7 +150,7 @@ def test_a_check_and_a_late_decision_find_a_payload_that_was_dropped(bench: Benc
 
     producer = bench.producer()
     late = [prepared(producer, bench.topic, b"late %d " % n + b"x" * 100_000) for n in range(20)]
-    coordinator = bench.coordinator(transaction_timeout=12.0)
+    coordinator = bench.coordinator(transaction_timeout=8.0)
     wait_until(lambda: coordinator.statistics().pending == len(late) and sum(one.dropped for one in seen) > 0, 30)
     for stored in late:
         decide(bench, stored, Verdict.COMMIT)
@@ -187,3 +189,25 @@ def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_disc
     assert sorted(value or b"" for value in given) == values
     assert sorted(value or b"" for _, value in bench.visible(bench.topics.discarded)) == values
     assert sum(one.dropped for one in seen) > 0
+
+
+def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_the_others_are_published(
+    bench: Bench, seen: list[Payloads], caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = bench.producer()
+    stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 100_000) for n in range(20)]
+    coordinator = bench.coordinator(transaction_timeout=60.0)
+    wait_until(lambda: coordinator.statistics().pending == len(stored) and sum(one.dropped for one in seen) > 0, 30)
+    partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
+    pending = [one for partition in partitions for one in partition.settlement.pending.values()]
+    lost = {one.half.transaction_id for one in pending if one.dropped is not None}
+
+    cut(bench, HALF)
+
+    wait_until(lambda: coordinator.statistics().lost == len(lost), 30)
+    assert all(transaction_id in caplog.text for transaction_id in lost)
+    kept = [one for one in stored if one.halves[0].transaction_id not in lost]
+    for one in kept:
+        decide(bench, one, Verdict.COMMIT)
+    bench.settled(coordinator, 60, committed=len(kept))
+    assert sorted(value for _, value in bench.visible()) == sorted(one.halves[0].value or b"" for one in kept)

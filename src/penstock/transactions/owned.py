@@ -132,7 +132,7 @@ class OwnedPartition:
         self.ids = dict(inheritance.ids)
         self._reloading: Reloading | None = None
         if reader is not None:
-            self._reloading = Reloading(number, self.settlement, self.schedule, reader, self.ids, self.tell_of_lost)
+            self._reloading = Reloading(number, self.settlement, self.schedule, reader, self.ids)
         #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
         self.asked: dict[str, list[tuple[float, int, str]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
@@ -299,7 +299,9 @@ class OwnedPartition:
             # What is due waits until then: that it was cancelled in time may not be read yet.
             self.settlement.now_ms = self.clock.sure_ms(now)
         if self._reloading is not None:
-            self._reloading.tend(now)
+            lost = list(self._reloading.tend(now))
+            for log in {log for log, _ in lost}:
+                self.tell_of_lost([pending for place, pending in lost if place == log], log)
 
     def _has_halves(self, record: _OpRecord) -> bool:
         """Tell whether the halves that an op record names were read, or cannot come.

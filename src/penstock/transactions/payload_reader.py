@@ -27,6 +27,7 @@ from penstock.transactions.done_records import Carry, Unread, decode_done
 from penstock.transactions.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.log_identity import DONE, HALF
 from penstock.transactions.payloads import PAYLOAD_BYTES
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, decode_half
 from penstock.transactions.topics import StoreTopics
 
@@ -113,6 +114,7 @@ class PayloadReader:
         # This consumer is nobody's member.
         self._settings.pop("group.instance.id", None)
         self._left = left
+        self._ration = RationedLog()
         self._thread: Disposable | None = None
         self._clients = self._new_clients()
         # Who reads now, and what. Partitions may be lost meanwhile.
@@ -165,7 +167,7 @@ class PayloadReader:
         except (KafkaException, PenstockError) as error:
             self._not_before = time.monotonic() + _BACK_OFF_S
             text = reason(error) if isinstance(error, KafkaException) else str(error)
-            _log.warning("payloads of %s cannot be read: %s; trying again", self._topics.prefix, text)
+            self._ration.warn("read", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, text)
             return Read()
 
     def _is_busy(self, now: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from penstock.transactions.checks import CheckSchedule
@@ -40,17 +40,10 @@ class Reloading:
         schedule: its checks.
         reader: reads payloads again.
         ids: topic ids of the logs; the caller changes them.
-        tell_of_lost: told which transactions are lost, for their payloads are not in a log any more, and in which.
     """
 
-    def __init__(  # noqa: PLR0917
-        self,
-        number: int,
-        settlement: Settlement,
-        schedule: CheckSchedule,
-        reader: Reader,
-        ids: Mapping[str, str],
-        tell_of_lost: Callable[[Sequence[Pending], str], None],
+    def __init__(
+        self, number: int, settlement: Settlement, schedule: CheckSchedule, reader: Reader, ids: Mapping[str, str]
     ) -> None:
         self._number = number
         self._settlement = settlement
@@ -59,33 +52,37 @@ class Reloading:
         # What is being read.
         self._reading: list[str] = []
         self._ids = ids
-        self._tell_of_lost = tell_of_lost
         # Since when payloads are gone, in monotonic seconds.
         self._gone: dict[str, float] = {}
         settlement.payloads.limit = reader.share_bytes(self)
 
-    def tend(self, now: float) -> None:
-        """Take in what was read, drop what is too much, and have read what is needed next; does not wait."""
-        payloads = self._settlement.payloads
+    def tend(self, now: float) -> Iterable[tuple[str, Pending]]:
+        """Take in what was read, drop what is too much, and have read what is needed next; does not wait.
+
+        Returns:
+            What is lost: its payload is not in a log any more, each with the log.
+        """
+        payloads, lost = self._settlement.payloads, []
         payloads.limit = self._reader.share_bytes(self)
         if self._reading:
             read = self._reader.take(self)
             if read is not None:
                 asked, self._reading = self._reading, []
                 for transaction_id in asked:
-                    self._take_in(transaction_id, read, now)
+                    lost += self._take_in(transaction_id, read, now)
         payloads.make_room()
         if self._reading:
-            return
+            return lost
         wanted = payloads.next_read(now, self._settlement.now_ms)
         if wanted and self._reader.read(self, _wanted(self._number, wanted, self._ids)):
             self._reading = [pending.half.transaction_id for pending in wanted]
+        return lost
 
-    def _take_in(self, transaction_id: str, read: Read, now: float) -> None:
+    def _take_in(self, transaction_id: str, read: Read, now: float) -> list[tuple[str, Pending]]:
         settlement = self._settlement
         pending = settlement.find(transaction_id)
         if pending is None or pending.dropped is None:
-            return
+            return []
         place = None
         if transaction_id in read.carries:
             place, carry = read.carries[transaction_id]
@@ -96,25 +93,25 @@ class Reloading:
             self._gone.pop(transaction_id, None)
             if pending.verdict is None and settlement.payloads.is_wanted(transaction_id):
                 self._schedule.hurry(pending)
-            return
-        if pending.carried_at is None:
+        elif pending.carried_at is None:
             # What is there may be something else than what was stored.
             if len(halves) == len(pending.offsets) or not read.gone.isdisjoint(pending.offsets):
-                self._not_there(pending, HALF, now)
+                return self._not_there(pending, HALF, now)
         elif transaction_id in read.gone_carries:
-            self._not_there(pending, DONE, now)
+            return self._not_there(pending, DONE, now)
         elif transaction_id in read.absent:
             # It goes on where reading came to: what was written a moment ago may not be visible yet.
             pending.carried_at = max(pending.carried_at, read.absent[transaction_id])
             settlement.payloads.failed(transaction_id, now + _AGAIN_S)
+        return []
 
-    def _not_there(self, pending: Pending, log: str, now: float) -> None:
+    def _not_there(self, pending: Pending, log: str, now: float) -> list[tuple[str, Pending]]:
         transaction_id = pending.half.transaction_id
         if now - self._gone.setdefault(transaction_id, now) < _SURE_S:
             self._settlement.payloads.failed(transaction_id, now + _AGAIN_S)
-            return
+            return []
         del self._gone[transaction_id]
-        self._tell_of_lost(self._settlement.lose([pending]), log)
+        return [(log, one) for one in self._settlement.lose([pending])]
 
 
 def _wanted(number: int, some: list[Pending], ids: Mapping[str, str]) -> Wanted:
