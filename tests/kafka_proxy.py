@@ -74,6 +74,8 @@ class Fault:
     #: Only ends of this producer.
     producer_id: int | None = None
     fired: int = 0
+    #: The end that it happened to last.
+    end: End | None = None
     #: Requests or answers that were held and then went on.
     went_on: int = 0
     _released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,6 +93,7 @@ class Fault:
             self.skip -= 1
             return False
         self.fired += 1
+        self.end = read_end(frame) if api == END_TXN else None
         return True
 
 

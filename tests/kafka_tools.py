@@ -174,6 +174,7 @@ class Recorder:
         if held:
             self.go.wait(120)
         if self.seconds:
+            # A slow handler is what is tested.
             time.sleep(self.seconds)
         with self._lock:
             self._running[message.key] -= 1

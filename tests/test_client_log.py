@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
+from confluent_kafka import Producer
 
 from penstock.client_log import EVERY_S, ClientLog
 from penstock.kafka import base_config
+from waiting import wait_until
 
 LINE = "%s [%s] %s"
 
@@ -70,3 +72,28 @@ def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_othe
     assert base_config(servers, {"reconnect.backoff.max.ms": 5})["reconnect.backoff.max.ms"] == 5
     # The client library refuses a first wait that is longer than the longest.
     assert "reconnect.backoff.max.ms" not in base_config(servers, {"reconnect.backoff.ms": 2000})
+
+
+def test_a_broker_that_is_away_costs_few_lines_however_many_clients_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Counting(ClientLog):
+        said = 0
+
+        def log(self, level: int, text: str, /, *arguments: object) -> None:
+            self.said += 1
+            super().log(level, text, *arguments)
+
+    log = Counting(logging.getLogger("penstock.kafka"))
+    monkeypatch.setattr("penstock.kafka._client_log", log)
+    clients = [Producer(base_config("127.0.0.1:1", {})) for _ in range(5)]
+
+    def refused_often() -> bool:
+        for client in clients:
+            client.poll(0.01)
+        return log.said >= 20
+
+    wait_until(refused_often)
+
+    assert 0 < len(caplog.messages) <= 4
+    assert all("127.0.0.1:1" in line for line in caplog.messages)

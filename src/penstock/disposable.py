@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
@@ -111,9 +112,25 @@ class Call(Generic[T]):
         try:
             self._result = self._function()
         except:  # noqa: E722 - see `raised`; whatever it is, the owner gets it
-            self._error = raised()
+            self._error = _without_locals(raised())
         finally:
             self._done.set()
+
+
+def _without_locals(error: BaseException) -> BaseException:
+    """Clear the frames of an error and of those it came from: a client among their locals is destroyed here, then.
+
+    Otherwise that would be done by whoever drops the error, and the destructor of a client may hang as well.
+    """
+    cleared: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one not in cleared:
+            traceback.clear_frames(one.__traceback__)
+            cleared.append(one)
+            left += [one.__cause__, one.__context__]
+    return error
 
 
 class Disposable:

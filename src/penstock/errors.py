@@ -64,7 +64,8 @@ class RetryLater(PenstockError):  # noqa: N818 - it asks for something, it repor
 class BatchError(PenstockError):
     """Raised by a batch handler: these messages of the batch failed, the others are done.
 
-    Of each key, the messages behind the first failed one are handed over again too, so that the order holds.
+    Of each line (a key, or with `order="partition"` a partition) the messages behind the first failed one are handed
+    over once more, after it, so that the order holds; with `order="none"` only the failed ones are.
 
     Args:
         failed: what each failed message ended with, by its place in the list that the handler got.

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.client_log import ClientLog
@@ -106,6 +106,22 @@ def reason(error: KafkaException | KafkaError) -> str:
     """Return the text of a Kafka error without the client library's wrapping."""
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
     return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
+
+
+def told_offset(answer: ListOffsetsResultInfo) -> int:
+    """Return the offset in an answer of `AdminClient.list_offsets`.
+
+    Where a partition has no leader for a moment, as while a broker starts, the client library (2.16, seen) may answer
+    with an invalid offset instead of an error. Taken for the end of a log, it means that all in it is gone.
+
+    Raises:
+        KafkaException: none was told; trying again helps.
+    """
+    if answer.offset == OFFSET_INVALID:
+        raise KafkaException(
+            KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no offset was told: the partition may have no leader yet")
+        )
+    return int(answer.offset)
 
 
 def partition_counts(
@@ -212,4 +228,5 @@ __all__ = [
     "partition_counts",
     "reason",
     "require_topics",
+    "told_offset",
 ]

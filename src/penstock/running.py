@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.answering import answering
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.errors import ConfigurationError
+from penstock.signal_event import SignalEvent
 from penstock.spark_sink.app_sinks import AppSinks
 from penstock.spark_sink.progress import SinkStatistics
 from penstock.transactions import Coordinator
@@ -81,7 +82,7 @@ class RunningApp:
         self._entered = ExitStack()
         self._signals = 0
         self._signalled = (0, 0.0)
-        self._stop_asked = threading.Event()
+        self._stop_asked = SignalEvent()
         self._sinks = sinks
 
     def start(self) -> None:

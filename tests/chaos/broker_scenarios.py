@@ -93,7 +93,7 @@ def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> dict[str, 
     frozen = time.monotonic()
     assert running
     wait_until(lambda: not running & {(one.partition, one.offset) for one in first.running_calls})
-    # Past the session's end.
+    # Past the session's end: so long is the fault.
     time.sleep(7)
     thawed = time.monotonic()
     # The fault: the handlers have ended, and the revocation's commit had no answer.

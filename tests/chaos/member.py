@@ -48,6 +48,7 @@ def take_a_while(message: Message) -> None:
     serial = next(serials)
     key = (message.key or b"").decode()
     write_down("begin", time.monotonic(), serial, key, message.partition, message.offset)
+    # A slow handler is what is tested.
     time.sleep(float(message.value or b"0") * options["pace"])
     write_down("end", time.monotonic(), serial)
 

@@ -40,6 +40,7 @@ def test_a_coordinator_bounced_every_5_s_for_3_minutes_loses_doubles_shows_and_r
                 begun = time.monotonic()
                 turn = 0
                 while time.monotonic() - begun < SECONDS:
+                    # The rhythm of the kills is what is tested.
                     time.sleep(EVERY_S)
                     coordinator = coordinators[turn % len(coordinators)]
                     turn += 1

@@ -27,6 +27,6 @@ def remember_some(self: DeadLetterLog, topic: str, partition: int, point: Commit
     remember(self, topic, partition, point)
 
 
-DeadLetterLog.remember = remember_some  # type: ignore[method-assign]
+DeadLetterLog.remember = remember_some  # type: ignore[method-assign] # the fault
 sys.argv = ["penstock", "dlq", "replay", topic, "--bootstrap-servers", bootstrap]
 main()

@@ -28,7 +28,7 @@ app = App("{name}", bootstrap_servers="{servers}")
 @app.handler("{topic}")
 def handle(message):
     Path("begun").touch()
-    while not Path("go on").exists():
+    while not Path("go on").exists():  # a slow handler, until the test says so
         time.sleep(0.02)
 """
 

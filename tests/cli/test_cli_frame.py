@@ -7,7 +7,7 @@ import pytest
 
 from commands import Command
 from penstock.cli import main
-from penstock.devbroker import DevBroker
+from penstock.devbroker import KAFKA_VERSION, DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError
 
 
@@ -81,7 +81,7 @@ def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock_command
     outcome = penstock_command("doctor", "--bootstrap-servers", broker.bootstrap_servers)
 
     assert outcome.code == 0
-    for part in ("confluent-kafka", "pyspark", "psycopg", "Java 17+", "Kafka 4.3.1 jars", "answers"):
+    for part in ("confluent-kafka", "pyspark", "psycopg", "Java 17+", f"Kafka {KAFKA_VERSION} jars", "answers"):
         assert part in outcome.out
 
 

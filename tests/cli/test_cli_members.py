@@ -40,7 +40,7 @@ def hear(*_):
 signal.signal(signal.SIGTERM, hear)
 with pathlib.Path("begun").open("a") as file:
     file.write(f"{number} {os.getpid()}\\n")
-while True:
+while True:  # until it is told to end
     time.sleep(0.05)
 """
 
@@ -101,6 +101,7 @@ def test_members_that_end_by_themselves_end_the_run_with_code_0() -> None:
 
 
 def test_every_line_of_a_member_has_its_number_before_it(capfd: pytest.CaptureFixture[str]) -> None:
+    # The pause is what is tested: half a line waits for its end.
     program = BEGUN + (
         "print('one'); print('two\\nthree'); print(); os.write(2, b'wrong\\n')\n"
         "os.write(1, b'begun, '); time.sleep(0.2); os.write(1, b'ended\\n'); os.write(1, b'\\xff no end of line')\n"

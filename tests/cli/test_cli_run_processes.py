@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from kafka_tools import committed
 from penstock.devbroker import DevBroker
@@ -34,6 +34,7 @@ os.write(out, f"up {{who}}\\n".encode())
 def handle(message):
     place = f"{{who}} {{message.key.decode()}} {{message.partition}} {{message.offset}}"
     os.write(out, f"begun {{place}}\\n".encode())
+    # A slow handler is what is tested.
     time.sleep(0.4 if message.value == b"slow" else 0)
     os.write(out, f"ended {{place}}\\n".encode())
 """
@@ -84,9 +85,9 @@ class Bench:
         """Write so many messages of each key, durably; one that is b"slow" takes its handler 0.4 s."""
         failures: list[object] = []
 
-        def delivered(error: object, message: object) -> None:
+        def delivered(error: object, message: Message) -> None:
             if error is None:
-                self.sent.add((message.partition(), message.offset()))  # type: ignore[attr-defined]
+                self.sent.add((message.partition(), message.offset()))
             else:
                 failures.append(error)
 

@@ -36,8 +36,9 @@ app = App(
 def write_down(message: Message) -> None:
     """Take a while, then write one line; a single write of a short line is atomic."""
     held = options.hold_after is not None and next(begun) > options.hold_after
-    while held and not go.exists():
+    while held and not go.exists():  # the test says when
         time.sleep(0.01)
+    # A slow handler is what is tested.
     time.sleep(options.seconds)
     os.write(out, b"%s %d %d\n" % (message.key, message.partition, message.offset))
 

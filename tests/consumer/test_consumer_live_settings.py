@@ -219,6 +219,7 @@ def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(  # noqa: P
 
     def function(message: Message) -> None:
         begun = begin()
+        # A handler takes time, so that several run at once.
         time.sleep(0.001)
         end(message, begun)
 

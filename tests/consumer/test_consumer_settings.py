@@ -52,7 +52,7 @@ def letters(to: str, **options: Any) -> Handler:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda: handler("send_sms"), "must be a function or another callable, but is a str"),  # type: ignore[arg-type]
+        (lambda: handler("send_sms"), "must be a function or another callable, but is a str"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, key="tenant"), "'header:name' or a function"),
         (lambda: handler(nothing, decoder="xml"), "decoder must be 'json'"),
         (lambda: handler(nothing, linger=1.0), "but batch is 1"),
@@ -64,9 +64,9 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: handler(nothing, order="keys"), "order must be one of 'key', 'partition', 'none'"),
         (lambda: handler(nothing, keyless="lost"), "keyless must be one of"),
         (lambda: handler(nothing, dead_letter="away"), "dead_letter must be True, False"),
-        (lambda: handler(nothing, retry_policy=3), "penstock.retry"),  # type: ignore[arg-type]
-        (lambda: handler(nothing, retry_delays=60), "retry_delays must be a list of seconds, such as"),  # type: ignore[arg-type]
-        (lambda: handler(nothing, retry_delays="60"), "retry_delays must be a number above zero"),  # type: ignore[arg-type]
+        (lambda: handler(nothing, retry_policy=3), "penstock.retry"),  # type: ignore[arg-type] # on purpose
+        (lambda: handler(nothing, retry_delays=60), "retry_delays must be a list of seconds, such as"),  # type: ignore[arg-type] # on purpose
+        (lambda: handler(nothing, retry_delays="60"), "retry_delays must be a number above zero"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, dead_letter_topic="mine"), "dead_letter_topic has no use with dead_letter=False"),
         (
             lambda: handler(nothing, dead_letter="drop", dead_letter_format="spring"),
@@ -83,32 +83,32 @@ def letters(to: str, **options: Any) -> Handler:
         ),
         (lambda: RetryLater(float("inf")), "RetryLater takes a number of seconds, but was given inf"),
         (lambda: RetryLater(float("nan")), "was given nan"),
-        (lambda: RetryLater("5"), "was given '5'"),  # type: ignore[arg-type]
-        (lambda: DeadLetterLimit(ratio="0.1"), "ratio must be a number above zero"),  # type: ignore[arg-type]
+        (lambda: RetryLater("5"), "was given '5'"),  # type: ignore[arg-type] # on purpose
+        (lambda: DeadLetterLimit(ratio="0.1"), "ratio must be a number above zero"),  # type: ignore[arg-type] # on purpose
         (lambda: DeadLetterLimit(ratio=1.5), "ratio must lie above 0 and at most at 1"),
-        (lambda: ConsumerSettings(dead_letter_limit=20), "dead_letter_limit must be a DeadLetterLimit, but is 20"),  # type: ignore[arg-type]
-        (lambda: ConsumerSettings(telemetry=True), "telemetry must be a Telemetry, but is True"),  # type: ignore[arg-type]
+        (lambda: ConsumerSettings(dead_letter_limit=20), "dead_letter_limit must be a DeadLetterLimit, but is 20"),  # type: ignore[arg-type] # on purpose
+        (lambda: ConsumerSettings(telemetry=True), "telemetry must be a Telemetry, but is True"),  # type: ignore[arg-type] # on purpose
         (
-            lambda: App("a", bootstrap_servers="127.0.0.1:1", middlewares=Middleware()),  # type: ignore[arg-type]
+            lambda: App("a", bootstrap_servers="127.0.0.1:1", middlewares=Middleware()),  # type: ignore[arg-type] # on purpose
             "middlewares must be a list of .* but it is a Middleware",
         ),
         (lambda: consumer({"o": handler(nothing)}).change(max_concurrency=5), "no handler of g is an `async def`"),
         (lambda: consumer({"o": handler(waits)}).change(workers=5), "no handler of g is a plain function"),
         (lambda: retry(attempts=0), "attempts must be a whole number of at least 1"),
-        (lambda: retry(wait=3), "tenacity's wait_"),  # type: ignore[arg-type]
+        (lambda: retry(wait=3), "tenacity's wait_"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(workers=0), "workers must be a whole number of at least 1, but is 0"),
-        (lambda: ConsumerSettings(workers="8"), "workers must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ConsumerSettings(workers="8"), "workers must be a whole number"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(commit_interval=0), "commit_interval must be a number above zero"),
         (lambda: ConsumerSettings(stop_timeout=-1), "stop_timeout must be zero or more"),
         (lambda: ConsumerSettings(config={"enable.auto.commit": True}), "belongs to penstock"),
         (lambda: ConsumerSettings(config={"group.id": "x"}), "the name of the App"),
         (lambda: ConsumerSettings(config={"partition.assignment.strategy": "range"}), "cooperatively"),
-        (lambda: ConsumerSettings(config="linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type]
+        (lambda: ConsumerSettings(config="linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type] # on purpose
         (lambda: App("", bootstrap_servers="127.0.0.1:1"), "name must be a name"),
         (lambda: App("a", bootstrap_servers=""), "bootstrap_servers must be a name"),
         (lambda: App("a", bootstrap_servers="127.0.0.1:1").start(), "has no handler"),
         (lambda: App("a", bootstrap_servers="127.0.0.1:1").handler(), "must name at least one topic"),
-        (lambda: App("a", bootstrap_servers="127.0.0.1:1").handler("t")(3), "handler must be a function"),  # type: ignore[type-var]
+        (lambda: App("a", bootstrap_servers="127.0.0.1:1").handler("t")(3), "handler must be a function"),  # type: ignore[type-var] # on purpose
         (lambda: LitePushConsumer("g", {}, bootstrap_servers="127.0.0.1:1"), "there is no handler"),
     ],
 )

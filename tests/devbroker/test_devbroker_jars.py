@@ -21,7 +21,7 @@ folder, traces, go = map(Path, sys.argv[1:4])
 def resolver(jars, work, progress):
     (jars / "half.jar").write_bytes(b"1")
     (traces / str(time.monotonic_ns())).touch()
-    while not go.exists():
+    while not go.exists():  # the test says when
         time.sleep(0.01)
     (jars / "other.jar").write_bytes(b"22")
 

@@ -58,6 +58,7 @@ def logging_handler(folder: Path, *, fails_once: int = 0, hold_at: int | None = 
                 held.write(str(os.getpid()))
             os.rename(f"{where}/held.new", f"{where}/held")  # noqa: PTH104 - the same
             deadline = time.monotonic() + 60
+            # In an executor, which cannot import `wait_until`.
             while not os.path.exists(f"{where}/go") and time.monotonic() < deadline:  # noqa: PTH110 - the same
                 time.sleep(0.02)
         line = [message.key.decode(), *place, os.getpid(), begun, time.time()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import tracemalloc
 
@@ -32,7 +33,7 @@ class TrackerMachine(RuleBasedStateMachine):
             at += step
             offsets.append(at)
         self.position = at + 1 + tail
-        block = self.tracker.register(offsets, self.position)
+        block = self.tracker.register(offsets, self.position, size_bytes=len(offsets) * 10 + steps[0])
         self.open |= {offset: (block, index) for index, offset in enumerate(offsets)}
         self.fetched |= set(offsets)
 
@@ -79,7 +80,9 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_add_up(self) -> None:
+        blocks = {id(block): block for block, _ in self.open.values()}.values()
         assert self.tracker.in_flight == len(self.open)
+        assert self.tracker.bytes_in_flight == sum(one.size_bytes * one.left // len(one.done) for one in blocks)
 
 
 TestTrackerMachine = TrackerMachine.TestCase
@@ -126,6 +129,34 @@ def test_an_offset_completed_twice_is_an_error_and_the_counts_stay_right() -> No
     assert tracker.in_flight == 1
 
 
+def test_what_is_completed_early_may_be_named_once_more_by_its_run_and_not_twice() -> None:
+    tracker = Tracker(0)
+    block = tracker.register(range(6), size_bytes=60)
+
+    tracker.complete_early(block, [0, 1])
+    early = (tracker.watermark, tracker.in_flight, tracker.bytes_in_flight)
+    tracker.complete(block, [0, 1, 2])
+    late = (tracker.watermark, tracker.in_flight, tracker.bytes_in_flight)
+    # Seen while the run was under way, told when it was over.
+    tracker.complete_early(block, [0, 1, 2])
+    tracker.complete(block, [1])
+
+    assert (early, late) == ((2, 4, 40), (3, 3, 30))
+    with pytest.raises(ValueError, match="1 of 1 offsets from 0 were done before"):
+        _ = tracker.in_flight
+    assert tracker.in_flight == 3
+
+
+def test_a_block_that_is_wholly_done_early_is_gone_when_its_run_ends() -> None:
+    tracker = Tracker(0)
+    block = tracker.register(range(2), size_bytes=2)
+
+    tracker.complete_early(block, [0, 1])
+    tracker.complete(block, range(2))
+
+    assert (tracker.watermark, tracker.in_flight, tracker.bytes_in_flight) == (2, 0, 0)
+
+
 def test_offsets_that_go_back_are_refused() -> None:
     tracker = Tracker(0)
     tracker.register([5, 6])
@@ -143,6 +174,26 @@ def test_each_message_weighs_as_the_mean_of_its_fetch_until_it_is_done() -> None
     tracker.complete(block, [1])
 
     assert (half_way, tracker.bytes_in_flight) == (150, 0)
+
+
+def test_the_bytes_in_flight_are_known_without_a_look_at_each_block() -> None:
+    tracker = Tracker(0)
+    for offset in range(10_000):
+        tracker.register([offset], size_bytes=7)
+    steps = 0
+
+    def counts(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(counts)
+    try:
+        found = tracker.bytes_in_flight
+    finally:
+        sys.setprofile(None)
+
+    assert found == 70_000
+    assert steps < 100
 
 
 def test_threads_that_complete_at_random_lose_no_offset_and_the_watermark_never_falls() -> None:

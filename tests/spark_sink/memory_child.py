@@ -28,6 +28,7 @@ class HesitantConsumer(Consumer):
 
     def consume(self, count: int = 1, wait_s: float = -1) -> list[Message]:
         if count > 1:
+            # The hesitation is what is tested.
             time.sleep(PAUSE_S)
         return super().consume(count, wait_s)
 

@@ -360,7 +360,7 @@ def handle(message):
           options={{"maxOffsetsPerTrigger": "5"}})
 def store(batch, batch_id):
     (here / f"begun-{{batch_id}}").touch()
-    while not (here / "go").exists():
+    while not (here / "go").exists():  # a slow sink, until the test says so
         time.sleep(0.05)
     (here / f"stored-{{batch_id}}").write_text(str(batch.count()))
 """

@@ -113,6 +113,7 @@ class KafkaWorld:
         self._admin.delete_records([point])[point].result(20)
 
     def pass_time(self, seconds: float) -> None:
+        # On a real broker, time passes by itself.
         time.sleep(seconds)
 
 

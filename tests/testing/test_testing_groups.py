@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from confluent_kafka import KafkaError
 from memory_tools import Reader, offsets, settle
@@ -87,10 +89,10 @@ def test_messages_of_a_revoked_partition_are_not_handed_over_after_the_callback(
             partitions: list[object],
             reader: Reader = first,
             seen: list[int] = at_callback,
-            inner: object = revoke,
+            inner: Callable[..., None] = revoke,
         ) -> None:
             seen.extend(reader.position(number) for number in (0, 1))
-            inner(client, partitions)  # type: ignore[operator]
+            inner(client, partitions)
 
         first.client._membership._on_revoke = watched
         batch = first.client.consume(10, 0)

@@ -218,7 +218,7 @@ def test_a_group_whose_offset_was_deleted_gets_each_message_once() -> None:
 
     reader = Reader(broker, "t")
     # Without asking for the offset first, so that the client finds it by itself.
-    reader._assign = lambda client, partitions: client.incremental_assign(partitions)  # type: ignore[method-assign]
+    reader._assign = lambda client, partitions: client.incremental_assign(partitions)  # type: ignore[method-assign] # the test's own way
     reader.client.subscribe(["t"], on_assign=reader._assign, on_revoke=reader._revoke, on_lost=reader._lost)
 
     assert offsets(reader.take()) == [3, 4, 5]

@@ -7,7 +7,7 @@ from penstock.transactions.ids import new_id
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.sharing import Decisions
-from penstock.transactions.target_quarantine import Quarantine
+from penstock.transactions.target_quarantine import TargetQuarantine
 
 
 def pending(number: int, *places: tuple[str, bytes | None]) -> Pending:
@@ -90,7 +90,7 @@ def test_one_that_waits_for_another_topics_sake_keeps_its_place() -> None:
 
 
 def test_a_topic_that_takes_nothing_is_tried_after_pauses_that_grow_to_half_a_minute() -> None:
-    quarantine, now, pauses = Quarantine(), 0.0, []
+    quarantine, now, pauses = TargetQuarantine(), 0.0, []
 
     for _ in range(9):
         assert quarantine.next_topic(["dead"], now) == "dead"
@@ -105,7 +105,7 @@ def test_a_topic_that_takes_nothing_is_tried_after_pauses_that_grow_to_half_a_mi
 
 
 def test_refused_ones_are_tried_one_at_a_time_whatever_their_number_and_the_topic_stays_apart_for_a_while() -> None:
-    quarantine, tries = Quarantine(), 0
+    quarantine, tries = TargetQuarantine(), 0
     for number in range(1_000):
         quarantine.refuse(f"{number}", "narrow", "too large", 0.0, too_large=5_000)
     assert quarantine.is_too_large("narrow", 6_000)
@@ -126,7 +126,7 @@ def test_refused_ones_are_tried_one_at_a_time_whatever_their_number_and_the_topi
 
 
 def test_a_topic_leaves_quarantine_when_nothing_of_it_waits_and_its_time_has_come() -> None:
-    quarantine = Quarantine()
+    quarantine = TargetQuarantine()
     quarantine.suspect("sick", "it may be", 0.0)
 
     assert quarantine.release(lambda _: True, 1.0) == []

@@ -103,6 +103,19 @@ def test_a_decision_takes_effect_and_is_in_the_audit_log(
     assert f"{command} by {audited.act.who}: told so by phone" in tx("show", identity).out
 
 
+def test_what_an_operator_discarded_is_listed_with_that_reason_and_not_as_exhausted(bench: Bench, tx: Command) -> None:
+    coordinator = bench.coordinator(transaction_timeout=600)
+    identity = prepared(bench.producer(), bench.topic).halves[0].transaction_id
+    assert tx("discard", identity).code == 0
+    bench.settled(coordinator, discarded=1)
+
+    listed, shown = tx("ls", "--discarded"), tx("show", identity)
+
+    assert "by an operator" in row_of(listed, identity)
+    assert "reason     by an operator, 0 checks answered" in shown.out
+    assert "checks exhausted" not in listed.out + shown.out
+
+
 def test_a_decision_that_comes_second_is_refused_and_says_so(
     bench: Bench, tx: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

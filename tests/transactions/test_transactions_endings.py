@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ClusterMetadata
+from half_partition import taken_over
 from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.disposable import LeftBehind
 from penstock.transactions import Coordinator
-from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.done_records import Done, Note
 from penstock.transactions.endings import EndWatch, UnknownEndError
 from penstock.transactions.group_gate import GroupGate
@@ -35,6 +34,7 @@ from penstock.transactions.settlement import Share
 from penstock.transactions.settling import Settling
 from penstock.transactions.slot import Slot
 from penstock.transactions.takeover import DoneRead, Inheritance
+from penstock.transactions.taking_over import TakingOver
 from penstock.transactions.topics import StoreTopics
 from waiting import wait_until
 
@@ -78,6 +78,7 @@ class Member:
 
     def __init__(self, owned: OwnedPartition, log: DoneLog) -> None:
         self.owned = {0: owned}
+        self.taking_over = TakingOver(lambda _partitions, _step: {}, "test", LeftBehind("the coordinator of a test"))
         self.logs = self
         self._log = log
 
@@ -151,15 +152,7 @@ class NoQuestions:
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.log_tending.TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
-    owned = OwnedPartition(
-        0,
-        Inheritance(0, 0, half_end=1, op_end=1, notes=[], done_end=0),
-        policy=CheckPolicy(6, 30, 15),
-        counts=counts,
-        log=ration,
-        may_publish_to=lambda _: True,
-        clock=BrokerClock(),
-    )
+    owned = taken_over(Inheritance(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.settlement.add_half(0, half)
     owned.settlement.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)
@@ -270,14 +263,16 @@ def test_an_end_whose_answer_is_lost_is_settled_from_the_done_log(
 def test_an_end_that_the_library_retried_counts_as_in_doubt(
     bench: Bench, proxy: KafkaProxy, coordinator: Coordinator
 ) -> None:
-    before = coordinator.statistics().recoveries
+    before, known = coordinator.statistics().recoveries, len(proxy.ends)
 
-    with proxy.fault(END_TXN, What.CUT_AFTER):
+    with proxy.fault(END_TXN, What.CUT_AFTER) as cut:
         send(bench, b"a")
         bench.counted(coordinator, committed=2, recoveries=before + 1)
 
     # The library repeated it as one and the same producer. It is one that no end is sent by any more.
-    (repeated,) = {end for end in proxy.ends if proxy.ends.count(end) > 1 and end.epoch == proxy.ends[-1].epoch}
+    repeated = cut.end
+    assert repeated is not None
+    assert proxy.ends[known:].count(repeated) > 1
     send(bench, b"b", b"c", b"d")
     bench.settled(coordinator, committed=5)
     assert epochs(proxy, repeated.producer_id)[-1] > repeated.epoch

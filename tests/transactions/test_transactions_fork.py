@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from databases import TestDatabase
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.transactions import TransactionalProducer
+from waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", ["kafka", "sqlite"])
@@ -39,13 +39,12 @@ def test_a_send_after_a_fork_is_refused_and_the_parent_goes_on(
                 said.write_text(str(error))
             finally:
                 os._exit(0)
-        deadline = time.monotonic() + 30
-        while os.waitpid(child, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                pytest.fail("the child hangs")
-            time.sleep(0.05)
+        try:
+            wait_until(lambda: os.waitpid(child, os.WNOHANG)[0], 30)
+        except AssertionError:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
 
         assert f"process {os.getpid()}" in said.read_text()
         assert "forked" in said.read_text()

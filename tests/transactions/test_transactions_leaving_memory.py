@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 import pytest
-from test_transactions_owned import Fetched, taken_over
+from half_partition import half_record, op_record, taken_over
 
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.discarding import Discarding
@@ -16,8 +16,7 @@ from penstock.transactions.owned import Counts
 from penstock.transactions.pending import Pending
 from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
-from penstock.transactions.takeover import Inheritance
+from penstock.transactions.records import Author, Half, Op, Verdict
 from waiting import wait_until
 
 MANY = 2_000
@@ -27,17 +26,16 @@ class Partition:
     """A half partition of a coordinator, whose logs are written by hand."""
 
     def __init__(self) -> None:
-        self.owned = taken_over(Counts(), Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0))
+        self.owned = taken_over()
 
     def store(self, half: Half) -> int:
         offset = self.owned.settlement.half_position
-        self.owned.feed_half(Fetched(offset, b"v", encode_half(half)), 0.0)  # type: ignore[arg-type] # what is used of it
+        self.owned.feed_half(half_record(offset, half), 0.0)
         return offset
 
     def decide(self, transaction_id: str, offsets: tuple[int, ...], verdict: Verdict) -> None:
         op = Op(transaction_id, verdict, Author.PRODUCER, "orders", 0, offsets, 0)
-        record = Fetched(self.owned.settlement.op_position, encode_op(op))
-        self.owned.feed_op(record, 0.0)  # type: ignore[arg-type] # what is used of it
+        self.owned.feed_op(op_record(self.owned.settlement.op_position, op), 0.0)
 
     def settle_all(self) -> None:
         # What is delayed waits until a mark of the coordinator's own has told the time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,14 @@ def test_rocketmq_3_style_takes_an_executor_per_call_and_a_check_listener(bench:
     assert (first.state, second.state) == (TransactionState.COMMIT, TransactionState.UNKNOWN)
     assert {half.transaction_id for half in checks.checked} == {second.transaction_id}
     assert sorted(value or b"" for _, value in bench.visible()) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("page", ["transactions.md", "coming-from.md"])
+def test_the_method_names_of_rocketmq_3_stand_in_the_docs(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+
+    assert "`execute_local_transaction_branch`" in text
+    assert "`check_local_transaction_state`" in text
 
 
 def test_an_executor_may_be_a_plain_function_of_the_message_and_the_argument(bench: Bench) -> None:

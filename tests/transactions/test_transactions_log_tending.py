@@ -5,24 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from half_partition import half_record, op_record, taken_over
 from transaction_tools import Bench
 
 from kafka_proxy import Fault, KafkaProxy, What
 from penstock.transactions import Coordinator, log_tending
-from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.ids import new_id
 from penstock.transactions.log_tending import TEND_S, LogTending
-from penstock.transactions.owned import Counts, OwnedPartition
+from penstock.transactions.owned import Counts
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
-from penstock.transactions.takeover import Inheritance
+from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.topics import StoreTopics
 from waiting import wait_until
 
@@ -30,30 +27,6 @@ TOPICS = StoreTopics("store", 1)
 #: What the client library calls the end of a log.
 LATEST = -1
 FETCH = 1
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A record as the client hands it over."""
-
-    place: int
-    content: bytes | None
-    named: list[tuple[str, bytes | None]] = field(default_factory=list)
-
-    def offset(self) -> int:
-        return self.place
-
-    def key(self) -> None:
-        return None
-
-    def value(self) -> bytes | None:
-        return self.content
-
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        return self.named
-
-    def timestamp(self) -> tuple[int, int]:
-        return 2, int(time.time() * 1000)
 
 
 class Admin:
@@ -102,20 +75,12 @@ class Room:
     def __init__(self) -> None:
         self.admin, self.now = Admin(), 100.0
         counts, ration = Counts(), RationedLog()
-        self.partition = OwnedPartition(
-            0,
-            Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
-            policy=CheckPolicy(6, 30, 15),
-            counts=counts,
-            log=ration,
-            may_publish_to=lambda _: True,
-            clock=BrokerClock(),
-        )
+        self.partition = taken_over(counts=counts, log=ration)
         self.tending = LogTending(self.admin, TOPICS, None, counts, ration)  # type: ignore[arg-type] # what is used
         half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
-        self.partition.feed_half(Fetched(0, b"v", encode_half(half)), self.now)  # type: ignore[arg-type] # as used
+        self.partition.feed_half(half_record(0, half), self.now)
         op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0)
-        self.partition.feed_op(Fetched(0, encode_op(op)), self.now)  # type: ignore[arg-type] # what is used of it
+        self.partition.feed_op(op_record(0, op), self.now)
         self.partition.note_progress(self.now)
         self.commit()
         self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
@@ -173,16 +138,32 @@ def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.Monk
     halves = [Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(4)]
     for place, half in enumerate(halves, 1):
         op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (place,), 0)
-        room.partition.feed_op(Fetched(place, encode_op(op)), room.now)  # type: ignore[arg-type] # as used
+        room.partition.feed_op(op_record(place, op), room.now)
         room.tend(0.01)
     assert said == [("pause", 0)]
 
     for place, half in enumerate(halves, 1):
-        room.partition.feed_half(Fetched(place, b"v", encode_half(half)), room.now)  # type: ignore[arg-type] # as used
+        room.partition.feed_half(half_record(place, half), room.now)
         room.partition.note_progress(room.now)
         room.tend(0.01)
 
     assert said == [("pause", 0), ("resume", 0)]
+
+
+def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room()
+    room.tend()
+    positions = room.partition.settlement.half_position, room.partition.settlement.op_position
+    caplog.clear()
+
+    # So it is answered for a moment where a partition has no leader.
+    room.admin.ends = dict.fromkeys(room.admin.ends, OFFSET_INVALID)
+    room.tend()
+
+    assert "it is not known where" in caplog.text
+    assert "was deleted and made again" not in caplog.text
+    assert (room.partition.settlement.half_position, room.partition.settlement.op_position) == positions
+    assert room.partition._counts.lost == 0
 
 
 def test_a_half_log_whose_leader_is_silent_for_seconds_does_not_reorder_a_key(bench: Bench) -> None:

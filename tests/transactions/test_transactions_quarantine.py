@@ -27,7 +27,7 @@ def test_a_dead_topic_is_left_out_and_tried_with_one_at_growing_intervals() -> N
     first = entry("1", ("dead", None))
     assert quarantine.main_ended([first], Outcome(refused={"1": "gone"}, faults=dead("dead")), 0.0)["1"].why == "gone"
 
-    go, held = quarantine.admit([entry("2", ("dead", None)), entry("3", ("well", b"k"))])
+    go, held = quarantine.admit([entry("2", ("dead", None)), entry("3", ("well", b"k"))], 0.0)
     assert (names(go), list(held)) == (["3"], ["2"])
 
     tries, now = [], 0.0
@@ -46,7 +46,7 @@ def test_a_dead_topic_is_left_out_and_tried_with_one_at_growing_intervals() -> N
 def test_a_topic_that_takes_one_again_gets_all_that_waited_and_goes_back_after_a_while() -> None:
     quarantine = Quarantine()
     quarantine.main_ended([entry("1", ("dead", None))], Outcome(refused={"1": "gone"}, faults=dead("dead")), 0.0)
-    quarantine.admit([entry("2", ("dead", None)), entry("3", ("dead", None))])
+    quarantine.admit([entry("2", ("dead", None)), entry("3", ("dead", None))], 0.0)
     assert quarantine.next_trial(0.4) == []
 
     assert quarantine.next_trial(1.0) == ["1"]
@@ -56,11 +56,31 @@ def test_a_topic_that_takes_one_again_gets_all_that_waited_and_goes_back_after_a
     assert quarantine.is_empty
 
     # It is watched for a while; a return that fails makes the next one wait longer.
-    assert list(quarantine.admit([entry("4", ("dead", None))])[1]) == ["4"]
+    assert list(quarantine.admit([entry("4", ("dead", None))], 1.1)[1]) == ["4"]
     assert quarantine.next_trial(1.2) == ["4"]
     quarantine.tried(Outcome(published=["4"]), 1.3)
-    quarantine.next_trial(10.0)
-    assert names(quarantine.admit([entry("5", ("dead", None))])[0]) == ["5"]
+    assert names(quarantine.admit([entry("5", ("dead", None))], 10.0)[0]) == ["5"]
+
+
+def test_a_topic_that_fails_again_when_it_is_back_stays_apart_for_longer_each_time() -> None:
+    quarantine, now, apart_for = Quarantine(), 0.0, list[float]()
+
+    for number in range(8):
+        left, tried = f"left {number}", f"tried {number}"
+        begun = now
+        quarantine.main_ended([entry(left, ("dead", None))], Outcome(refused={left: "gone"}, faults=dead("dead")), now)
+        now += 0.6
+        assert quarantine.next_trial(now) == [left]
+        quarantine.tried(Outcome(published=[left]), now)
+        while quarantine.admit([entry(tried, ("dead", None))], now)[1]:
+            assert quarantine.next_trial(now) == [tried]
+            quarantine.tried(Outcome(published=[tried]), now)
+            now += 0.5
+        apart_for.append(now - begun)
+
+    assert apart_for == sorted(apart_for)
+    assert apart_for[0] < 6
+    assert 300 <= apart_for[-1] < 302
 
 
 def test_a_refused_message_holds_its_key_in_its_topic_and_is_tried_alone() -> None:
@@ -82,26 +102,46 @@ def test_a_refused_message_holds_its_key_in_its_topic_and_is_tried_alone() -> No
     # Also when the topic is back on the main path; other keys, and the same key elsewhere, pass.
     assert quarantine.next_trial(5.0) == ["1"]
     quarantine.tried(Outcome(refused={"1": "too large"}), 5.0)
-    quarantine.next_trial(20.0)
     later = [entry("5", ("sick", b"k")), entry("6", ("sick", b"x")), entry("7", ("well", b"k"))]
     both = entry("8", ("well", b"y"), ("sick", b"k"))
-    go, held = quarantine.admit([*later, both, entry("9", ("well", b"y"))])
+    go, held = quarantine.admit([*later, both, entry("9", ("well", b"y"))], 20.0)
     assert (names(go), list(held)) == (["6", "7"], ["5", "8", "9"])
     assert held["9"].behind == "8"
 
     # An operator discards the first: the others go, in their order.
     discard = entry("1d", ("discarded", b"k"), discards="1")
-    assert names(quarantine.admit([discard])[0]) == ["1d"]
+    assert names(quarantine.admit([discard], 20.0)[0]) == ["1d"]
     quarantine.main_ended([discard], Outcome(published=["1d"]), 21.0)
     assert quarantine.next_trial(21.0) == ["2", "5", "8", "9"]
+
+
+def test_one_that_is_refused_again_and_again_does_not_keep_its_topic_apart() -> None:
+    quarantine, now, went = Quarantine(), 0.0, list[float]()
+    stuck = entry("stuck", ("sick", b"k"))
+    fault = {"sick": Fault("sick: too large", whole=False)}
+    quarantine.main_ended([stuck], Outcome(refused={"stuck": "too large"}, faults=fault), now)
+    tries = 0
+
+    for number in range(1_000):
+        if quarantine.next_trial(now):
+            tries += 1
+            quarantine.tried(Outcome(refused={"stuck": "too large"}), now)
+        go, held = quarantine.admit([entry(f"{number}", ("sick", b"o"))], now)
+        went += [now] if go else []
+        quarantine.remove(held)
+        now += 0.1
+
+    assert 5 <= tries <= 10
+    assert 4 < went[0] < 6
+    assert len(went) == 1_000 - went[0] * 10
 
 
 def test_what_is_tried_and_may_fail_is_never_mixed_with_the_rest() -> None:
     quarantine = Quarantine()
     for topic in ("a", "b"):
         quarantine.main_ended([entry(topic, (topic, None))], Outcome(refused={topic: "gone"}, faults=dead(topic)), 0.0)
-    quarantine.admit([entry("more", ("a", None))])
-    held = quarantine.admit([entry("both", ("a", b"k"), ("well", b"k")), entry("behind", ("well", b"k"))])[1]
+    quarantine.admit([entry("more", ("a", None))], 0.0)
+    held = quarantine.admit([entry("both", ("a", b"k"), ("well", b"k")), entry("behind", ("well", b"k"))], 0.0)[1]
     assert list(held) == ["both", "behind"]
 
     assert quarantine.next_trial(1.0) == ["a", "b"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
+from half_partition import half_record, op_record, taken_over
 from transaction_tools import INTERVAL_S, Bench, closing_consumer
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.asking import Asked
-from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.carrying import LARGEST_BYTES, pinning
 from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.discarding import Discarding
@@ -21,37 +20,11 @@ from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.pending import Pending
 from penstock.transactions.questions import WINDOW, Questions
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
-from penstock.transactions.takeover import Inheritance
+from penstock.transactions.records import Author, Half, Op, Verdict
 from waiting import wait_until
 
 #: The broker's time at the beginning of a test, in seconds; nobody else's clock says so.
 BIRTH_S = 5_000.0
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A record as the client hands it over."""
-
-    place: int
-    appended_s: float
-    content: bytes | None
-    named: list[tuple[str, bytes | None]] = field(default_factory=list)
-
-    def offset(self) -> int:
-        return self.place
-
-    def key(self) -> None:
-        return None
-
-    def value(self) -> bytes | None:
-        return self.content
-
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        return self.named
-
-    def timestamp(self) -> tuple[int, int]:
-        return 2, int(self.appended_s * 1000)
 
 
 class Asking:
@@ -87,15 +60,7 @@ class Room:
     def __init__(self, policy: CheckPolicy | None = None) -> None:
         self.counts, self.ration, self.asking = Counts(), RationedLog(), Asking()
         policy = policy or CheckPolicy(6, 30, 15)
-        self.partition = OwnedPartition(
-            0,
-            Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
-            policy=policy,
-            counts=self.counts,
-            log=self.ration,
-            may_publish_to=lambda _: True,
-            clock=BrokerClock(),
-        )
+        self.partition = taken_over(counts=self.counts, policy=policy, log=self.ration)
         self.questions = Questions(
             policy=policy,
             asker=self.asking,  # type: ignore[arg-type] # what is used of it
@@ -111,14 +76,12 @@ class Room:
     def half(self, at: float, group: str = "orders", value: bytes = b"v", **more: Any) -> Half:
         """Store a half when the test is `at` seconds old."""
         half = Half(new_id(), group, "topic", None, None, value, (), None, **more)
-        record: Any = Fetched(self.halves, BIRTH_S + at, value, encode_half(half))
-        self.partition.feed_half(record, at)
+        self.partition.feed_half(half_record(self.halves, half, BIRTH_S + at), at)
         self.halves += 1
         return half
 
     def op(self, op: Op, at: float, read_at: float | None = None) -> None:
-        record: Any = Fetched(self.ops, BIRTH_S + at, encode_op(op))
-        self.partition.feed_op(record, at if read_at is None else read_at)
+        self.partition.feed_op(op_record(self.ops, op, BIRTH_S + at), at if read_at is None else read_at)
         self.ops += 1
 
     def tick(self, at: float, read_at: float | None = None) -> None:
@@ -197,7 +160,7 @@ def test_after_a_restart_the_mark_tells_how_old_halves_are() -> None:
     room = Room()
     room.partition.ticked_at = float("-inf")
     # It was stored 600 s ago by the broker's clock; this coordinator has just started, at its second 0.
-    old: Any = Fetched(0, BIRTH_S - 600, b"v", encode_half(Half(new_id(), "g", "topic", None, None, b"v", (), None)))
+    old = half_record(0, Half(new_id(), "g", "topic", None, None, b"v", (), None), BIRTH_S - 600)
     room.partition.feed_half(old, 0.0)
 
     assert room.ask(0.1) == 0
@@ -241,7 +204,7 @@ def test_exhausted_halves_of_a_dead_group_are_discarded() -> None:
 def test_an_incomplete_transaction_is_rolled_back_by_time_and_one_that_becomes_complete_is_checked() -> None:
     room = Room(CheckPolicy(6, 30, 15, incomplete_s=60))
     lost, whole = room.half(0.0, part=(1, 2)), room.half(0.0, part=(1, 2))
-    second: Any = Fetched(2, BIRTH_S + 1, b"v", encode_half(whole._replace(part=(2, 2))))
+    second = half_record(2, whole._replace(part=(2, 2)), BIRTH_S + 1)
     room.partition.feed_half(second, 1.0)
     room.tick(7.0)
 
@@ -266,7 +229,7 @@ def test_a_decision_read_again_after_a_restart_is_not_a_refusal() -> None:
     again = Room()
     again.partition.settlement.half_position = 1
     again.partition.settlement.remember(share.notes())
-    record: Any = Fetched(1, BIRTH_S, b"v", encode_half(held))
+    record = half_record(1, held, BIRTH_S)
     again.partition.feed_half(record, 0.0)
     again.op(commit(held, 1), 0.1)
     again.op(commit(first, 0), 0.2)

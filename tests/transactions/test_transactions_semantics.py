@@ -197,6 +197,7 @@ def test_row_who_answers(bench: Bench) -> None:
                 answered.append((name, half.transaction_id))
                 busy[name] += 1
                 most[name] = max(most[name], busy[name])
+            # A slow check: so that one worker has several at a time, if it may.
             time.sleep(0.01)
             with lock:
                 busy[name] -= 1

@@ -98,6 +98,7 @@ def killed(broker: DevBroker, _: float) -> None:
 
 def frozen(broker: DevBroker, seconds: float) -> None:
     broker.suspend()
+    # So long is the fault.
     time.sleep(seconds)
     broker.resume()
 

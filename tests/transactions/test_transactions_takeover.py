@@ -19,6 +19,7 @@ from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.fencing import Fence, decode_claim, encode_claim, transactional_names
 from penstock.transactions.publisher import TRANSACTION_TIMEOUT_MS
+from penstock.transactions.takeover import LogReader
 from waiting import wait_until
 
 #: What a Kafka transaction that nobody ends holds readers back: its time limit, and the broker's look every 10 s.
@@ -80,9 +81,9 @@ def test_another_coordinator_takes_over_within_the_session_timeout(
     assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
     # It did not wait for the time limit of the transaction that was left open: it ended that itself.
     assert sum(ended) > 0
-    # The dead one's session, from its last heartbeat; the rebalance, of which a member hears at its next heartbeat, a
-    # quarter of a session later at most; the broker's end of the open transaction and the reading of the logs, well
-    # below a second; and what a busy machine may add. The client library's own session would be 45 s.
+    # The dead one's session, from its last heartbeat; the rebalance, of which a member hears at its next heartbeat; the
+    # second for which a predecessor may end its transaction itself; the broker's end of it and the reading of the logs;
+    # and what a busy machine may add. The client library's own session would be 45 s.
     assert took < SESSION_S * 1.25 + 1.0 + MACHINE_S
 
 
@@ -124,6 +125,31 @@ def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen
 
     wanted = Counter([*(b"%d" % number for number in range(20)), b"last"])
     assert Counter(value for _, value in bench.visible()) == wanted
+
+
+def test_positions_that_a_transaction_without_an_owner_holds_back_are_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.transactions.takeover._HELD_S", 2.0)
+    reader = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
+    # The group has a coordinator by now: the next call would wait for one for ever.
+    assert claims(bench)
+    stranger = Producer({"bootstrap.servers": bench.servers, "transactional.id": f"stranger-{bench.topic}"})
+    stranger.init_transactions(ANSWER_S)
+    stranger.begin_transaction()
+    held = [TopicPartition(bench.topics.half, 0, 0)]
+    stranger.send_offsets_to_transaction(held, reader.consumer_group_metadata(), ANSWER_S)
+
+    coordinator = bench.coordinator()
+    told = wait_until(lambda: coordinator.statistics().slow_call)
+    wait_until(lambda: "find-hanging" in caplog.text)
+    assert bench.topics.coordinators in told
+    stranger.abort_transaction(ANSWER_S)
+    bench.producer().send(bench.topic, value=b"v")
+    bench.settled(coordinator, committed=1)
+    reader.close()
+
+    assert coordinator.statistics().slow_call == ""
 
 
 def test_who_owns_a_partition_is_written_beside_its_position_before_anything_is_sent(bench: Bench) -> None:
@@ -176,4 +202,29 @@ def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Ben
     assert ended == len(other)
     assert bench.visible() == []
     with pytest.raises(Exception, match=r"FENCED|EPOCH"):
+        left.commit_transaction(30)
+
+
+def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who_takes_over(bench: Bench) -> None:
+    topics, dead = bench.topics, transactional_names(bench.topics, "dead").all
+    group = {"bootstrap.servers": bench.servers, "group.id": topics.coordinators}
+    claiming = Consumer(group)
+    claim = TopicPartition(topics.half, 0, 0, encode_claim(dead))
+    claiming.commit(offsets=[claim], asynchronous=False)
+    claiming.close()
+    # It died between the records of a Kafka transaction and their positions: those hold nobody back.
+    patient = {"transactional.id": dead[0], "transaction.timeout.ms": 600_000}
+    left = Producer({"bootstrap.servers": bench.servers, **patient})
+    left.init_transactions(60)
+    left.begin_transaction()
+    left.produce(topics.done, b"never committed", partition=0)
+    left.flush(30)
+    deadline = time.monotonic() + 30
+    fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
+    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence)
+
+    inheritance = reader.take_over([0], lambda _doing: None)[0]
+
+    assert (inheritance.done_end, inheritance.notes, inheritance.unreadable) == (1, [], 0)
+    with pytest.raises(KafkaException, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)

@@ -12,14 +12,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from test_transactions_owned import Fetched, taken_over
+from half_partition import half_record, op_record, taken_over
 
 from penstock.transactions.ids import new_id
 from penstock.transactions.owned import Counts
 from penstock.transactions.payload_reader import Read, Wanted
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
-from penstock.transactions.takeover import Inheritance
+from penstock.transactions.records import Author, Half, Op, Verdict
 
 #: A time that does not come while a test runs, in milliseconds.
 NEXT_YEAR_MS = 4_000_000_000_000
@@ -53,25 +52,21 @@ class WaitingPartition:
     def __init__(self, budget: int) -> None:
         self.counts = Counts()
         self.shelf = Shelf(budget, {}, set())
-        inheritance = Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0)
-        self.owned = taken_over(self.counts, inheritance, self.shelf)
+        self.owned = taken_over(counts=self.counts, reader=self.shelf)
         self.settlement = self.owned.settlement
 
     def store(self, *, keep: bool = False, **more: object) -> Pending:
         """Store a half; the reader of payloads has it where `keep` says so."""
-        key = b"%d" % self.settlement.half_position
-        half = Half(new_id(), "orders", "topic", None, key, VALUE, (), None)._replace(**more)  # type: ignore[arg-type] # as told
+        half = Half(new_id(), "orders", "topic", None, None, VALUE, (), None)._replace(**more)  # type: ignore[arg-type] # as told
         offset = self.settlement.half_position
         if keep:
             self.shelf.halves[offset] = half
-        fetched = Fetched(offset, half.value, encode_half(half), half.key)
-        self.owned.feed_half(fetched, 0.0)  # type: ignore[arg-type] # what is used of it
+        self.owned.feed_half(half_record(offset, half), 0.0)
         return self.settlement.pending[half.transaction_id]
 
     def commit(self, pending: Pending) -> None:
         op = Op(pending.half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, pending.offsets, 0)
-        fetched = Fetched(self.settlement.op_position, encode_op(op))
-        self.owned.feed_op(fetched, 0.0)  # type: ignore[arg-type] # what is used of it
+        self.owned.feed_op(op_record(self.settlement.op_position, op), 0.0)
 
     def delayed(self, count: int) -> None:
         """Let so many wait for their time."""

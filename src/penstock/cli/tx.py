@@ -77,7 +77,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             letters = [
                 one
                 for one in map(discarded_letter, store.discarded())
-                if now_ms - one.at_ms >= older_than * 1000 and group in {None, one.group}
+                if now_ms - one.about.at_ms >= older_than * 1000 and group in {None, one.about.group}
             ]
             shown = [one for one in letters if everything or not one.resumed_by]
             rows = discarded_rows(shown)
@@ -125,8 +125,9 @@ def show(  # noqa: PLR0917 - as `ls`
         else:
             described = store.show(transaction_id)
             lines = [] if described is None else list(described_lines(described))
-        letters = [one for one in map(discarded_letter, store.discarded()) if one.transaction_id == transaction_id]
-        lines.extend(line for letter in letters for line in discarded_lines(letter, payload=payload))
+        for letter in map(discarded_letter, store.discarded()):
+            if letter.about.transaction_id == transaction_id:
+                lines.extend(discarded_lines(letter, payload=payload))
         acts = [act_line(act) for act in store.acts(transaction_id)]
     if not lines and acts:
         lines = [f"{transaction_id}  settled"]

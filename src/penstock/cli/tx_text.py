@@ -46,12 +46,7 @@ def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
 class Letter(NamedTuple):
     """A discarded transaction of any store, or one message of it, as far as it is printed."""
 
-    transaction_id: str
-    group: str
-    topics: tuple[str, ...]
-    reason: str
-    check_count: int
-    at_ms: int
+    about: DiscardedTransaction
     resumed_by: str = ""
     #: The message and its place, where the store can tell them.
     half: Half | None = None
@@ -61,24 +56,25 @@ class Letter(NamedTuple):
 def discarded_letter(one: Discarded | DiscardedTransaction) -> Letter:
     """Return what is printed of a discarded transaction."""
     if isinstance(one, DiscardedTransaction):
-        return Letter(one.transaction_id, one.group, one.topics, one.reason, one.check_count, one.at_ms)
-    half, place = one.half, f"discarded {one.partition}:{one.offset}"
-    about = (half.transaction_id, half.group, (half.topic,), one.reason, one.check_count, one.at_ms)
-    return Letter(*about, one.resumed_by, half, place)
+        return Letter(one)
+    half = one.half
+    about = DiscardedTransaction(half.transaction_id, half.group, (half.topic,), one.reason, one.check_count, one.at_ms)
+    return Letter(about, one.resumed_by, half, f"discarded {one.partition}:{one.offset}")
 
 
 def discarded_rows(found: Sequence[Letter]) -> list[tuple[str, ...]]:
     """Return the rows of `penstock tx ls --discarded`."""
     return [
         (
-            one.transaction_id,
-            printable(one.group),
-            ", ".join(dict.fromkeys(one.topics)),
-            _reason(one),
-            str(one.check_count),
-            time_text(one.at_ms),
+            about.transaction_id,
+            printable(about.group),
+            ", ".join(dict.fromkeys(about.topics)),
+            _reason(letter),
+            str(about.check_count),
+            time_text(about.at_ms),
         )
-        for one in found
+        for letter in found
+        for about in [letter.about]
     ]
 
 
@@ -112,11 +108,12 @@ def found_lines(found: Found, described: PendingTransaction, *, payload: bool) -
 
 def discarded_lines(letter: Letter, *, payload: bool) -> Iterator[str]:
     """Return what there is to tell of a discarded message, line by line."""
-    yield f"{letter.transaction_id}  discarded {time_text(letter.at_ms)}"
-    yield f"  group      {printable(letter.group)}"
-    yield f"  reason     {_reason(letter)}, {letter.check_count} checks answered"
+    about = letter.about
+    yield f"{about.transaction_id}  discarded {time_text(about.at_ms)}"
+    yield f"  group      {printable(about.group)}"
+    yield f"  reason     {_reason(letter)}, {about.check_count} checks answered"
     if letter.half is None:
-        yield from (f"  message    to {topic}" for topic in letter.topics)
+        yield from (f"  message    to {topic}" for topic in about.topics)
     else:
         yield from _half_lines(letter.half, letter.place, payload=payload)
 
@@ -153,7 +150,7 @@ def age_text(seconds: float) -> str:
 
 def _reason(letter: Letter) -> str:
     since = f"; brought back by {printable(letter.resumed_by)}" if letter.resumed_by else ""
-    return f"{printable(letter.reason)}{since}"
+    return f"{printable(letter.about.reason)}{since}"
 
 
 def _decided(one: PendingTransaction) -> str:

@@ -7,7 +7,7 @@ retries of the former incarnation find an object that nobody commits any more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from penstock.consumer.routes import Route
 from penstock.message import Record
@@ -88,14 +88,19 @@ class Assignment:
 
 
 class Fetch:
-    """What one fetch brought of one assignment, and when: the owner of its runs. Immutable."""
+    """What one fetch brought of one assignment, and when: the owner of its runs.
 
-    __slots__ = ("arrived", "assignment", "block")
+    Immutable, save for the identities of its messages by their places, where a user's function gave their keys: each is
+    written before its message is put on a lane.
+    """
+
+    __slots__ = ("arrived", "assignment", "block", "identities")
 
     def __init__(self, assignment: Assignment, block: Block, arrived: float) -> None:
         self.assignment = assignment
         self.block = block
         self.arrived = arrived
+        self.identities: dict[int, Hashable] | None = None
 
 
 ConsumerRun = Run[Fetch, Record]

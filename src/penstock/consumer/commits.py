@@ -45,12 +45,21 @@ class Commits:
         assignments: the partitions of this process.
         interval_s: seconds between periodic commits; any thread may change it.
         clock: the engine's clock.
+        complete_finished: called before commit points are computed: has what handlers finished of the runs they are
+            still at completed, so that one that hangs keeps none of it from the commit.
     """
 
-    def __init__(self, assignments: Assignments, interval_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        assignments: Assignments,
+        interval_s: float,
+        clock: Clock,
+        complete_finished: Callable[[], None] = lambda: None,
+    ) -> None:
         self._assignments = assignments
         self.interval_s = interval_s
         self._clock = clock
+        self._complete_finished = complete_finished
         #: Told of every commit, where telemetry is on: topic and partition counts, and what went wrong. Set at start.
         self.told: Callable[[Sequence[TopicPartition], str | None], None] | None = None
         self._next = 0.0
@@ -116,6 +125,7 @@ class Commits:
 
     def _commit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
         points: list[TopicPartition] = []
+        self._complete_finished()
         for assignment in assignments:
             if not assignment.known:
                 # The group may stand anywhere; 0 would take it back to the beginning of the log.

@@ -16,6 +16,7 @@ from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
 from penstock.consumer.handlers import Handler, Kind, OnFailure
 from penstock.consumer.intake import Intake
+from penstock.consumer.keying import Keying
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.outbox import Outbox
@@ -26,7 +27,7 @@ from penstock.consumer.retry_topics import RetryHeaders, retry_topic
 from penstock.consumer.router import Router
 from penstock.consumer.routes import Invoke, Route
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.stations import Station
+from penstock.consumer.stations import Station, complete_finished
 from penstock.consumer.surroundings import Middleware, surround
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
@@ -100,7 +101,13 @@ class Engine:
             fail=self.fail,
         )
         self.routes = self._make_routes(middlewares)
-        self.router = Router(self.assignments, self.scheduler, self._ready, self.look_again, self.routes)
+        #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
+        self.keying: Keying | None = None
+        if any(route.ordering.has_key_function for route in self.routes.values()):
+            self.keying = Keying(group, clock, self.scheduler, wake=self._ready, fail=self.fail)
+        self.router = Router(
+            self.assignments, self.scheduler, self._ready, self.look_again, self.routes, keying=self.keying
+        )
         self.intake = Intake(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
@@ -108,7 +115,9 @@ class Engine:
             settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
         )
-        self.commits = Commits(self.assignments, settings.commit_interval, clock)
+        self.commits = Commits(
+            self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.stations())
+        )
         self.rebalance = Rebalance(
             self.assignments,
             self.commits,
@@ -149,7 +158,7 @@ class Engine:
     def _slot_of(self, lane: ConsumerLane) -> int:
         """Return which workers serve a lane, by its head. By who has just claimed it."""
         if self.has_tasks:
-            fetch = lane.due_owner() if lane.due else None
+            fetch = lane.due_owner() if lane.serves_due else None
             if fetch is None and lane.runs:
                 fetch = lane.runs[0].owner
             if fetch is not None and fetch.assignment.route.kind is Kind.TASK:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.consumer.handlers import Handler
-from penstock.consumer.stations import Station
+from penstock.consumer.stations import Station, complete_finished
 from penstock.message import Record
-from penstock.routing import Scheduler
+from penstock.routing import KeyState, Scheduler
 
 #: The state of a partition of which it is not known where the group stands.
 UNKNOWN = "position not known yet"
@@ -38,7 +39,7 @@ class Explanation:
         key: what the messages that wait for it have in common with it; bytes for a key.
         attempt: how often it was tried before.
         age: seconds in the handler, or since its first try when it is parked; None elsewhere.
-        due_in: seconds until its next try, when it is parked.
+        due_in: seconds until its next try, when it is parked; None where there is none by the clock.
         rate: messages/s that its handler may begin, when that is what it waits for.
         worker: name of the thread or task that has it.
     """
@@ -98,6 +99,8 @@ def explain(
     now: float,
 ) -> list[Explanation]:
     """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
+    stations = list(stations)
+    complete_finished(stations)
     in_handler = {}
     for station in stations:
         record, fetch = station.record, station.fetch
@@ -146,14 +149,15 @@ def _explain(
             blocking |= {"state": "held by rate", "rate": rate}
         if place in parked_heads:
             key, parked = parked_heads[place]
-            due_in = parked.due_at - now
+            waits = parked.state in (KeyState.WAITING, KeyState.STOPPING)
+            due_at = parked.due_at if parked.state is KeyState.WAITING else math.inf
             blocking |= {
-                "state": "held by rate" if parked.asked else "put off" if due_in == float("inf") else "parked",
+                "state": "held by rate" if parked.asked else "parked" if waits else "put off",
                 "rate": rate if parked.asked else None,
                 "key": key,
                 "attempt": parked.attempts,
                 "age": max(0.0, now - parked.since) if parked.since else None,
-                "due_in": None if due_in == float("inf") else max(0.0, due_in),
+                "due_in": None if math.isinf(due_at) else max(0.0, due_at - now),
             }
         if place in in_handler:
             station = in_handler[place]

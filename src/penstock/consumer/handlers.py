@@ -123,7 +123,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         filter: called with a message; where it returns false the message is done at once, and counted.
         decoder: "json", a pydantic model, a msgspec struct, or a callable of the value's bytes. The handler finds the
             result in `message.body`; a value that cannot be decoded is never handed over nor tried again.
-        batch: messages given at once, at most; more than 1 calls the function with a list.
+        batch: messages given at once, at most; more than 1 calls the function with a list. What fails comes in
+            batches again, and each message alone before it is given up; see `BatchError`.
         linger: seconds that a batch which is not full waits for more.
         retry_policy: made by `penstock.retry`; five tries with growing waits when left out.
         retry_delays: seconds; when the tries are exhausted the message goes through a retry topic, once for each. All

@@ -117,7 +117,12 @@ class LitePushConsumer:
         engine.stations = self._stations
 
     def _stations(self) -> list[Station]:
-        return self._pool.stations + (self._tasks.stations if self._tasks is not None else [])
+        keying = self._engine.keying
+        return (
+            self._pool.stations
+            + (self._tasks.stations if self._tasks is not None else [])
+            + ([keying.station] if keying is not None else [])
+        )
 
     def _wake(self, slots: Sequence[int]) -> None:
         if self._tasks is None:
@@ -152,6 +157,8 @@ class LitePushConsumer:
         self._loop = self._engine.connect(self._cluster)
         self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
         self._pool.start()
+        if self._engine.keying is not None:
+            self._engine.keying.start()
         self._start_loop()
         if self._engine.telemetry is not None:
             self._engine.telemetry.observe(lambda: self.statistics().reading())
@@ -352,6 +359,8 @@ class LitePushConsumer:
             self.wait()
         finally:
             left = max(0.0, self._loop.drain_timeout - (time.monotonic() - begun))
+            if self._engine.keying is not None:
+                self._engine.keying.stop()
             stuck = [worker.station.name for worker in self._pool.stop(left)]
             if self._tasks is not None:
                 stuck += self._tasks.end_handlers(left)

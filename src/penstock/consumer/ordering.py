@@ -87,8 +87,24 @@ class Ordering:
         self._key = key
         self._together = together
 
+    @property
+    def has_key_function(self) -> bool:
+        """Whether lanes cannot be chosen without calling a function of the user's, which may take its time."""
+        return self._key is not None and self._order is Order.KEY
+
+    def keyed(self, record: Record) -> tuple[int, Hashable]:
+        """Return the lane of a message and its identity, with one call of the key function.
+
+        Raises:
+            MessageFormatError: the user's key function failed on it, or gave something that is no key.
+        """
+        identity = self.identity(record)
+        if isinstance(identity, bytes):
+            return lane_of(identity, self._lanes), identity
+        return self.keyless_lane(record), identity
+
     def lane_numbers(self, topic: str, partition: int, records: Sequence[Record]) -> list[int]:
-        """Return the lane of each message of one partition. On the poll thread only; never raises."""
+        """Return the lane of each message of one partition. Never raises."""
         lanes = self._lanes
         if self._order is Order.KEY:
             if self._key is None:
@@ -99,7 +115,7 @@ class Ordering:
                 # `lane_of`, written out: a call for each message would cost as much as the hash.
                 return [xxh3_64_intdigest(key) % lanes for key in keys]  # type: ignore[arg-type] # no None in it
             return [
-                self._keyless_lane(record) if key is None else lane_of(key, lanes)
+                self.keyless_lane(record) if key is None else lane_of(key, lanes)
                 for key, record in zip(keys, records, strict=True)
             ]
         if self._order is Order.PARTITION:
@@ -149,7 +165,8 @@ class Ordering:
         except MessageFormatError:
             return None
 
-    def _keyless_lane(self, record: Record) -> int:
+    def keyless_lane(self, record: Record) -> int:
+        """Return the lane of a message without a key, or whose key cannot be had."""
         if self._keyless is Keyless.PARTITION:
             return self._partition_lane(record.topic(), record.partition())
         if self._keyless is Keyless.TOGETHER:

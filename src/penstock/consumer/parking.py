@@ -7,8 +7,9 @@ elsewhere; whatever comes of its key meanwhile waits behind it. Called by visits
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.cluster import Clock
@@ -17,16 +18,14 @@ from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.outbox import Outbox, Outgoing
 from penstock.consumer.retries import Timers
-from penstock.consumer.routes import Failed
+from penstock.consumer.routes import Failed, Route
 from penstock.consumer.stations import Station
 from penstock.errors import PenstockError
 from penstock.message import Record
-from penstock.routing import DONE
+from penstock.routing import DONE, KeyState
 
 _log = logging.getLogger(__name__)
 
-#: When a head that somebody else has may be tried: not by its time.
-NEVER = float("inf")
 #: What `ParkedKey.settled` holds when a completion came.
 HANDLED = "handled"
 
@@ -42,6 +41,20 @@ class NotDue:
 
     key: Hashable
     place: tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """A batch of several messages that failed as a whole.
+
+    Attributes:
+        sizes: how many messages of it each key has.
+        due_at: when it is tried again, or None for never, by the number of tries and the time of the first: its keys
+            come back at one time.
+    """
+
+    sizes: Mapping[Hashable, int]
+    due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
 
 
 class Parking:
@@ -77,16 +90,23 @@ class Parking:
         self._timers.add(due, partial(self._wake_key, lane, key))
 
     def set_aside(
-        self, lane: ConsumerLane, key: Hashable, item: Item, outcome: Failed | DeferredCompletion, station: Station
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        item: Item,
+        outcome: Failed | DeferredCompletion,
+        station: Station,
+        *,
+        company: Company | None = None,
     ) -> None:
-        """Park the key of a message that did not get done at its first try."""
+        """Park the key of a message that did not get done at its first try, alone or in a batch that failed whole."""
         parked = self.park(lane, key, item)
         # Here, not where it fails: that may be later, with a station that began something else meanwhile.
         parked.since = station.started
         if isinstance(outcome, DeferredCompletion):
             self.put_off(lane, key, parked, outcome, station)
         else:
-            self.failed(lane, key, parked, outcome, station)
+            self.failed(lane, key, parked, outcome, station, company=company)
 
     def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
         """Park a key that is not parked on a message."""
@@ -123,7 +143,7 @@ class Parking:
             )
             self.failed(lane, key, parked, Failed(twice), station)
             return
-        parked.due_at = NEVER
+        parked.state = KeyState.DEFERRED
         timeout = fetch.assignment.route.handler.deferred_timeout
 
         def settle(error: BaseException | None) -> None:
@@ -142,10 +162,17 @@ class Parking:
         completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
 
     def failed(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        failure: Failed,
+        station: Station,
+        *,
+        company: Company | None = None,
     ) -> None:
-        """Decide what becomes of the failed head of a parked key."""
-        fetch, index, record = parked.waiting[0]
+        """Decide what becomes of the failed head of a parked key; `company` is the batch that failed whole with it."""
+        fetch, _, record = parked.waiting[0]
         assignment, error = fetch.assignment, failure.error
         route = assignment.route
         handler = route.handler
@@ -153,12 +180,14 @@ class Parking:
         parked.attempts += 1
         now = self._now()
         place = f"{assignment}@{record.offset()}"
-        delay = None
+        parked.mates = () if company is None else tuple(company.sizes)
+        parked.alone = max(1, parked.alone) if company is None else 0
+        due_at = None
         if not failure.permanent:
             try:
-                delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+                due_at = self._due_at(route, parked, error, now, company)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
-                parked.due_at = NEVER
+                parked.state = KeyState.STOPPING
                 stop = PenstockError(
                     f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
                     f"{place}; the consumer stops and keeps the offset: mend the policy"
@@ -166,20 +195,43 @@ class Parking:
                 stop.__cause__ = defect
                 self._fail(stop)
                 return
-        if delay is not None:
-            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, delay)
-            parked.due_at = now + delay
-            self._timers.add(parked.due_at, partial(self._wake_key, lane, key))
+        if due_at is not None:
+            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, due_at - now)
+            parked.state = KeyState.WAITING
+            parked.due_at = due_at
+            # By a policy whose wait has no end, the key waits until its partition goes.
+            if not math.isinf(due_at):
+                self.wake_at(due_at, lane, key)
             return
-        parked.due_at = NEVER
+        if company is not None and not failure.permanent:
+            # Whose failure it was is not known yet: none is given up for that of another.
+            _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
+            parked.mates, parked.alone = (), company.sizes[key]
+            parked.state = KeyState.WAITING
+            parked.due_at = now
+            lane.due.append(key)
+            return
+        self._give_up(lane, key, parked, failure, station)
+
+    def _give_up(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+    ) -> None:
+        """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
+        fetch, index, record = parked.waiting[0]
+        error = failure.error
+        route = fetch.assignment.route
+        handler = route.handler
+        place = f"{fetch.assignment}@{record.offset()}"
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
+            parked.state = KeyState.SENDING
             self._send(Outgoing(fetch, index, record, error, parked.attempts, again), lane, key, parked)
         elif handler.on_failure is OnFailure.DROP:
             try:
                 self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.attempts, None))
             except PenstockError as too_many:
+                parked.state = KeyState.STOPPING
                 self._fail(too_many)
                 return
             _log.error(
@@ -194,12 +246,25 @@ class Parking:
             parked.settled = DONE
             lane.due.append(key)
         else:
+            parked.state = KeyState.STOPPING
             stop = PenstockError(
                 f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
                 "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
             )
             stop.__cause__ = error
             self._fail(stop)
+
+    @staticmethod
+    def _due_at(
+        route: Route, parked: ConsumerParked, error: BaseException, now: float, company: Company | None
+    ) -> float | None:
+        """Return when the policy has a failed head tried again, or None where it gives it up."""
+        known = {} if company is None else company.due_at
+        tries = parked.attempts, parked.since
+        if tries not in known:
+            delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+            known[tries] = None if delay is None else now + delay
+        return known[tries]
 
     def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
         """Hand an exhausted message to the outbox; its key waits until the broker has it."""
@@ -225,4 +290,4 @@ def _weight(record: Record) -> int:
     return len(record) + OVERHEAD_BYTES
 
 
-__all__ = ["HANDLED", "NEVER", "NotDue", "Parking"]
+__all__ = ["HANDLED", "Company", "NotDue", "Parking"]

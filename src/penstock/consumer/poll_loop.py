@@ -30,7 +30,8 @@ from penstock.errors import PenstockError, raised
 from penstock.garbage import collection_put_off
 from penstock.kafka import reason
 from penstock.message import Record
-from penstock.routing import Scheduler
+from penstock.routing import KeyState, Scheduler
+from penstock.signal_event import SignalEvent
 
 if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
@@ -92,9 +93,9 @@ class PollLoop:
         self._polled = polled
         self._hungry = False
         #: Set to drain and leave. Any thread may set it.
-        self.stopping = threading.Event()
+        self.stopping = SignalEvent()
         #: Set to leave without draining. Any thread may set it.
-        self.leave_now = threading.Event()
+        self.leave_now = SignalEvent()
         #: What ended the consumer, or None. Written once, by `fail`.
         self.failure: BaseException | None = None
         #: Seconds a drain may take. Written before `stopping` is set.
@@ -155,6 +156,7 @@ class PollLoop:
                 wake()
         self._outbox.serve()
         self._commits.tick(self._consumer, now)
+        self._router.relieve()
         self._hungry = self._relieve()
         self._watchdog.look(now)
 
@@ -260,9 +262,10 @@ class PollLoop:
                 self._intake.pause(self._consumer, assignment, STOPPING)
         self._turn()
         now = self._clock.monotonic()
-        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
-        # before its lane is given back, and what brings a lane back does so before it is gone.
-        idle = self._scheduler.idle
+        # What has no lane yet before the lanes, for it goes there. Lanes before and after all else: what a handler
+        # leaves behind (a retry, a completion, a dead letter) is there before its lane is given back, and what brings a
+        # lane back does so before it is gone.
+        idle = self._router.idle and self._scheduler.idle
         waits = (
             self._desk.deferred
             or self._outbox.unsettled
@@ -284,7 +287,7 @@ class PollLoop:
     def _retries_before(self, deadline: float) -> bool:
         # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
         parked = (key for lane in self._scheduler.lanes if lane.parked for key in list(lane.parked.values()))
-        return any(key.due_at < deadline for key in parked)
+        return any(key.state is KeyState.WAITING and key.due_at < deadline for key in parked)
 
     def leave(self) -> None:
         """Commit, leave the group, close. The last thing this thread does.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
 from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.keying import Keying
 from penstock.message import Record
 from penstock.routing import Run, Scheduler
 
@@ -26,6 +27,7 @@ class Router:
         wake: called with the slots of lanes that became ready.
         let_go: called once an assignment is inactive: what waited for it goes on.
         topics: the topics that are consumed.
+        keying: who puts messages on lanes whose keys a user's function gives.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class Router:
         wake: Callable[[Sequence[int]], None],
         let_go: Callable[[], None],
         topics: Collection[str],
+        *,
+        keying: Keying | None = None,
     ) -> None:
         #: The topic of all messages, or nothing where there are several. Asking each costs a tenth of the routing.
         self._only_topic = next(iter(topics)) if len(topics) == 1 else ""
@@ -42,6 +46,7 @@ class Router:
         self._scheduler = scheduler
         self._wake = wake
         self._let_go = let_go
+        self._keying = keying
         #: The arrival of the next message: they are counted from 1, for 0 is older than all.
         self._arrival = 1
         self._now = 0.0
@@ -73,6 +78,16 @@ class Router:
         # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was taken in is on its lanes. On the poll thread."""
+        return self._keying is None or self._keying.idle
+
+    def relieve(self) -> None:
+        """Put on its lanes what waits behind a slow key function. On the poll thread."""
+        if self._keying is not None:
+            self._keying.relieve()
+
     def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
         """Return where each message comes from; its partition alone where there is one topic only."""
         if self._only_topic:
@@ -91,12 +106,16 @@ class Router:
         size_bytes = sum(map(len, records)) + OVERHEAD_BYTES * len(records)
         block = assignment.tracker.register(offsets, None, size_bytes)
         self.restored += len(offsets) - block.left
-        numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
-        runs: dict[int, ConsumerRun] = {}
         # Without those that a former owner had done.
-        todo = None if block.left == len(numbers) else block.done
+        todo = None if block.left == len(offsets) else block.done
+        if self._keying is not None and assignment.route.ordering.has_key_function:
+            indexes = [index for index in range(len(offsets)) if todo is None or not todo[index]]
+            self._keying.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
+            return
+        numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
+        runs: dict[int, ConsumerRun] = {}
         for index, number in enumerate(numbers):
             if todo is not None and todo[index]:
                 continue

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from asyncio import Task
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
-from penstock.consumer.assignments import Fetch
+from penstock.consumer.assignments import ConsumerRun, Fetch
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
 from penstock.consumer.routes import Failed, Invoke
@@ -30,8 +30,10 @@ class Station:
         "invoke",
         "kind",
         "name",
+        "owes",
         "record",
         "retried",
+        "run",
         "slices",
         "started",
         "task",
@@ -49,11 +51,15 @@ class Station:
         self.record: Record | None = None
         self.started = 0.0
         self.batch_count = 1
+        #: The run whose messages are handled one by one and completed together, until the lane is given back.
+        self.run: ConsumerRun | None = None
         #: What is called with what a visit yields.
         self.invoke: Invoke = _nothing
         #: The thread, and for a task the task, that runs it: for a look at its stack.
         self.thread_id: int | None = None
         self.task: Task[None] | None = None
+        #: Seconds that it gave to what was woken and not yet to new messages: see `Scheduler.take`.
+        self.owes = 0.0
         self.handled = 0
         self.failed = 0
         self.retried = 0
@@ -62,7 +68,45 @@ class Station:
 
     def leave(self) -> None:
         """Note that the station is between lanes."""
-        self.record = self.fetch = None
+        self.record = self.fetch = self.run = None
+
+    def finished(self) -> tuple[ConsumerRun, range] | None:
+        """Return the run that is served here and the places of it that are done but not completed yet. Any thread.
+
+        It costs the main path nothing: `record` is written at each message anyway. While it is a record of the run, all
+        between `run.next` and that record is done, for a visit moves `run.next` past what it sets aside, or completes,
+        before it goes on to another record. `run.next` is read last and only rises, so it can hide what is done from a
+        reader, and never let him take for done what is not.
+        """
+        record = self.record
+        run = self.run
+        if record is None or run is None:
+            return None
+        first = run.next
+        try:
+            return run, range(first, run.records.index(record, first))
+        except ValueError:  # between two runs, or at a parked message
+            return None
+
+    @property
+    def handled_so_far(self) -> int:
+        """Messages whose handler returned here, with those that are not completed yet. Any thread."""
+        # In this order: what is completed in between counts neither way for a moment, and never twice.
+        handled = self.handled
+        finished = self.finished()
+        return handled + (0 if finished is None else len(finished[1]))
+
+
+def complete_finished(stations: Iterable[Station]) -> None:
+    """Complete what is done of the runs under way: a handler that hangs must not hide its finished predecessors.
+
+    Any thread. The visits complete these messages again at the end of their runs; the tracker knows.
+    """
+    for station in stations:
+        finished = station.finished()
+        if finished is not None and finished[1]:
+            run, places = finished
+            run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
 
 
 def _nothing(_: object) -> None:
@@ -85,4 +129,4 @@ class Rest:
 Visit = Generator[Work, Outcome, Rest | None]
 
 
-__all__ = ["Outcome", "Rest", "Station", "Visit", "Work"]
+__all__ = ["Outcome", "Rest", "Station", "Visit", "Work", "complete_finished"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.consumer.stations import Station
+from penstock.consumer.stations import Station, complete_finished
 
 if TYPE_CHECKING:
     from penstock.consumer.engine import Engine
@@ -132,6 +132,7 @@ class ConsumerStatistics:
 
 def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> ConsumerStatistics:
     """Return the counts of an engine at this moment, from live state. Any thread."""
+    complete_finished(stations)
     partitions = []
     for one in engine.assignments.all():
         watermark = one.tracker.watermark
@@ -152,7 +153,7 @@ def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> 
     return ConsumerStatistics(
         received=engine.router.received,
         restored=engine.router.restored,
-        handled=sum(station.handled for station in stations),
+        handled=sum(station.handled_so_far for station in stations),
         failed=sum(station.failed for station in stations),
         retried=sum(station.retried for station in stations),
         dead_letters=engine.outbox.dead_letters,

@@ -2,11 +2,16 @@
 
 The loop runs on a thread of its own. All fields of the pool are that thread's, save where it says otherwise; others
 reach it through `call_soon_threadsafe`. A task is a slot: it serves lane after lane until none is ready, and ends.
+
+A task for each message would cost more than the message. So one serves many, as long as they leave nothing behind: once
+a handler has changed a context variable, or was asked to cancel and went on, its task hands what is next to a new one,
+in the middle of a lane too. What a handler finds is what the loop began with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -18,7 +23,7 @@ from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
 from penstock.consumer.routes import Failed, disregarded
-from penstock.consumer.stations import Outcome, Station
+from penstock.consumer.stations import Outcome, Station, Visit, Work
 from penstock.consumer.visits import Desk
 from penstock.errors import raised
 from penstock.message import Record
@@ -85,6 +90,8 @@ class TaskPool:
         self._ended = False
         self._made = 0
         self._name = name
+        #: The context variables that every handler finds. Written before the first task is made.
+        self._context = contextvars.copy_context()
         #: Stations of tasks: those in use and, for later tasks, those that are not. It only grows.
         self.stations: list[Station] = []
         self._free: list[Station] = []
@@ -128,6 +135,7 @@ class TaskPool:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._context = contextvars.copy_context()
         self._beat()
         try:
             self._loop.run_forever()
@@ -156,16 +164,23 @@ class TaskPool:
     def _pump(self) -> None:
         """Begin tasks for ready lanes, as many as may be."""
         self._pump_asked = False
-        while self._running < self._limit and not self._ended:
-            lane = self._scheduler.take(self._slot)
-            if lane is None:
-                return
+        while self._running < self._limit and not self._ended and self._scheduler.waiting(self._slot):
             station = self._free.pop() if self._free else self._station()
+            lane = self._scheduler.take(self._slot, station.owes)
+            if lane is None:
+                self._free.append(station)
+                return
             self._running += 1
-            task = self._loop.create_task(self._serve_lanes(lane, station))
-            station.task = task
-            self._tasks.add(task)
-            task.add_done_callback(self._finished)
+            self._begin(lane, station)
+
+    def _begin(
+        self, lane: ConsumerLane, station: Station, visit: Visit | None = None, work: Work | None = None
+    ) -> None:
+        """Let a new task serve a lane; of a visit that another task began, from what is to be handled next on."""
+        task = self._loop.create_task(self._serve_lanes(lane, station, visit, work), context=self._context.copy())
+        station.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
 
     def _station(self) -> Station:
         station = Station(Kind.TASK, f"penstock-task-{self._name}-{len(self.stations)}", _SLICES)
@@ -181,20 +196,29 @@ class TaskPool:
             # One that a handler cancelled took no next lane.
             self._pump()
 
-    async def _serve_lanes(  # noqa: C901 - in one piece: a call for each lane costs as much as the lane
-        self, lane: ConsumerLane | None, station: Station
+    async def _serve_lanes(  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
+        self, lane: ConsumerLane | None, station: Station, visit: Visit | None, work: Work | None
     ) -> None:
-        """Serve lane after lane until none is ready."""
+        """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start, slot = self._scheduler.take, self._scheduler.give_back, self._desk.visit, self._slot
-        clock = self.time
+        clock, context, copied, task = self.time, self._context, contextvars.copy_context, asyncio.current_task()
+        # Whether the handler left something behind, and whether another task has the station and what it is at.
+        tainted = moved = False
         try:
             while lane is not None:
-                send = start(lane, station).send
+                if visit is None:
+                    visit = start(lane, station)
+                send = visit.send
                 outcome: Outcome = None
                 rest = None
                 try:
                     while True:
-                        work = send(outcome)
+                        if work is None:
+                            work = send(outcome)
+                            if tainted:
+                                # What is done is completed by now: a task that is cancelled at its begin loses none.
+                                moved = True
+                                break
                         try:
                             outcome = await station.invoke(work)  # type: ignore[misc] # of a task: an `async def`
                         except asyncio.CancelledError as error:
@@ -207,24 +231,38 @@ class TaskPool:
                         else:
                             if outcome is not None and not isinstance(outcome, DeferredCompletion):
                                 outcome = disregarded(outcome)
+                        work = None
+                        # Equal contexts are one object inside as a rule, so this costs next to nothing.
+                        if (copied() != context or (task is not None and task.cancelling())) and not self._ended:
+                            tainted = True
                 except StopIteration as end:
                     rest = end.value
                 finally:
-                    station.leave()
-                    # The lane may be ready again: this task looks for work next, and finds it or one that is older.
-                    ready = give_back(lane) if rest is None else self._desk.give_back(lane, rest)
-                    if ready is not None and ready != slot:
-                        # Its next work is for a thread, and none looks by itself.
-                        self._desk.wake((ready,))
+                    if not moved:
+                        station.leave()
+                        # The lane may be ready again: this task looks next, and finds it or one that is older.
+                        ready = give_back(lane) if rest is None else self._desk.give_back(lane, rest)
+                        if ready is not None and ready != slot:
+                            # Its next work is for a thread, and none looks by itself.
+                            self._desk.wake((ready,))
+                if moved:
+                    self._begin(lane, station, visit, work)
+                    return
+                visit = None
                 now = clock()
-                if now >= self._round_at:
+                if now >= self._round_at and not tainted:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _ROUND_S
                     await asyncio.sleep(0)
-                lane = None if self._ended or self._running > self._limit else take(slot)
+                lane = None if self._ended or self._running > self._limit else take(slot, station.owes)
+                if tainted and lane is not None:
+                    moved = True
+                    self._begin(lane, station)
+                    return
         finally:
-            self._running -= 1
-            self._free.append(station)
+            if not moved:
+                self._running -= 1
+                self._free.append(station)
 
     def end_handlers(self, timeout: float) -> list[str]:
         """Begin nothing more; cancel the handlers that are still under way. Returns their stations' names.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
 from penstock.consumer.handlers import Kind
-from penstock.consumer.stations import Station
+from penstock.consumer.stations import Station, complete_finished
 from penstock.message import Record
 
 _log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class Watchdog:
             self._reported[station.name] = (record, age)
             self.stalls += 1
             assignment = fetch.assignment
+            complete_finished((station,))
             watermark = assignment.tracker.watermark
             _log.warning(
                 "%s@%d has been in %s for %.1f s on %s; the watermark of %s is %d%s; the handler's stack:\n%s",

@@ -71,11 +71,11 @@ class Worker:
         try:
             while self.tokens.get():
                 while not self.retired:
-                    lane = pool.scheduler.take(self.slot)
+                    lane = pool.scheduler.take(self.slot, station.owes)
                     if lane is None:
                         self.asleep = True
                         # Once more: a lane that came before it was written is seen by nobody else.
-                        lane = pool.scheduler.take(self.slot)
+                        lane = pool.scheduler.take(self.slot, station.owes)
                         if lane is None:
                             break
                         self.asleep = False
@@ -147,8 +147,9 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._started = False
         self._made = 0
-        # What ended threads counted, so that no count falls when workers go.
-        self._past: list[Station] = []
+        #: Where messages may be in a handler: of all threads there ever were, for one that goes may still be in its
+        #: last, and no count may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
+        self.stations: list[Station] = []
         #: Seconds that a handler takes, about. Any worker writes; a lost update does no harm.
         self._typical_s = 1.0
         self.workers: list[Worker] = []
@@ -158,6 +159,7 @@ class WorkerPool:
         for _ in range(count):
             worker = Worker(self, self._made, self._made if self._pinned else 0)
             self._made += 1
+            self.stations = [*self.stations, worker.station]
             self.workers = [*self.workers, worker]
             if self._started:
                 worker.thread.start()
@@ -176,18 +178,12 @@ class WorkerPool:
                 self._grow(count - len(self.workers))
                 return
             gone, self.workers = self.workers[count:], self.workers[:count]
-            self._past += [worker.station for worker in gone]
             for worker in gone:
                 worker.retired = True
                 worker.tokens.put(_END)
             # What they were woken for is for the others now.
             for worker in self.workers:
                 self._rouse(worker)
-
-    @property
-    def stations(self) -> list[Station]:
-        """Where messages may be in a handler, ended threads included, for they may still be in their last."""
-        return [*(worker.station for worker in self.workers), *self._past]
 
     def note(self, seconds: float) -> None:
         """Take note of how long a message took in a visit."""

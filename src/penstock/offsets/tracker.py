@@ -40,7 +40,7 @@ class CommitPoint:
 class Block:
     """The offsets of one fetch of one partition. Made by `Tracker.register`, changed only by its tracker."""
 
-    __slots__ = ("done", "left", "offsets", "size_bytes")
+    __slots__ = ("bytes_left", "done", "early", "left", "offsets", "size_bytes")
 
     def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
@@ -50,8 +50,12 @@ class Block:
         self.done = bytearray(len(offsets))
         #: How many are not done.
         self.left = len(offsets)
+        #: Places that were marked done before the run they are of was completed, which names them once more.
+        self.early: set[int] = set()
         #: Bytes of all messages; those not done count with their share, for the messages are not weighed one by one.
         self.size_bytes = size_bytes
+        #: The share of those not done, as the tracker has it in its sum.
+        self.bytes_left = size_bytes
 
 
 class Tracker:
@@ -73,6 +77,8 @@ class Tracker:
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
         self._in_flight = 0
+        # The sum of what is left of all blocks: the poll thread asks for it at every turn, and blocks are thousands.
+        self._bytes_in_flight = 0
         self._parked = 0
         self._parked_bytes = 0
 
@@ -102,6 +108,7 @@ class Tracker:
             if block.left:
                 self._blocks[offsets[0]] = block
                 self._in_flight += block.left
+                self._bytes_in_flight += block.bytes_left
         return block
 
     def _apply(self, restored: OffsetMap, block: Block) -> None:
@@ -113,6 +120,7 @@ class Tracker:
             if offset in restored:
                 block.done[index] = 1
         block.left = block.done.count(0)
+        block.bytes_left = block.size_bytes * block.left // len(block.done)
 
     def complete(self, block: Block, indexes: Sequence[int]) -> None:
         """Mark a run done. Never waits.
@@ -125,6 +133,23 @@ class Tracker:
         counts would lie.
         """
         self._tell((block, indexes))
+
+    def complete_early(self, block: Block, indexes: Sequence[int]) -> None:
+        """Mark the beginning of a run done while the rest is still being handled. By readers: it takes the lock.
+
+        The run's own completion names these places again, and may have done so already, in whichever order the two
+        come: what it said is worked off first here, and what it says later passes over what is marked.
+
+        Args:
+            block: the block as `register` returned it.
+            indexes: places in the block.
+        """
+        with self._lock:
+            self._work_off()
+            new = [index for index in indexes if not block.done[index]]
+            if new:
+                self._mark(block, new)
+                block.early.update(new)
 
     def park(self, count: int, size_bytes: int) -> None:
         """Count messages in flight as parked; negative numbers take them back. Never waits."""
@@ -162,14 +187,18 @@ class Tracker:
                 if not done[index]:
                     done[index] = 1
                     changed += 1
-        block.left -= changed
+        left = block.left = block.left - changed
         self._in_flight -= changed
-        if not block.left and changed:
+        bytes_left = block.size_bytes * left // len(done)
+        self._bytes_in_flight += bytes_left - block.bytes_left
+        block.bytes_left = bytes_left
+        if not left and changed:
             del self._blocks[block.offsets[0]]
         if changed != len(indexes):
-            raise ValueError(
-                f"{len(indexes) - changed} of {len(indexes)} offsets from {block.offsets[0]} were done before"
-            )
+            told_before = block.early.intersection(indexes)
+            block.early -= told_before
+            if repeated := len(indexes) - changed - len(told_before):
+                raise ValueError(f"{repeated} of {len(indexes)} offsets from {block.offsets[0]} were done before")
 
     def advance(self, position: int) -> None:
         """Tell that nothing lies below `position` but what was registered: markers and aborted ranges hold none."""
@@ -200,7 +229,7 @@ class Tracker:
         """Bytes of the messages that are not done; each weighs as the mean of those it was fetched with."""
         with self._lock:
             self._work_off()
-            return sum(block.size_bytes * block.left // len(block.done) for block in self._blocks.values())
+            return self._bytes_in_flight
 
     @property
     def watermark(self) -> int:

@@ -1,8 +1,12 @@
 """A lane: an ordered queue of runs, and the keys of it that are parked.
 
-A lane is filled by one thread (the router) and emptied by the one worker that holds it; who holds it is the
-scheduler's business. So the queue needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the
-router only appends, the holder only takes. Parked keys and held runs belong to the holder alone.
+A lane is filled by the router and emptied by the one worker that holds it; who holds it is the scheduler's business. So
+the queue needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the router only appends, the holder
+only takes. Parked keys and held runs belong to the holder alone.
+
+The router may be two threads, of which one has the messages whose keys a user's function gives; those of a topic always
+come from the same. A count of appended runs that both raise at once may miss one. It only tells the holder that
+something came since he read it, and each appends before he counts, so what is missed was there at that reading.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Hashable
+from enum import Enum
 from typing import Generic, TypeVar
 
 OwnerT = TypeVar("OwnerT")
@@ -38,6 +43,19 @@ class Run(Generic[OwnerT, RecordT]):
         self.next = 0
 
 
+class KeyState(Enum):
+    """Where the head of a parked key is. Written by the lane's holder only."""
+
+    #: Here, for its time or for a rate.
+    WAITING = "waiting"
+    #: With its handler, which put the completion off.
+    DEFERRED = "deferred"
+    #: On its way to another topic, which must have it first.
+    SENDING = "sending"
+    #: Here, and not to be tried: the consumer stops because of it.
+    STOPPING = "stopping"
+
+
 class ParkedKey(Generic[OwnerT, RecordT]):
     """A key whose head message waits: the head, and what came for the key behind it. The lane holder's alone.
 
@@ -46,22 +64,27 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     Attributes:
         waiting: the messages in order, each with its owner and its place in the owner's block; the head is first.
         attempts: how often the head was tried.
+        alone: how many messages, from the head on, are tried one at a time where others come in batches.
+        mates: the keys, this one included, whose messages failed together as one batch: they are tried again so.
         since: when the head was first tried, on the caller's clock.
         asked: whether the head stands in the line for its handler's rate. Set by the holder, cleared by who wakes the
             key because of it, before he does.
-        due_at: when the head may be tried (again); infinity while somebody else has it: a dead letter that is not
-            acknowledged, a completion that was put off.
+        state: where the head is.
+        due_at: when a head that waits may be tried (again); infinity where its handler's policy says never.
         settled: what became of a head that somebody else had: None while it is out, `DONE`, or the error it ended
             with. Written once by that somebody, before the key is woken; the holder takes note of it then.
     """
 
-    __slots__ = ("asked", "attempts", "due_at", "settled", "since", "waiting")
+    __slots__ = ("alone", "asked", "attempts", "due_at", "mates", "settled", "since", "state", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
         self.attempts = 0
+        self.alone = 0
+        self.mates: tuple[Hashable, ...] = ()
         self.asked = False
         self.since = 0.0
+        self.state = KeyState.WAITING
         self.due_at = 0.0
         self.settled: object = None
 
@@ -69,6 +92,8 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
         self.attempts = 0
+        self.alone = max(0, self.alone - 1)
+        self.state = KeyState.WAITING
         self.due_at = 0.0
         self.settled = None
 
@@ -98,7 +123,7 @@ class HeldRuns(Generic[OwnerT, RecordT]):
 class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
-    __slots__ = ("appended", "claim", "due", "held", "number", "parked", "runs")
+    __slots__ = ("appended", "claim", "due", "held", "number", "owes", "parked", "runs")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -112,6 +137,8 @@ class Lane(Generic[OwnerT, RecordT]):
         self.held: dict[Hashable, HeldRuns[OwnerT, RecordT]] = {}
         #: Parked keys and held runs that were woken. Any thread appends, the holder takes.
         self.due: list[Hashable] = []
+        #: Seconds that were given to what was woken and not yet to runs that stood here meanwhile. The holder's alone.
+        self.owes = 0.0
         #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
         self.claim = threading.Lock()
 
@@ -125,6 +152,11 @@ class Lane(Generic[OwnerT, RecordT]):
         parked = self.parked[key] = ParkedKey()
         return parked
 
+    @property
+    def serves_due(self) -> bool:
+        """Whether what was woken is served next, and not the runs: by turns, of the same length. By the holder."""
+        return bool(self.due) and (not self.runs or self.owes <= 0.0)
+
     def due_owner(self) -> OwnerT | None:
         """Return what the head of the first that was woken belongs to, or None where nothing waits. By the holder."""
         key = self.due[0]
@@ -135,4 +167,4 @@ class Lane(Generic[OwnerT, RecordT]):
         return held.runs[0].owner if held is not None and held.runs else None
 
 
-__all__ = ["DONE", "HeldRuns", "Lane", "ParkedKey", "Run"]
+__all__ = ["DONE", "HeldRuns", "KeyState", "Lane", "ParkedKey", "Run"]

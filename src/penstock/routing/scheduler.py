@@ -2,8 +2,15 @@
 
 Ready lanes are served oldest head first, not round robin, and each message of a fetch has its own age: the one that
 has waited longest holds the watermark and, when a key is hot, decides when all is done. So lanes of one fetch advance
-side by side, and none is left with many messages when the others are through. Workers of one kind share a *slot*; in
-pinned mode each worker is a slot of its own, has one lane for life, and only ever takes that.
+side by side, and none is left with many messages when the others are through.
+
+What was woken, retries above all, has a queue of its own, in the order in which it was woken: were it queued by age
+among the others, failing messages, which only get older, would go before all that is healthy for ever, and the oldest
+of them before all others. Who takes says which queue goes first: a worker gives runs as much of its time as it gave to
+what was woken, and so does the holder of a lane that has both. So neither starves the other.
+
+Workers of one kind share a *slot*; in pinned mode each worker is a slot of its own, has one lane for life, and only
+ever takes that.
 
 Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back, so it
 stands in at most one heap and is held by at most one worker: that is invariant I1. The claim is a lock that is only
@@ -19,6 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterable
+from itertools import count
 from typing import Generic, TypeVar
 
 from penstock.routing.hashing import lane_of
@@ -54,6 +62,9 @@ class Scheduler(Generic[OwnerT, RecordT]):
         self._slot_of = slot_of
         #: One heap a slot of arrival of the head x number of lanes + lane number: one number compares faster than two.
         self._ready: list[list[int]] = [[] for _ in range(slots)]
+        #: The same of lanes that serve what was woken, by the count of those before them in place of an arrival.
+        self._due: list[list[int]] = [[] for _ in range(slots)]
+        self._woken = count()
 
     def lane_number(self, key: bytes) -> int:
         """Return the number of the lane that serves a key."""
@@ -82,13 +93,21 @@ class Scheduler(Generic[OwnerT, RecordT]):
         lane.due.append(key)
         return self.ready((lane,))
 
-    def take(self, slot: int) -> Lane[OwnerT, RecordT] | None:
-        """Give the caller the ready lane of its slot whose head is oldest, or None. It must give it back."""
-        ready = self._ready[slot]
+    def take(self, slot: int, owes: float = 0.0) -> Lane[OwnerT, RecordT] | None:
+        """Give the caller a ready lane of its slot, or None. It must give it back.
+
+        Args:
+            slot: the caller's slot.
+            owes: above 0, a lane whose runs are served comes first; else one in which something was woken.
+        """
+        ready, due = self._ready[slot], self._due[slot]
         try:
+            if due and (not owes or not ready):
+                return self.lanes[heapq.heappop(due) % len(self.lanes)]
             return self.lanes[heapq.heappop(ready) % len(self.lanes)] if ready else None
         except IndexError:  # another took the last one since the look
-            return None
+            # There is no other to take meanwhile, save in the other queue; who finds both empty has seen all.
+            return self.take(slot, owes) if ready or due else None
 
     def give_back(self, lane: Lane[OwnerT, RecordT]) -> int | None:
         """Take a lane back. Returns its slot when it is ready again: the caller looks there once more, or wakes one."""
@@ -119,17 +138,17 @@ class Scheduler(Generic[OwnerT, RecordT]):
     def _push(self, lane: Lane[OwnerT, RecordT]) -> int:
         """Put a claimed lane with work on its heap and return its slot."""
         slot = 0 if self._slot_of is None else self._slot_of(lane)
-        # A key that is due is older than any run: serve it first.
-        arrival = 0
-        if not lane.due:
+        if lane.due and lane.serves_due:
+            heapq.heappush(self._due[slot], next(self._woken) * len(self.lanes) + lane.number)
+        else:
             run = lane.runs[0]
             arrival = run.arrival + run.indexes[run.next]
-        heapq.heappush(self._ready[slot], arrival * len(self.lanes) + lane.number)
+            heapq.heappush(self._ready[slot], arrival * len(self.lanes) + lane.number)
         return slot
 
     def waiting(self, slot: int) -> int:
         """Return how many lanes of a slot are ready and not taken."""
-        return len(self._ready[slot])
+        return len(self._ready[slot]) + len(self._due[slot])
 
     @property
     def idle(self) -> bool:

@@ -123,7 +123,7 @@ class LogView:
         refused = None
         for part, future in futures.items():
             try:
-                found[(part.topic, part.partition)] = future.result().offset
+                found[(part.topic, part.partition)] = kafka.told_offset(future.result())
             except KafkaException as error:
                 refused = (part.topic, part.partition), error
         return refused

@@ -210,7 +210,7 @@ def _family(kind: sa.types.TypeEngine[Any]) -> str:
     """Return what kind of values a type holds: within a family the database converts, across it must not."""
     try:
         python_type = kind.python_type
-    except NotImplementedError:
+    except NotImplementedError:  # SQLAlchemy's word for a type without a Python type of its own
         return "read from text"
     if python_type is bool:
         return "boolean"

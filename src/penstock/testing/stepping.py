@@ -178,7 +178,7 @@ class SteppedWorker:
 
     def take(self) -> bool:
         """Take a ready lane and begin with it. Returns whether there was one."""
-        lane = self._engine.scheduler.take(self.slot)
+        lane = self._engine.scheduler.take(self.slot, self.station.owes)
         if lane is None:
             return False
         self.lane = lane

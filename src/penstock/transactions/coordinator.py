@@ -41,6 +41,7 @@ from penstock.transactions.settling import Settling
 from penstock.transactions.slot import Slot
 from penstock.transactions.status import StatusLog
 from penstock.transactions.takeover import DoneRead, Inheritance, LogReader
+from penstock.transactions.taking_over import TakingOver
 from penstock.transactions.topic_settings import mend_settings
 from penstock.transactions.topics import DEFAULT_PARTITIONS, open_topics
 
@@ -255,9 +256,8 @@ class Coordinator:
             servers,
             self._for_consumers,
             topics=topics,
-            logs=logs,
+            taking_over=TakingOver(logs.take_over, self._prefix, left),
             own=own,
-            stopping=stopping,
             instance=self._instance,
             session_timeout_s=self._session_timeout,
         )

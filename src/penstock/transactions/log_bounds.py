@@ -7,7 +7,7 @@ time after the question: that is what makes an end that was learnt so worth more
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.kafka import reason
+from penstock.kafka import reason, told_offset
 from penstock.transactions.log_identity import DONE, HALF, OP
 from penstock.transactions.topics import StoreTopics
 
@@ -122,9 +122,9 @@ class LogBounds:
 
     def _look(self, asked: _Asked) -> Look:
         failures: dict[str, str] = {}
-        lows, ends = _results(asked.lows, failures), _results(asked.ends, failures)
+        lows, ends = _results(asked.lows, failures, told_offset), _results(asked.ends, failures, told_offset)
         bounds = {
-            (self._logs[place.topic], place.partition): Bounds(lows[place].offset, ends[place].offset)
+            (self._logs[place.topic], place.partition): Bounds(lows[place], ends[place])
             for place in lows
             if place in ends
         }
@@ -143,15 +143,17 @@ def _ids(logs: Mapping[str, str], described: Mapping[str, Any]) -> dict[str, str
     return {log: topic_id for log, topic_id in named.items() if topic_id != _NO_ID}
 
 
-def _results(futures: Mapping[Any, Future[Any]], failures: dict[str, str]) -> dict[Any, Any]:
+def _results(
+    futures: Mapping[Any, Future[Any]], failures: dict[str, str], read: Callable[[Any], Any] = lambda answer: answer
+) -> dict[Any, Any]:
     """Return what was answered; why something was not goes into `failures`."""
     found = {}
     for key, future in futures.items():
         try:
-            found[key] = future.result()
-        except KafkaException as error:
+            found[key] = read(future.result(_ANSWER_S + 1))
+        except (KafkaException, TimeoutError) as error:
             name = f"{key.topic}[{key.partition}]" if isinstance(key, TopicPartition) else str(key)
-            failures[name] = reason(error)
+            failures[name] = reason(error) if isinstance(error, KafkaException) else "the client does not answer"
     return found
 
 

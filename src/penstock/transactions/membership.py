@@ -2,35 +2,32 @@
 
 One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
 protocol; others read half and op of the same partitions (`two_logs`), which no group assignor would keep together.
-Taking partitions over has a thread of its own, for it may have to wait for a predecessor's transaction to end, and the
-other partitions shall not.
+What partitions were left with is found out beside it (`taking_over`).
 """
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.config import ClientConfig
-from penstock.errors import PenstockError, StoppedError
+from penstock.errors import PenstockError
 from penstock.kafka import base_config, client_refused, reason
 from penstock.transactions.owned import OwnedPartition
-from penstock.transactions.takeover import Inheritance, LogReader
+from penstock.transactions.takeover import Inheritance
+from penstock.transactions.taking_over import TakingOver
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.two_logs import TwoLogs
 
-_log = logging.getLogger("penstock.transactions")
-
-_BACK_OFF_S = 0.2
 #: What the client says when brokers go away.
 _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
-#: Heartbeats in the time of a session.
-_BEATS = 4
+#: Seconds that a rebalance may take, if the session is not longer.
+_REBALANCE_S = 10.0
+#: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
+_BEATS = 12
 
 
 class Membership:
@@ -40,9 +37,8 @@ class Membership:
         bootstrap_servers: Kafka's addresses.
         config: settings of consumers, by librdkafka's names.
         topics: the store's topics.
-        logs: finds out what a partition was left with.
+        taking_over: finds out what partitions were left with.
         own: makes the object that drives a partition taken over.
-        stopping: set when the coordinator ends.
         instance: name of this member, the same after a restart: then it gets its partitions back at once.
         session_timeout_s: seconds after which a member that fell silent loses its partitions.
 
@@ -56,24 +52,19 @@ class Membership:
         config: ClientConfig,
         *,
         topics: StoreTopics,
-        logs: LogReader,
+        taking_over: TakingOver,
         own: Callable[[int, Inheritance], OwnedPartition],
-        stopping: threading.Event,
         instance: str | None,
         session_timeout_s: float,
     ) -> None:
         self._topics = topics
-        self._inheritances = logs
+        #: The partitions that come to it.
+        self.taking_over = taking_over
         self._own = own
-        self._stopping = stopping
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
         self.owned: dict[int, OwnedPartition] = {}
-        # Partitions being taken over, each with the token of that assignment: what comes back with another is stale.
-        self._taking: dict[int, object] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
         self._was_cut_off = False
-        # Filled by the take-over threads, emptied by the coordinator's.
-        self._taken: queue.SimpleQueue[tuple[int, object, Inheritance]] = queue.SimpleQueue()
         common = {
             **base_config(bootstrap_servers, config),
             "group.id": topics.coordinators,
@@ -83,6 +74,9 @@ class Membership:
             "topic.metadata.refresh.interval.ms": 10_000,
             "session.timeout.ms": int(session_timeout_s * 1000),
             "heartbeat.interval.ms": int(session_timeout_s * 1000) // _BEATS,
+            # So long a rebalance waits for members that are gone, as after the restart of a broker: it keeps them, and
+            # may not see that their sessions end (Kafka 4.2, seen). The loop polls many times a second.
+            "max.poll.interval.ms": int(max(session_timeout_s, _REBALANCE_S) * 1000),
             "partition.assignment.strategy": "cooperative-sticky",
             **common,
             # The member reads nothing: the end is a place without records.
@@ -127,15 +121,9 @@ class Membership:
                 f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}; "
                 "each coordinator that runs needs an instance name of its own"
             )
-        while self._taking:
-            try:
-                number, token, inheritance = self._taken.get_nowait()
-            except queue.Empty:
-                return
-            if self._taking.get(number) is token:
-                del self._taking[number]
-                self.owned[number] = self._own(number, inheritance)
-                self.logs.add(number, inheritance.half_position, inheritance.op_position)
+        for number, inheritance in self.taking_over.found(time.monotonic()):
+            self.owned[number] = self._own(number, inheritance)
+            self.logs.add(number, inheritance.half_position, inheritance.op_position)
 
     def was_cut_off(self) -> bool:
         """Tell whether a connection to a broker was lost since this was asked last."""
@@ -163,33 +151,14 @@ class Membership:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
-        tokens = {place.partition: object() for place in partitions}
-        self._taking.update(tokens)
-        if tokens:
-            name = f"penstock-takeover-{self._topics.prefix}"
-            threading.Thread(target=self._take_over, args=(tokens,), name=name, daemon=True).start()
+        self.taking_over.begin(place.partition for place in partitions)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for place in partitions:
-            self._taking.pop(place.partition, None)
+            self.taking_over.forget(place.partition)
             if self.owned.pop(place.partition, None) is not None:
                 self.logs.remove(place.partition)
         consumer.incremental_unassign(partitions)
-
-    def _take_over(self, tokens: dict[int, object]) -> None:
-        """Find out where to start; runs in a thread of its own, and gives the result to the coordinator's."""
-        while not self._stopping.is_set():
-            try:
-                inheritances = self._inheritances.take_over(tokens)
-            except KafkaException as error:
-                _log.warning("partitions %s cannot be taken over yet: %s", sorted(tokens), reason(error))
-                self._stopping.wait(_BACK_OFF_S)
-            except StoppedError:
-                return
-            else:
-                for number, inheritance in inheritances.items():
-                    self._taken.put((number, tokens[number], inheritance))
-                return
 
 
 __all__ = ["Membership"]

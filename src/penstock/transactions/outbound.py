@@ -608,12 +608,15 @@ def _divide(
 
 
 def _discard(producer: Producer) -> None:
-    """Close a producer with all it holds; one that was fenced may say so, which is what it is closed for."""
+    """Drop what a producer holds; its destructor closes it, when the caller lets go of it.
+
+    `close()` would try to abort first, and warn where it was fenced or has failed, which is what it is closed for. What
+    it left open its successor ends.
+    """
     try:
         producer.purge()
-        producer.close()
     except KafkaException as error:
-        _log.info("a Kafka producer did not close well: %s", reason(error))
+        _log.info("what a Kafka producer held could not be dropped: %s", reason(error))
 
 
 __all__ = ["InDoubtError", "Outbound", "OutboundMessage", "Outcome", "Publishable", "lanes_of"]

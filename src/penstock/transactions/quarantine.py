@@ -1,31 +1,23 @@
 """What one shard's main path leaves out: topics that took nothing, or refused messages, and what must not pass those.
 
 A Kafka transaction fails as a whole: so what was refused is tried apart from what is well. What is here is published by
-trials only, or discarded. Two kinds of trials are never mixed: those that may well fail (one transaction of each
-topic that took nothing, one refused one of each other topic, after pauses that grow) and all the rest, in their order.
-Pure; times are monotonic seconds.
+trials only, or discarded; when a topic is tried, and for how long it stays apart, is told by `target_quarantine`. Two
+kinds of trials are never mixed: those that may well fail (one transaction of each topic that took nothing, one refused
+one of each other topic) and all the rest, in their order. Pure; times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.transactions.faults import Fault
 from penstock.transactions.outbound import Outcome, Publishable, lanes_of
+from penstock.transactions.target_quarantine import TargetQuarantine
 
-#: Seconds between two tries of what was refused: at first, and at last.
-_FIRST_PAUSE_S = 0.5
-_LAST_PAUSE_S = 30.0
-#: Seconds without a refusal after which a topic is published to with the others again: at first, and at last, since
-#: each return that fails costs the others an abort. So long after it, its former refusals are forgotten.
-_FIRST_PROBATION_S = 2.0
-_LAST_PROBATION_S = 60.0
-_FORGIVEN_S = 600.0
 #: Transactions in one trial.
 _AT_ONCE = 500
-_NEVER = float("inf")
 
 
 class Reason(NamedTuple):
@@ -48,29 +40,12 @@ class _Held:
     topics: tuple[str, ...]
     lanes: tuple[int, ...]
     reason: Reason
-    #: Whether a broker refused its own messages, not all of their topic's.
-    refused: bool = False
+    #: Where it counts as refused, if a broker refused its own messages, not all of their topic's.
+    refused_by: str | None = None
     #: When it was last tried as one that may fail.
     tried: float = 0.0
     #: Whether a trial has it.
     is_out: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Topic:
-    """A topic that refused something."""
-
-    why: str = ""
-    #: Whether the main path leaves it out; whether it takes nothing.
-    is_aside: bool = False
-    is_dead: bool = False
-    #: When what it refused is tried again, and the pause after that.
-    due: float = _NEVER
-    pause: float = _FIRST_PAUSE_S
-    #: When it may go back to the main path, if nothing is refused until then.
-    back_at: float = 0.0
-    probation: float = _FIRST_PROBATION_S
-    held: dict[str, _Held] = field(default_factory=dict)
 
 
 def _behind(before: _Held) -> Reason:
@@ -84,7 +59,8 @@ class Quarantine:
     def __init__(self) -> None:
         # In the order in which they came, which is that of their decisions.
         self._held: dict[str, _Held] = {}
-        self._topics: dict[str, _Topic] = {}
+        self._by_topic: dict[str, dict[str, _Held]] = {}
+        self._targets = TargetQuarantine()
         # What is held, by lane, in its order.
         self._lanes: dict[int, list[_Held]] = {}
         # Whether something may be free to go that was not looked at since.
@@ -98,17 +74,20 @@ class Quarantine:
         """Whether nothing waits here."""
         return not self._held
 
-    def admit(self, entries: Sequence[Publishable]) -> tuple[Sequence[Publishable], dict[str, Reason]]:
+    def admit(self, entries: Sequence[Publishable], now: float) -> tuple[Sequence[Publishable], dict[str, Reason]]:
         """Divide what is to be published.
 
         Args:
             entries: in their order.
+            now: monotonic seconds.
 
         Returns:
             What goes with the healthy, and the names of what is held here from now on, each with the reason.
         """
-        if not self._held and not any(topic.is_aside for topic in self._topics.values()):
+        if not self._held and not self._targets:
             return entries, {}
+        # What is held of those that go back to the main path goes by trials still, and keeps what must not pass it.
+        self._targets.release(lambda _: False, now)
         go: list[Publishable] = []
         stopped: dict[str, Reason] = {}
         for entry in entries:
@@ -125,9 +104,8 @@ class Quarantine:
         if standing is not None:
             return standing.reason
         for name in entry.topics:
-            topic = self._topics.get(name)
-            if topic is not None and topic.is_aside:
-                return Reason(topic.why)
+            if self._targets.is_out(name):
+                return Reason(self._targets.why(name))
         for lane in lanes_of(entry):
             for before in self._lanes.get(lane, ()):
                 return _behind(before)
@@ -139,14 +117,11 @@ class Quarantine:
             held = _Held(entry.transaction_id, entry.topics, lanes_of(entry), reason)
             self._held[held.name] = held
             for name in held.topics:
-                self._topic(name).held[held.name] = held
+                self._by_topic.setdefault(name, {})[held.name] = held
             for lane in held.lanes:
                 self._lanes.setdefault(lane, []).append(held)
             self._is_new = True
         held.reason = reason
-
-    def _topic(self, name: str) -> _Topic:
-        return self._topics.setdefault(name, _Topic())
 
     def main_ended(self, entries: Sequence[Publishable], outcome: Outcome, now: float) -> dict[str, Reason]:
         """Take in what became of a publication on the main path; return what is held here now, each with the reason."""
@@ -168,22 +143,17 @@ class Quarantine:
     def blame(self, faults: Mapping[str, Fault], now: float) -> None:
         """Leave topics out of the main path."""
         for name, fault in faults.items():
-            topic = self._topic(name)
-            if not topic.is_aside:
-                topic.is_aside = True
-                topic.back_at = now + topic.probation
-                topic.probation = min(2 * topic.probation, _LAST_PROBATION_S)
-            topic.why, topic.is_dead = fault.why, fault.whole
-            self._pause(topic, now)
+            was_out = self._targets.is_out(name)
+            if fault.whole:
+                self._targets.fail(name, fault.why, now)
+            else:
+                self._targets.suspect(name, fault.why, now)
+            if not was_out:
+                self._targets.watch(name, now)
             self._is_new = True
-
-    def _pause(self, topic: _Topic, now: float) -> None:
-        topic.due = now + topic.pause
-        topic.pause = min(2 * topic.pause, _LAST_PAUSE_S)
 
     def next_trial(self, now: float) -> list[str]:
         """Return the names of what to try now, in their order; each is out until `tried`, `give_back` or `remove`."""
-        self._return_topics(now)
         chosen = self._free() if self._is_new else []
         if not chosen:
             self._is_new = False
@@ -197,7 +167,8 @@ class Quarantine:
         chosen: list[_Held] = []
         names: set[str] = set()
         for held in self._held.values():
-            if held.is_out or held.refused or self._is_for_dead(held) or not self._may_go(held, names):
+            may_fail = self._is_refused(held) or any(map(self._targets.takes_nothing, held.topics))
+            if held.is_out or may_fail or not self._may_go(held, names):
                 continue
             chosen.append(held)
             names.add(held.name)
@@ -208,26 +179,26 @@ class Quarantine:
     def _risky(self, now: float) -> list[_Held]:
         """Choose one for each topic whose pause is over: the one that was not tried for longest."""
         chosen: dict[str, _Held] = {}
-        for topic in self._topics.values():
-            if topic.due > now:
+        for topic, waiting in self._by_topic.items():
+            if self._targets.due(topic) > now:
                 continue
+            # Until the trial tells.
+            self._targets.postpone(topic, now)
+            is_dead = self._targets.takes_nothing(topic)
             candidates = [
                 held
-                for held in topic.held.values()
-                if (topic.is_dead or held.refused) and not held.is_out and self._may_go(held, ())
+                for held in waiting.values()
+                if (is_dead or held.refused_by == topic) and not held.is_out and self._may_go(held, ())
             ]
             if candidates:
                 held = min(candidates, key=lambda one: one.tried)
                 held.tried = now
                 chosen[held.name] = held
-                # Until the trial tells.
-                topic.due = now + topic.pause
-            else:
-                topic.due = _NEVER if not topic.held else now + topic.pause
         return [held for name, held in self._held.items() if name in chosen] if len(chosen) > 1 else [*chosen.values()]
 
-    def _is_for_dead(self, held: _Held) -> bool:
-        return any(self._topics[name].is_dead for name in held.topics if name in self._topics)
+    def _is_refused(self, held: _Held) -> bool:
+        # Where one that was refused is published, all of its topic are as good as new.
+        return held.refused_by is not None and self._targets.is_refused(held.name)
 
     def _may_go(self, held: _Held, chosen: Container[str]) -> bool:
         """Tell whether nothing is before it in its lanes but what goes with it."""
@@ -247,11 +218,8 @@ class Quarantine:
         """Take in what became of a trial; return what is still held of it, each with the reason."""
         for name in outcome.published:
             held = self._held.get(name)
-            for topic in () if held is None or not held.tried else map(self._topic, held.topics):
-                if topic.is_dead:
-                    topic.is_dead, topic.back_at = False, now + topic.probation
-                # It takes messages: what it refused is tried at once.
-                topic.pause, topic.due = _FIRST_PAUSE_S, now
+            for topic in () if held is None else held.topics:
+                self._targets.succeeded(topic, [name], now)
         self.remove(outcome.published)
         self.blame(outcome.faults, now)
         still: dict[str, Reason] = {}
@@ -273,12 +241,11 @@ class Quarantine:
         return still
 
     def _refuse(self, held: _Held, now: float) -> None:
-        held.refused, held.tried = True, now
-        for name in held.topics:
-            topic = self._topic(name)
-            topic.why = topic.why or held.reason.why
-            topic.back_at = max(topic.back_at, now + topic.probation)
-            self._pause(topic, now)
+        held.tried = now
+        # Of several messages nobody knows which it was: one of a topic that refused something before.
+        held.refused_by = next(filter(self._targets.is_out, held.topics), held.topics[0])
+        # One that is refused again says nothing new of its topic, whose other messages need not stay apart for it.
+        self._targets.refuse(held.name, held.refused_by, held.reason.why, now, stays=False)
 
     def give_back(self, names: Iterable[str]) -> None:
         """Take back what a trial had, whose end is known, without a result."""
@@ -292,10 +259,14 @@ class Quarantine:
         """Let go of what was published or discarded: what waited behind it is free."""
         for name in names:
             held = self._held.pop(name, None)
+            self._targets.forget(name)
             if held is None:
                 continue
             for topic in held.topics:
-                self._topics[topic].held.pop(name, None)
+                waiting = self._by_topic[topic]
+                waiting.pop(name, None)
+                if not waiting:
+                    del self._by_topic[topic]
             for lane in held.lanes:
                 left = self._lanes[lane]
                 left.remove(held)
@@ -303,20 +274,11 @@ class Quarantine:
                     del self._lanes[lane]
             self._is_new = True
 
-    def _return_topics(self, now: float) -> None:
-        """Let topics go back to the main path that refused nothing for a while, and forget those that are well."""
-        for name, topic in list(self._topics.items()):
-            if topic.is_aside and not topic.is_dead and now >= topic.back_at:
-                # What is held of it goes by trials still, and keeps what must not pass it.
-                topic.is_aside = False
-            if not topic.is_aside and not topic.held and now > topic.back_at + _FORGIVEN_S:
-                del self._topics[name]
-
     def wait_s(self, now: float) -> float:
         """Return the seconds until a trial is due; 0 if one is now."""
         if self._is_new and self._held:
             return 0.0
-        due = min((topic.due for topic in self._topics.values() if topic.held), default=_NEVER)
+        due = min(map(self._targets.due, self._by_topic), default=float("inf"))
         return max(0.0, due - now)
 
 

@@ -193,7 +193,7 @@ class Relay:
                 return False
             self._open_main()
             return True
-        entries, stopped = self._quarantine.admit(self._backlog.take())
+        entries, stopped = self._quarantine.admit(self._backlog.take(), now)
         if stopped:
             self._backlog.hold(stopped)
         if not entries:

@@ -28,9 +28,9 @@ from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Verdict
 from penstock.transactions.settlement import Pending, Share
-from penstock.transactions.slot import Landing, Slot
+from penstock.transactions.slot import SLOW_S, Landing, Slot
 from penstock.transactions.status import Status
-from penstock.transactions.target_quarantine import Quarantine
+from penstock.transactions.target_quarantine import TargetQuarantine
 from penstock.transactions.targets import NOT_KNOWN, Targets
 from penstock.transactions.topics import StoreTopics
 from penstock.transactions.two_logs import is_out_of_range
@@ -183,7 +183,7 @@ class Settling:
         self._ration = ration
         self._stopping = stopping
         self._targets = Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), topics.prefix)
-        self._quarantine = Quarantine()
+        self._quarantine = TargetQuarantine()
         # Topics that were found to be missing.
         self._absent: set[str] = set()
         self._tending = LogTending(admin, topics, membership.logs, counts, ration, begun=time.monotonic())
@@ -221,7 +221,7 @@ class Settling:
                 Status(
                     self._slots[0].name,
                     int(time.time() * 1000),
-                    tuple(self._owned),
+                    (*self._owned, *self._membership.taking_over.partitions),
                     self._counts.slow_call,
                     self._counts.slow_call_s,
                     self._counts.left_behind,
@@ -273,6 +273,9 @@ class Settling:
         self._land_apart(now)
         self._counts.left_behind = self._left.hanging
         calls = [slot.slow_call() for slot in slots]
+        taking = self._membership.taking_over.slow_call(now)
+        if taking[1] >= SLOW_S:
+            calls.append(taking)
         self._counts.slow_call, self._counts.slow_call_s = max(calls, key=lambda one: one[1], default=("", 0.0))
 
     def _learn(self, slot: Slot, flight: _Flight) -> bool:

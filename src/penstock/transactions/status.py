@@ -47,7 +47,7 @@ class Status:
     Attributes:
         coordinator: its name; no two that run at the same time share one.
         at_ms: when, in milliseconds since the epoch.
-        partitions: the half partitions that it owns.
+        partitions: the half partitions that it owns or takes over.
         slow_call: name of a call into the Kafka client that has not returned for long; empty where there is none.
         slow_call_s: for how many seconds it had not returned at `at_ms`.
         left_behind: threads that hang in calls that never returned.

@@ -5,10 +5,10 @@ read from where it begins now, and what that means is said and counted.
 
 The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
 predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
-past. A transaction that does not end by itself is ended under its owner's name, which stands beside the position. Then
-the done log to its end, and that is where the log ended *before* reading, not where readers of committed records may
-read to now: markers of a transaction may reach `done` after they reached the positions. What is found above the half
-checkpoint is all that was ever settled there.
+past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which stands
+beside the position. Then the done log to its end, and that is where the log ended *before* reading, not where readers
+of committed records may read to now: markers of a transaction may reach `done` after they reached the positions. What
+is found above the half checkpoint is all that was ever settled there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ _POLL_S = 0.1
 _MESSAGES = 1_000
 #: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
 _PATIENCE_S = 1.0
+#: Seconds after which a transaction that holds positions has to have ended by its time limit, with room for the
+#: broker's own round of looks; it is said then that it does not.
+_HELD_S = 25.0
 _INVALID = -1001
+
+#: Called at each step with what is done next.
+Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ class DoneRead:
 
 
 class LogReader:
-    """Reads positions and done logs, with short-lived consumers of its own. Used by one thread at a time.
+    """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
 
     Args:
         bootstrap_servers: Kafka's addresses.
@@ -150,17 +156,22 @@ class LogReader:
         # These consumers are nobody's member.
         self._settings.pop("group.instance.id", None)
 
-    def take_over(self, partitions: Iterable[int]) -> dict[int, Inheritance]:
+    def take_over(self, partitions: Iterable[int], step: Step) -> dict[int, Inheritance]:
         """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
+
+        Args:
+            partitions: which.
+            step: called at each step, with what is done next.
 
         Raises:
             KafkaException: a broker does not answer; try again.
             StoppedError: the coordinator stops.
         """
         wanted = list(partitions)
+        step("asking for topic ids")
         ids = topic_ids(self._admin, self._topics)
-        committed = self._committed(wanted)
-        done = self.done(wanted, {})
+        committed = self._committed(wanted, step)
+        done = self.done(wanted, {}, step, ends_predecessors=True)
         inheritances = {}
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
@@ -181,15 +192,17 @@ class LogReader:
         finally:
             consumer.close()
 
-    def _committed(self, partitions: list[int]) -> dict[tuple[str, int], Committed]:
+    def _committed(self, partitions: list[int], step: Step) -> dict[tuple[str, int], Committed]:
         """Return how far each log was read, and where it begins and ends."""
         places = [TopicPartition(topic, p) for p in partitions for topic in self._names.values()]
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
             found: dict[tuple[str, int], Committed] = {}
-            patient_until = time.monotonic() + _PATIENCE_S
+            begun = time.monotonic()
+            patient_until = begun + _PATIENCE_S
             while len(found) < len(places):
                 self._check_stopping()
+                step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
                 open_places = [place for place in places if (place.topic, place.partition) not in found]
                 for place in self._ask_committed(consumer, open_places):
                     if place.error is None:
@@ -197,17 +210,32 @@ class LogReader:
                         found[place.topic, place.partition] = committed_at(place, *bounds)
                 if len(found) < len(places) and time.monotonic() >= patient_until:
                     patient_until = time.monotonic() + _PATIENCE_S
-                    self._end_predecessors([p for p in places if (p.topic, p.partition) not in found])
+                    held = {place.partition for place in places if (place.topic, place.partition) not in found}
+                    self._end_predecessors(held)
+                    if time.monotonic() - begun >= _HELD_S:
+                        self._tell_held(held)
             return found
         finally:
             consumer.close()
 
-    def _end_predecessors(self, places: list[TopicPartition]) -> None:
-        """End the transactions that hold positions back."""
+    def _tell_held(self, partitions: Iterable[int]) -> None:
+        """Say that positions are held for longer than any transaction of ours lasts."""
+        self._ration.warn(
+            "held",
+            "positions of %s in half partitions %s are not to be had: no broker tells them, or a Kafka transaction "
+            "that should have timed out holds them back; what is decided there waits. If the brokers are well, one of "
+            "them has lost a transaction's end: `kafka-transactions.sh find-hanging --broker-id N` names it, and "
+            "`kafka-transactions.sh abort` ends it (KAFKA-20734 is a way into this)",
+            self._topics.coordinators,
+            sorted(partitions),
+        )
+
+    def _end_predecessors(self, partitions: Iterable[int]) -> None:
+        """End the transactions that hold back positions or the done log."""
         consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
         try:
             # The names stand beside half positions; a transaction holds back those of its half and its op alike.
-            halves = [TopicPartition(self._topics.half, number) for number in {place.partition for place in places}]
+            halves = [TopicPartition(self._topics.half, number) for number in partitions]
             self._fence.end([answer.metadata for answer in consumer.committed(halves, _ANSWER_S)])
         except KafkaException as error:
             _log.info("it cannot be told who holds back positions of %s: %s", self._topics.coordinators, reason(error))
@@ -226,12 +254,22 @@ class LogReader:
             time.sleep(_POLL_S)
         return answers
 
-    def done(self, partitions: Iterable[int], starts: Mapping[int, int]) -> dict[int, DoneRead]:
+    def done(
+        self,
+        partitions: Iterable[int],
+        starts: Mapping[int, int],
+        step: Step = lambda _doing: None,
+        *,
+        ends_predecessors: bool = False,
+    ) -> dict[int, DoneRead]:
         """Read done logs to their ends, waiting for open transactions to end.
 
         Args:
             partitions: which.
             starts: where to start, by partition; at the beginning where none is given.
+            step: called at each step, with what is done next.
+            ends_predecessors: whether transactions of former owners are ended that are waited for too long. Who was an
+                owner before, and may not know that another one is, must not do so.
 
         Returns:
             What each partition says.
@@ -240,6 +278,7 @@ class LogReader:
             KafkaException: a broker does not answer; try again.
             StoppedError: the coordinator stops.
         """
+        step(f"asking where {self._topics.done} ends")
         bounds = self._done_bounds(partitions)
         found = {p: DoneRead(end, []) for p, (_, end) in bounds.items()}
         # A log that ends below was made again: all that it says is read.
@@ -250,10 +289,19 @@ class LogReader:
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
             consumer.assign([TopicPartition(self._topics.done, p, begins[p]) for p in behind])
+            patient_until = time.monotonic() + _PATIENCE_S
             while behind:
                 self._check_stopping()
-                for message in consumer.consume(_MESSAGES, _POLL_S):
+                step(f"reading {self._topics.done}, in which a Kafka transaction may be open")
+                messages = consumer.consume(_MESSAGES, _POLL_S)
+                for message in messages:
                     self._take(message, found, behind)
+                if messages:
+                    patient_until = time.monotonic() + _PATIENCE_S
+                elif ends_predecessors and time.monotonic() >= patient_until:
+                    # One died between the records of its transaction and their positions, which hold nobody back.
+                    self._end_predecessors(behind)
+                    patient_until = time.monotonic() + _PATIENCE_S
         finally:
             consumer.close()
         return found
@@ -343,4 +391,4 @@ def inherited(
     )
 
 
-__all__ = ["DoneRead", "Inheritance", "LogReader", "committed_at", "inherited", "tell_of_log"]
+__all__ = ["DoneRead", "Inheritance", "LogReader", "Step", "committed_at", "inherited", "tell_of_log"]

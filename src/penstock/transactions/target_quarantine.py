@@ -1,5 +1,6 @@
 """Topics that take nothing now, and transactions that were refused: what is tried apart from the others, and when.
 
+The rule is that of all stores: the coordinator on Kafka uses it, and the relays of the others (see `quarantine`).
 Pure: the caller gives the time, in monotonic seconds. A Kafka transaction fails as a whole, so whatever failed once is
 left out of the common ones. A topic in quarantine has all its messages tried apart; one that refused single messages
 stays there for a while after the last refusal, longer each time, so that the next refusal costs nobody else anything.
@@ -59,8 +60,8 @@ class _Refusal:
     tried_at: float
 
 
-class Quarantine:
-    """What is out. Used by the coordinator's thread; others read `reasons` and `refusals`, which are copies."""
+class TargetQuarantine:
+    """What is out. Used by one thread; others read `reasons` and `refusals`, which are copies."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
@@ -90,7 +91,9 @@ class Quarantine:
         found.width = _ONE
         return found.pause_s
 
-    def refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> bool:
+    def refuse(
+        self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None, *, stays: bool = True
+    ) -> bool:
         """Take in that the broker refused a transaction, or would.
 
         Args:
@@ -99,23 +102,35 @@ class Quarantine:
             why: the reason.
             now: monotonic seconds.
             too_large: its bytes, if that was the reason.
+            stays: whether its target stays out for that, also where it was refused before.
 
         Returns:
             Whether this is the first time.
         """
-        found = self._enter(topic, why, now)
-        if found.out_until <= now:
-            found.probation_s = min(_LAST_PROBATION_S, 2 * found.probation_s)
-        found.out_until = now + found.probation_s
+        is_first = transaction_id not in self._refused
+        found = self._topics.get(topic)
+        if found is None or is_first or stays:
+            found = self._enter(topic, why, now)
+            self._prolong(found, now)
         if too_large is not None:
             found.too_large = too_large if found.too_large is None else min(found.too_large, too_large)
-        is_first = transaction_id not in self._refused
         if not is_first or not found.retry_s:
             found.retry_s = min(_LAST_S, 2 * found.retry_s) if found.retry_s else _FIRST_S
             found.retry_at = now + found.retry_s
         self._refused[transaction_id] = _Refusal(why, topic, now)
         self.version += 1
         return is_first
+
+    def watch(self, topic: str, now: float) -> None:
+        """Keep a topic out for a while, longer each time: its return, if that fails, costs others something."""
+        found = self._topics.get(topic)
+        if found is not None:
+            self._prolong(found, now)
+
+    def _prolong(self, found: _Topic, now: float) -> None:
+        if found.out_until <= now:
+            found.probation_s = min(_LAST_PROBATION_S, 2 * found.probation_s)
+        found.out_until = now + found.probation_s
 
     def is_too_large(self, topic: str, size: int) -> bool:
         """Tell whether a message as large as that was refused for its size."""
@@ -199,6 +214,19 @@ class Quarantine:
         found = self._topics.get(topic)
         if found is not None:
             found.until = max(found.until, now + _FIRST_S / 2)
+            found.retry_at = max(found.retry_at, now + _FIRST_S / 2)
+
+    def takes_nothing(self, topic: str) -> bool:
+        """Tell whether a topic took nothing when it was tried last."""
+        found = self._topics.get(topic)
+        return found is not None and bool(found.pause_s)
+
+    def due(self, topic: str) -> float:
+        """Return when one that may fail is tried next: of a topic that takes nothing, or refused one; in seconds."""
+        found = self._topics.get(topic)
+        if found is None or not (found.pause_s or found.retry_s):
+            return float("inf")
+        return found.until if found.pause_s else found.retry_at
 
     def release(self, has_work: Callable[[str], bool], now: float) -> list[str]:
         """Let out those topics that are well again, and return them.
@@ -237,4 +265,4 @@ class Quarantine:
         return found
 
 
-__all__ = ["Quarantine"]
+__all__ = ["TargetQuarantine"]

@@ -18,45 +18,48 @@ def producer_on(bench: StoreBench, **options: Any) -> TransactionalProducer:
     return TransactionalProducer("orders", store=bench.store, **options)
 
 
-def answered(bench: StoreBench, tx: Transaction, verdict: Verdict) -> None:
-    """Have a check answered while the local transaction runs."""
+def decided(bench: StoreBench, tx: Transaction, verdict: Verdict, author: Author = Author.CHECK) -> None:
+    """Have a check answered, or an operator decide, while the local transaction runs."""
     assert tx._flight is not None
     stored = tx._flight._prepared
     assert stored is not None
     place = (getattr(stored, "partition", 0), getattr(stored, "offsets", (0,))[0])
-    bench.store.answer(CheckRequest(stored.halves[0], *place, 1), verdict, Author.CHECK)
+    bench.store.answer(CheckRequest(stored.halves[0], *place, 1), verdict, author)
 
 
-def overtaken(bench: StoreBench, standing: Verdict, **options: Any) -> TransactionState:
-    """Send a message whose COMMIT comes behind the answer of a check, and return what is told."""
+def overtaken(bench: StoreBench, standing: Verdict, author: Author, **options: Any) -> TransactionState:
+    """Send a message whose COMMIT comes behind that decision, and return what is told."""
 
     def local(tx: Transaction) -> TransactionState:
-        answered(bench, tx, standing)
+        decided(bench, tx, standing, author)
         return TransactionState.COMMIT
 
     with producer_on(bench, **options) as producer:
         return producer.send(bench.topic, value=b"v", execute=local).state
 
 
-def test_a_commit_that_comes_second_is_told_at_once_where_the_store_knows_it(store_bench: StoreBench) -> None:
+@pytest.mark.parametrize("author", [Author.CHECK, Author.OPERATOR])
+def test_a_commit_that_comes_second_is_told_at_once_where_the_store_knows_it(
+    store_bench: StoreBench, author: Author
+) -> None:
     store_bench.settler(transaction_timeout_s=600.0)
 
-    assert overtaken(store_bench, Verdict.COMMIT) is TransactionState.COMMIT
+    assert overtaken(store_bench, Verdict.COMMIT, author) is TransactionState.COMMIT
     if isinstance(store_bench, KafkaBench):
         # It is in the log; that an earlier one is there is known only to who reads that.
-        assert overtaken(store_bench, Verdict.ROLLBACK) is TransactionState.COMMIT
+        assert overtaken(store_bench, Verdict.ROLLBACK, author) is TransactionState.COMMIT
         with pytest.raises(TransactionRefusedError, match="settled as ROLLBACK"):
-            overtaken(store_bench, Verdict.ROLLBACK, wait="published", publish_timeout=60.0)
+            overtaken(store_bench, Verdict.ROLLBACK, author, wait="published", publish_timeout=60.0)
     else:
         with pytest.raises(TransactionRefusedError, match="its COMMIT was refused: ROLLBACK"):
-            overtaken(store_bench, Verdict.ROLLBACK)
+            overtaken(store_bench, Verdict.ROLLBACK, author)
 
 
 def test_a_rollback_that_comes_second_lets_the_users_own_exception_through(store_bench: StoreBench) -> None:
     store_bench.settler(transaction_timeout_s=600.0)
 
     def local(tx: Transaction) -> TransactionState:
-        answered(store_bench, tx, Verdict.COMMIT)
+        decided(store_bench, tx, Verdict.COMMIT)
         raise RuntimeError("no stock")
 
     with producer_on(store_bench) as producer, pytest.raises(RuntimeError, match="no stock"):

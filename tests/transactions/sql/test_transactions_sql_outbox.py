@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -79,7 +80,10 @@ def test_an_outbox_without_the_stores_tables_says_what_makes_them(sql_bench: Sql
     store = sql_bench.make_store()
 
     with closing(connect_by(way, sql_bench.database)()) as connection:
-        with pytest.raises(ConfigurationError, match=r"tables of the SQL store are not there.*start the store"):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"tables of the SQL store are not there.*start a coordinator or a producer on it once",
+        ):
             store.outbox(connection).send(sql_bench.topic, value="v")
         connection.rollback()
 
@@ -125,11 +129,11 @@ def test_an_outbox_on_a_store_that_was_not_started_writes_into_the_shards_that_t
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_an_outbox_without_tables_says_how_they_are_made(sql_bench: SqlBench) -> None:
-    store = sql_bench.make_store()
-
+def test_an_outbox_whose_connection_leads_to_a_database_without_tables_says_so(
+    sql_bench: SqlBench, tmp_path: Path
+) -> None:
     with (
-        closing(connect_by("driver", sql_bench.database)()) as connection,
-        pytest.raises(ConfigurationError, match="start a coordinator or a producer on it once"),
+        closing(sqlite3.connect(tmp_path / "another.db")) as another,
+        pytest.raises(ConfigurationError, match="in the database of the connection"),
     ):
-        store.outbox(connection).send(sql_bench.topic, value="v")
+        sql_bench.sql_store.outbox(another).send(sql_bench.topic, value="v")

@@ -16,11 +16,18 @@ from conformance.store_cases import counted, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
-from penstock.errors import ConfigurationError, DecisionNotStoredError, HalfNotStoredError, StoreConnectionError
+from penstock.errors import (
+    BrokerConnectionError,
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoreConnectionError,
+)
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import TransactionalProducer, TransactionState, new_id
 from penstock.transactions.records import Verdict
 from penstock.transactions.sql import SqlStore
+from penstock.transactions.store import CoordinatorOptions
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
@@ -196,15 +203,18 @@ def test_errors_of_the_database_keep_payloads_to_themselves(
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_tx") == [(0,)]
 
 
-def test_wrong_addresses_are_told_without_the_password() -> None:
+def test_wrong_addresses_and_a_lost_database_are_told_without_the_password() -> None:
     for url in ("nonsense://u:hidden@h/d", "no address: hidden", "sqlite://", "mysql://u:hidden@h/d"):
         with pytest.raises(ConfigurationError, match="url") as caught:
             SqlStore(url, bootstrap_servers="127.0.0.1:1")
         assert "hidden" not in str(caught.value)
     store = SqlStore("postgresql://user:hidden@127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1")
-    with pytest.raises(StoreConnectionError, match="address") as caught:
-        store.start()
-    assert "hidden" not in str(caught.value)
+    for ask in (store.start, store.settler(CoordinatorOptions()).start, store.require_shards):
+        with pytest.raises(StoreConnectionError, match="address") as caught:
+            ask()
+        assert "hidden" not in str(caught.value)
+        # It is no broker that is away.
+        assert not isinstance(caught.value, BrokerConnectionError)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from penstock.kafka import admin_client
 from penstock.transactions.audit import VERBS, Act, AuditLog
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.file.ledger import Kept
+from penstock.transactions.file.looking import described
 from penstock.transactions.file.opened import OpenStore
 from penstock.transactions.file.store import FileStore
 from penstock.transactions.inspection import Inspection
@@ -26,7 +27,6 @@ from penstock.transactions.topics import StoreTopics
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0
-_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
 
 class FileAdministration:
@@ -171,21 +171,12 @@ def _shown(opened: OpenStore, kept: Kept) -> PendingTransaction:
     held_by = opened.shelf.held_by(kept) if kept.verdict is Verdict.COMMIT else None
     delayed = kept.verdict is Verdict.COMMIT and kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms
     waits_for = ""
-    if kept.verdict is not None and held_by is None and not delayed:
+    if kept.verdict is Verdict.DISCARD:
+        waits_for = "the discarded topic"
+    elif kept.verdict is not None and held_by is None and not delayed:
         reason = opened.shelf.reason(kept)
         waits_for = "publication" if reason is None else f"Kafka to take it: {reason.why}"
-    return PendingTransaction(
-        transaction_id=kept.transaction_id,
-        group=kept.group,
-        topics=kept.topics,
-        age_s=max(0.0, (now_ms - kept.birth_ms) / 1000),
-        check_count=kept.check_count,
-        # DISCARD is no state that a user knows; it waits for the discarded topic.
-        decided=_STATES.get(kept.verdict) if kept.verdict is not None else None,
-        deliver_at_ms=kept.deliver_at_ms,
-        held_by=held_by,
-        waits_for="the discarded topic" if kept.verdict is Verdict.DISCARD else waits_for,
-    )
+    return described(kept, now_ms, held_by, waits_for)
 
 
 __all__ = ["FileAdministration"]

@@ -50,7 +50,7 @@ def look(folder: Path) -> list[PendingTransaction]:
         except OSError as error:
             raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
         else:
-            return _described(sorted(ledger.kept.values(), key=lambda kept: kept.number))
+            return _all_described(sorted(ledger.kept.values(), key=lambda kept: kept.number))
     raise StoreDamagedError(
         f"the file store in {folder} does not read: {cause}; its process says more when it opens it"
     ) from cause
@@ -81,26 +81,31 @@ def _header(path: Path) -> SegmentHeader:
         return decode_header(file.read(HEADER_BYTES))
 
 
-def _described(waiting: Sequence[Kept]) -> list[PendingTransaction]:
+def described(kept: Kept, now_ms: float, held_by: str | None, waits_for: str) -> PendingTransaction:
+    """Return a transaction as it is shown: how its age is counted, and which decisions a user knows."""
+    return PendingTransaction(
+        transaction_id=kept.transaction_id,
+        group=kept.group,
+        topics=kept.topics,
+        age_s=max(0.0, (now_ms - kept.birth_ms) / 1000),
+        check_count=kept.check_count,
+        # DISCARD is no state that a user knows.
+        decided=_STATES.get(kept.verdict) if kept.verdict is not None else None,
+        deliver_at_ms=kept.deliver_at_ms,
+        held_by=held_by,
+        waits_for=waits_for,
+    )
+
+
+def _all_described(waiting: Sequence[Kept]) -> list[PendingTransaction]:
     now_ms = time.time() * 1000
     heads: dict[Line, Kept] = {}
     shown = []
     for kept in waiting:
         head = kept if kept.line is None else heads.setdefault(kept.line, kept)
         is_held = head is not kept and kept.verdict is Verdict.COMMIT
-        shown.append(
-            PendingTransaction(
-                transaction_id=kept.transaction_id,
-                group=kept.group,
-                topics=kept.topics,
-                age_s=max(0.0, (now_ms - kept.birth_ms) / 1000),
-                check_count=kept.check_count,
-                decided=_STATES.get(kept.verdict) if kept.verdict is not None else None,
-                deliver_at_ms=kept.deliver_at_ms,
-                held_by=head.transaction_id if is_held else None,
-                waits_for="" if is_held else _waits_for(kept, now_ms),
-            )
-        )
+        held_by = head.transaction_id if is_held else None
+        shown.append(described(kept, now_ms, held_by, "" if is_held else _waits_for(kept, now_ms)))
     return shown
 
 
@@ -114,4 +119,4 @@ def _waits_for(kept: Kept, now_ms: float) -> str:
     return "its process, to publish it"
 
 
-__all__ = ["look"]
+__all__ = ["described", "look"]

@@ -91,7 +91,8 @@ class SqlSettler:
         """Connect, create what is absent, and begin to settle. May be repeated.
 
         Raises:
-            BrokerConnectionError: the database or no broker answered.
+            StoreConnectionError: the database did not answer.
+            BrokerConnectionError: no broker answered.
             StoppedError: it was stopped before.
         """
         with self._start_lock:

@@ -293,7 +293,7 @@ class SqlStore:
 
         Raises:
             ConfigurationError: there are no tables.
-            BrokerConnectionError: the database did not answer.
+            StoreConnectionError: the database did not answer.
         """
         if self._knows_shards:
             return

@@ -1,0 +1,151 @@
+"""The event loop of `async def` handlers without a broker: what one call leaves behind is not seen by the next."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import pytest
+from visit_bench import Bench
+
+from penstock.consumer import Handler, handler, retry
+from penstock.consumer.tasks import TaskPool
+from penstock.message import Message
+from waiting import wait_until
+
+USER: ContextVar[bytes | None] = ContextVar("user")
+
+
+@pytest.fixture(autouse=True, params=["uvloop", "asyncio"])
+def event_loop_in_use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+
+
+@contextmanager
+def running(one: Handler, max_concurrency: int = 1) -> Iterator[Bench]:
+    """Run a handler's messages, fed by hand, on a loop with its real thread."""
+    bench = Bench({"t": one})
+    pool = TaskPool(
+        "t",
+        max_concurrency=max_concurrency,
+        slot=bench.engine.task_slot,
+        scheduler=bench.engine.scheduler,
+        desk=bench.engine.desk,
+        closing=lambda: None,
+    )
+    bench.engine.on_ready = pool.wake
+    bench.engine.stations = lambda: pool.stations
+    pool.start()
+    try:
+        yield bench
+    finally:
+        pool.end_handlers(10)
+        pool.close()
+
+
+def messages(count: int) -> list[tuple[bytes | None, bytes | None]]:
+    return [(b"k%d" % number, b"%d" % number) for number in range(count)]
+
+
+def done(bench: Bench) -> bool:
+    return bench.of("t").tracker.in_flight == 0
+
+
+def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next() -> None:
+    seen: list[bytes | None] = []
+
+    async def sets(message: Message) -> None:
+        seen.append(USER.get(None))
+        USER.set(message.key)
+        await asyncio.sleep(0)
+
+    with running(handler(sets)) as bench:
+        bench.feed("t", *messages(20))
+        wait_until(lambda: done(bench))
+
+    assert seen == [None] * 20
+
+
+def test_a_context_variable_that_is_changed_and_put_back_costs_no_further_task() -> None:
+    tasks: list[object] = []
+
+    async def sets_and_resets(message: Message) -> None:
+        token = USER.set(message.key)
+        await asyncio.sleep(0)
+        USER.reset(token)
+        tasks.append(asyncio.current_task())
+
+    with running(handler(sets_and_resets)) as bench:
+        bench.feed("t", *messages(20))
+        wait_until(lambda: done(bench))
+
+    assert len(tasks) == 20
+    assert len({id(task) for task in tasks}) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_cancel_that_a_handler_swallowed_does_not_poison_a_task_group_of_a_later_message(waits: bool) -> None:
+    asked: list[int] = []
+    grouped: list[bytes | None] = []
+
+    async def handles(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if message.value == b"0":
+            asked.append(task.cancelling())
+            task.cancel()
+            if waits:
+                try:
+                    await asyncio.sleep(1)
+                except asyncio.CancelledError:
+                    return
+            return
+        asked.append(task.cancelling())
+        # A group whose parent was asked to cancel before raises at its end, though nothing in it failed.
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+        except* ValueError:
+            pass
+        await asyncio.sleep(0)
+        grouped.append(message.value)
+
+    async def fails() -> None:
+        raise ValueError
+
+    with running(handler(handles, retry_policy=retry(attempts=1), dead_letter="drop")) as bench:
+        bench.feed("t", *messages(5))
+        wait_until(lambda: done(bench))
+
+    assert asked == [0] * 5
+    assert grouped == [b"1", b"2", b"3", b"4"]
+
+
+def test_messages_of_one_run_whose_handler_leaves_something_behind_stay_in_order_and_are_done_once() -> None:
+    order: list[bytes | None] = []
+    at_once = 0
+    most = 0
+
+    async def leaves(message: Message) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        USER.set(message.value)
+        await asyncio.sleep(0)
+        order.append(message.value)
+        at_once -= 1
+        if message.value == b"7":
+            raise ValueError
+
+    with running(handler(leaves, retry_policy=retry(attempts=1), dead_letter="drop"), max_concurrency=3) as bench:
+        bench.feed("t", *((b"k", b"%d" % number) for number in range(30)))
+        wait_until(lambda: done(bench))
+        counts = [(one.handled, one.dropped) for one in bench.engine.stations()]
+
+    assert order == [b"%d" % number for number in range(30)]
+    assert most == 1
+    assert (sum(handled for handled, _ in counts), sum(dropped for _, dropped in counts)) == (29, 1)

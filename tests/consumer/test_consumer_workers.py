@@ -1,0 +1,43 @@
+"""The pool of worker threads, without a broker."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+from visit_bench import Bench
+
+from penstock.consumer import handler
+from penstock.consumer.workers import WorkerPool
+
+
+def test_no_place_where_a_handler_may_run_is_out_of_sight_while_workers_go() -> None:
+    engine = Bench({"t": handler(lambda _: None)}).engine
+    pool = WorkerPool(
+        "t",
+        workers=5,
+        pinned=False,
+        clock=engine.clock,
+        scheduler=engine.scheduler,
+        desk=engine.desk,
+        closing=lambda: None,
+    )
+    seen: list[int] = []
+
+    def looks(frame: FrameType, _event: str, _argument: object) -> Any:
+        # What a revocation on the poll thread would see, were this thread interrupted at that line.
+        if frame.f_code is WorkerPool.resize.__code__:
+            seen.append(len({id(station) for station in pool.stations}))
+        return looks
+
+    before = sys.gettrace()
+    sys.settrace(looks)
+    try:
+        pool.resize(2)
+    finally:
+        sys.settrace(before)
+
+    assert len(pool.workers) == 2
+    assert len(seen) > 5
+    assert set(seen) == {5}

@@ -1,0 +1,87 @@
+"""A half partition in a coordinator's hands, and records of its logs as the client hands them over: without Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.transactions.broker_clock import BrokerClock
+from penstock.transactions.checks import CheckPolicy
+from penstock.transactions.owned import Counts, OwnedPartition
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.records import Half, Op, encode_half, encode_op
+from penstock.transactions.reloading import Reader
+from penstock.transactions.takeover import Inheritance
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """What is used of a message of the client library."""
+
+    place: int
+    content: bytes | None
+    named: Sequence[tuple[str, bytes | None]]
+    appended_s: float
+    name: bytes | None
+
+    def offset(self) -> int:
+        return self.place
+
+    def key(self) -> bytes | None:
+        return self.name
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def headers(self) -> Sequence[tuple[str, bytes | None]]:
+        return self.named
+
+    def timestamp(self) -> tuple[int, int]:
+        # By the broker's clock, at its append.
+        return 2, int(self.appended_s * 1000)
+
+
+def fetched(
+    offset: int,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+    appended_s: float | None = None,
+    key: bytes | None = None,
+) -> Any:
+    """Return a record, appended now unless a time is given, in seconds."""
+    return _Fetched(offset, value, headers, time.time() if appended_s is None else appended_s, key)
+
+
+def half_record(offset: int, half: Half, appended_s: float | None = None) -> Any:
+    """Return a record of the half log."""
+    return fetched(offset, half.value, encode_half(half), appended_s, half.key)
+
+
+def op_record(offset: int, op: Op, appended_s: float | None = None) -> Any:
+    """Return a record of the op log."""
+    return fetched(offset, encode_op(op), appended_s=appended_s)
+
+
+def taken_over(
+    inheritance: Inheritance | None = None,
+    counts: Counts | None = None,
+    policy: CheckPolicy | None = None,
+    log: RationedLog | None = None,
+    reader: Reader | None = None,
+) -> OwnedPartition:
+    """Return half partition 0 as its coordinator has it; its logs are empty unless something else is inherited."""
+    return OwnedPartition(
+        0,
+        inheritance or Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
+        policy=policy or CheckPolicy(6, 30, 15),
+        counts=counts or Counts(),
+        log=log or RationedLog(),
+        may_publish_to=lambda _: True,
+        clock=BrokerClock(),
+        reader=reader,
+    )
+
+
+__all__ = ["fetched", "half_record", "op_record", "taken_over"]
