@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock.transactions.done_records import Done
 from penstock.transactions.ids import new_id
-from penstock.transactions.inherited import live_carries
+from penstock.transactions.inherited import live_carries, without_payloads
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.settlement import Settlement
@@ -39,6 +39,11 @@ class Life:
     @property
     def is_whole(self) -> bool:
         return len(self.places) == self.count
+
+
+def payload_of(transaction_id: str, number: int) -> bytes:
+    """Return what a message says: no two say the same."""
+    return f"{transaction_id} {number}".encode()
 
 
 class World:
@@ -68,7 +73,10 @@ class World:
         records = [(offset, self.done[offset]) for offset in range(self.done_low, len(self.done))]
         notes = [note for _, record in records for note in record.notes]
         self.settlement = Settlement(*self.positions)
-        self.settlement.remember(notes, live_carries(records))
+        # As in a coordinator: what is carried is read again when it is needed.
+        stripped = [(offset, without_payloads(record)) for offset, record in records]
+        self.settlement.remember(notes, live_carries(stripped if self.chance.random() < 0.7 else records))
+        self.settlement.payloads.limit = self.chance.choice((500, 2_000, 1_000_000))
         halves = [self.positions[0], *(note.half_offset + 1 for note in notes)]
         ops = [self.positions[1], *(note.op_offset + 1 for note in notes)]
         self.marks = DoneMarks(Mark(len(self.done), max(halves), max(ops)))
@@ -102,8 +110,8 @@ class World:
                 "topic",
                 None,
                 life.order_key,
-                b"v",
-                (),
+                payload_of(life.transaction_id, number),
+                (("h", b"1"),),
                 None,
                 deliver_at_ms=life.deliver_at_ms,
                 part=part,
@@ -185,6 +193,7 @@ class World:
             assert offset >= self.half_low, "what was trimmed is needed"
             half = self.halves[offset]
             self.settlement.add_half(offset, half, self.now_ms)
+            self.settlement.payloads.make_room()
             self.refused += len(self.settlement.join_ahead(half.transaction_id))
 
     def read_op(self) -> None:
@@ -204,6 +213,9 @@ class World:
         for pending in self.settlement.uncarried:
             if not pending.is_complete or len(lower) == 3:
                 break
+            if pending.dropped is not None:
+                self.settlement.payloads.want(pending, self.now_ms)
+                break
             lower.append(pending)
         self.happened["carried"] += len(lower)
         return lower
@@ -217,6 +229,7 @@ class World:
         if share is None:
             return
         record = Done(share.notes(), share.carried)
+        assert all(half.value for carry in share.carried for _, _, half in carry.halves), "what is carried is whole"
         if self.chance.random() < 0.5:
             # Reading goes on while the Kafka transaction is under way.
             self.read_op()
@@ -226,6 +239,8 @@ class World:
             for pending in share.decided:
                 self.ends[pending.half.transaction_id, pending.verdict or Verdict.UNKNOWN] += 1
                 if pending.verdict is Verdict.COMMIT:
+                    for number, half in enumerate(pending.halves, 1):
+                        assert half.value == payload_of(half.transaction_id, number), "its own payload is published"
                     names = [(half.transaction_id, (half.part or (1, 1))[0]) for half in pending.halves]
                     self.published += [(name, number, self.now_ms) for name, number in names]
             self.done.append(record)
@@ -251,11 +266,38 @@ class World:
             self.read_op()
         self.happened["brought back early"] += bool(self.settlement._reborn)
 
+    def drop(self) -> None:
+        """Drop the payload of some transaction that is not being published."""
+        some = [one for one in self.settlement.pending.values() if one.dropped is None]
+        if some:
+            self.settlement.payloads.drop(self.chance.choice(some))
+            self.happened["dropped"] += 1
+
+    def load(self) -> None:
+        """Read payloads again that are needed, from where they are kept, or fail to."""
+        settlement = self.settlement
+        payloads = settlement.payloads
+        for pending in payloads.next_read(self.now_ms, self.now_ms):
+            if self.chance.random() < 0.2:
+                continue
+            name, place, halves = pending.half.transaction_id, None, []
+            if pending.carried_at is None:
+                assert pending.offset >= self.half_low, "what was trimmed is needed"
+                halves = [(offset, self.halves[offset]) for offset in pending.offsets]
+            else:
+                for place in range(max(pending.carried_at, self.done_low), len(self.done)):
+                    found = [one for one in self.done[place].carries if one.note.transaction_id == name]
+                    halves = [(half.offset, half.half) for one in found for half in one.halves]
+                    if halves:
+                        break
+            assert settlement.load(name, halves, place) is pending, "what was dropped can be read again"
+            self.happened["loaded"] += 1
+
     def trim(self) -> None:
         """Delete what is not needed any more."""
         settlement = self.settlement
         self.marks.add(Mark(len(self.done), settlement.half_position, settlement.op_position))
-        carried = [p.carried_at for p in settlement.pending.values() if p.carried_at is not None]
+        carried = [p.carried_at or 0 for p in settlement.carried][:1]
         self.half_low, self.op_low = self.positions
         # Who has just started knows of no lower end yet.
         low = max(self.marks.low(*self.positions, carried), self.done_low)
@@ -326,8 +368,9 @@ class World:
 
     def publish_all(self) -> None:
         self.publish(3)
-        while self.settlement.has_work:
+        while self.settlement.has_work or self.settlement.decisions.loading:
             self.publish(3)
+            self.load()
 
     def verify(self) -> None:
         """Compare what became of it with what the logs say."""
@@ -418,6 +461,8 @@ MOVES = (
     (World.publish_somehow, 14),
     (World.release, 2),
     (World.sweep, 2),
+    (World.drop, 4),
+    (World.load, 8),
     (World.trim, 2),
     (World.start_anew, 2),
 )

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -17,7 +17,7 @@ from penstock.transactions.delays import Delays
 from penstock.transactions.inherited import Inherited
 from penstock.transactions.key_order import KeyOrder
 from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Op
+from penstock.transactions.records import Author, Half, Op
 from penstock.transactions.settlement import Settlement
 from penstock.transactions.sharing import Decisions
 from settlement_world import World
@@ -46,7 +46,8 @@ def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
         seen += world.happened
 
     ends = {"committed", "aborted", "in doubt, committed", "in doubt, aborted"}
-    assert set(+seen) == {*ends, "cancelled", "carried", "resumed", "brought back early", "trimmed", "restarted"}
+    happens = {"cancelled", "carried", "resumed", "brought back early", "trimmed", "restarted", "dropped", "loaded"}
+    assert set(+seen) == {*ends, *happens}
 
 
 def forgets_carries(patch: pytest.MonkeyPatch) -> None:
@@ -167,10 +168,33 @@ def lets_checks_cancel(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Settlement, "_is_cancellation", cancels_for_all)
 
 
+def publishes_what_is_not_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a payload."""
+    patch.setattr(Decisions, "_waits", Decisions._goes_aside)
+
+
+def trims_carries_that_are_needed(patch: pytest.MonkeyPatch) -> None:
+    """The newest carry is taken for the oldest."""
+    patch.setattr(Settlement, "carried", property(lambda self: reversed(self._carried.values())))
+
+
+def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:
+    """The first half alone gets its payload back."""
+
+    def load(self: Pending, halves: Sequence[tuple[int, Half]]) -> bool:
+        self.half, self.dropped = dict(halves)[self.offset], None
+        return True
+
+    patch.setattr(Pending, "load", load)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
         puts_what_came_back_last,
+        publishes_what_is_not_in_memory,
+        trims_carries_that_are_needed,
+        takes_half_of_a_payload,
         forgets_carries,
         pops_notes_early,
         lets_later_halves_of_a_key_pass,

@@ -12,6 +12,7 @@ from penstock.transactions.checks import CheckPolicy
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Op, encode_half, encode_op
+from penstock.transactions.reloading import Reader
 from penstock.transactions.takeover import Inheritance
 
 
@@ -23,12 +24,13 @@ class _Fetched:
     content: bytes | None
     named: Sequence[tuple[str, bytes | None]]
     appended_s: float
+    name: bytes | None
 
     def offset(self) -> int:
         return self.place
 
-    def key(self) -> None:
-        return None
+    def key(self) -> bytes | None:
+        return self.name
 
     def value(self) -> bytes | None:
         return self.content
@@ -42,15 +44,19 @@ class _Fetched:
 
 
 def fetched(
-    offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] = (), appended_s: float | None = None
+    offset: int,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+    appended_s: float | None = None,
+    key: bytes | None = None,
 ) -> Any:
     """Return a record, appended now unless a time is given, in seconds."""
-    return _Fetched(offset, value, headers, time.time() if appended_s is None else appended_s)
+    return _Fetched(offset, value, headers, time.time() if appended_s is None else appended_s, key)
 
 
 def half_record(offset: int, half: Half, appended_s: float | None = None) -> Any:
     """Return a record of the half log."""
-    return fetched(offset, half.value, encode_half(half), appended_s)
+    return fetched(offset, half.value, encode_half(half), appended_s, half.key)
 
 
 def op_record(offset: int, op: Op, appended_s: float | None = None) -> Any:
@@ -63,6 +69,7 @@ def taken_over(
     counts: Counts | None = None,
     policy: CheckPolicy | None = None,
     log: RationedLog | None = None,
+    reader: Reader | None = None,
 ) -> OwnedPartition:
     """Return half partition 0 as its coordinator has it; its logs are empty unless something else is inherited."""
     return OwnedPartition(
@@ -73,6 +80,7 @@ def taken_over(
         log=log or RationedLog(),
         may_publish_to=lambda _: True,
         clock=BrokerClock(),
+        reader=reader,
     )
 
 

@@ -223,7 +223,7 @@ POLICY = CheckPolicy(timeout_s=6, interval_s=30, maximum=15)
 
 def schedule_of(*pending: Pending) -> CheckSchedule:
     """Return a schedule on which checks of these may be planned."""
-    return CheckSchedule(POLICY, {one.half.transaction_id: one for one in pending})
+    return CheckSchedule(POLICY, {one.half.transaction_id: one for one in pending}.get)
 
 
 def pending(immunity_s: float | None = None) -> Pending:
@@ -311,7 +311,7 @@ def test_intervals_grow_with_the_back_off_to_an_hour() -> None:
 @pytest.mark.parametrize("immunity_s", [None, 3600])
 def test_ids_of_what_is_settled_do_not_heap_up_until_their_checks_would_be_due(immunity_s: float | None) -> None:
     known: dict[str, Pending] = {}
-    schedule = CheckSchedule(POLICY, known)
+    schedule = CheckSchedule(POLICY, known.get)
     stays = pending(immunity_s)
     known[stays.half.transaction_id] = stays
     schedule.add(stays)
@@ -329,7 +329,7 @@ def test_ids_of_what_is_settled_do_not_heap_up_until_their_checks_would_be_due(i
 def test_a_check_of_a_former_life_is_not_taken_for_one_of_the_next_life_of_the_same_id() -> None:
     former = pending()
     known = {former.half.transaction_id: former}
-    schedule = CheckSchedule(POLICY, known)
+    schedule = CheckSchedule(POLICY, known.get)
     schedule.add(former)
     schedule.add(one := pending())
     known[one.half.transaction_id] = one

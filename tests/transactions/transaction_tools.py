@@ -162,7 +162,8 @@ def closing_consumer(servers: str, isolation: str) -> Iterator[Consumer]:
 def child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a script below this folder in a process of its own; it is killed at the end, if it still runs."""
     path = Path(__file__).parent / script
-    process = subprocess.Popen([sys.executable, str(path), *arguments], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(path), *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -171,6 +172,8 @@ def child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.wait(30)
         assert process.stdout is not None
         process.stdout.close()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def kill(process: subprocess.Popen[str]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Verdict
 
-#: A target and a key.
-_Place = tuple[str, bytes]
+#: A hash of a target and a key: payloads may have left the memory. Two that share one by chance are one line.
+_Place = int
 
 
 class Aside:
@@ -22,7 +22,7 @@ class Aside:
 
     def __init__(self) -> None:
         # By id: for whose sake each was set aside (None: it stands behind others), and in which lines it stands.
-        self._entries: dict[str, tuple[str | None, list[_Place]]] = {}
+        self._entries: dict[str, tuple[str | None, tuple[_Place, ...]]] = {}
         self._lines: dict[_Place, OrderedDict[str, Pending]] = {}
         # Those in front of their lines, by the topic for whose sake they were set aside.
         self._fronts: dict[str, dict[str, Pending]] = {}
@@ -158,13 +158,8 @@ class Aside:
             yield follower
 
 
-def _places(pending: Pending) -> list[_Place]:
-    if pending.verdict is not Verdict.COMMIT:
-        return []
-    if pending.parts is None:
-        half = pending.half
-        return [] if half.key is None else [(half.topic, half.key)]
-    return list(dict.fromkeys((half.topic, half.key) for half in pending.halves if half.key is not None))
+def _places(pending: Pending) -> tuple[_Place, ...]:
+    return pending.keys if pending.verdict is Verdict.COMMIT else ()
 
 
 def _decided(pending: Pending) -> tuple[int, int]:

@@ -50,6 +50,8 @@ class Asked(Enum):
     NOBODY = "nobody"
     #: Whether anybody is there is not known yet: try again in a moment.
     LATER = "later"
+    #: Its payload is not in memory.
+    UNREAD = "unread"
     #: It cannot be sent; that was said, once for each half.
     REFUSED = "refused"
 
@@ -91,6 +93,8 @@ class Asker:
             return Asked.LATER
         if not alive:
             return Asked.NOBODY
+        if pending.dropped is not None:
+            return Asked.UNREAD
         number = pending.check_count + 1
         request = CheckRequest(half, partition.number, pending.offset, number)
         # Each check of a half goes to another partition, and so to another producer, where there are several.

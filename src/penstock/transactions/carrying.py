@@ -9,6 +9,7 @@ Carries grow old, too: when the done log has grown far past one that is still ne
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice, takewhile
 
 from penstock.transactions.pending import Pending
 from penstock.transactions.settlement import Settlement
@@ -22,23 +23,32 @@ _MOST_BYTES = 2 << 20
 LARGEST_BYTES = 900_000
 
 
-def to_carry(settlement: Settlement, done_end: int, gap: int) -> list[Pending]:
-    """Return what the next Kafka transaction shall carry.
+def to_carry(settlement: Settlement, done_end: int, gap: int, now: float = 0.0) -> list[Pending]:
+    """Return what the next Kafka transaction shall carry; payloads that are not in memory are asked for.
 
     Args:
         settlement: what is pending.
         done_end: the end of the done log.
         gap: how far a log may go on past what is needed of it.
+        now: monotonic seconds.
     """
     gap = max(gap, 4 * len(settlement.pending))
     chosen: list[Pending] = []
     room = _MOST_BYTES
-    at_risk = [p for p in settlement.at_risk if _can_be_carried(p)]
-    for pending in at_risk or _candidates(settlement, done_end, gap):
+    is_missing = False
+    at_risk = filter(_can_be_carried, settlement.at_risk)
+    first = list(islice(at_risk, 1))
+    for pending in chain(first, at_risk) if first else _candidates(settlement, done_end, gap):
         room -= pending.size_bytes
         if len(chosen) == _MOST or (room < 0 and chosen):
             break
-        chosen.append(pending)
+        if pending.dropped is not None:
+            is_missing = True
+            if not settlement.payloads.want(pending, now):
+                break
+        elif not is_missing or pending.carried_at is not None:
+            # What is carried is the lower part: those behind one whose payload is being read wait for it.
+            chosen.append(pending)
     return chosen
 
 
@@ -63,13 +73,9 @@ def _candidates(settlement: Settlement, done_end: int, gap: int) -> Iterator[Pen
             if not is_old or not _can_be_carried(pending):
                 break
             yield pending
-    for pending in settlement.pending.values():
-        if pending.carried_at is None:
-            # Those behind it are not carried either.
-            break
-        op_is_old = pending.is_op_open and settlement.op_position - pending.decided_at > gap
-        if op_is_old or done_end - pending.carried_at > gap:
-            yield pending
+    # Only the oldest are looked at: a million that are not due yet cost nothing.
+    yield from takewhile(lambda one: settlement.op_position - one.decided_at > gap, settlement.carried_open)
+    yield from takewhile(lambda one: done_end - (one.carried_at or 0) > gap, settlement.carried)
 
 
 def _can_be_carried(pending: Pending) -> bool:

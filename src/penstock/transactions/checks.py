@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock.config import positive, positive_int
@@ -81,12 +81,12 @@ class CheckSchedule:
 
     Args:
         policy: when to ask.
-        pending: the transactions that are not settled, by id; the caller changes it.
+        find: returns a transaction that is not settled by its id, or None.
     """
 
-    def __init__(self, policy: CheckPolicy, pending: Mapping[str, Pending]) -> None:
+    def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:
         self.policy = policy
-        self._pending = pending
+        self._find = find
         # First checks in the order of their due times, which is that of birth but for few: due time and id. Entries of
         # transactions that need no check any more stay until they come up, or until there are many.
         self._first: deque[tuple[float, str]] = deque()
@@ -124,9 +124,14 @@ class CheckSchedule:
             heapq.heapify(self._later)
             self._later_crowd = max(_CROWD, 2 * len(self._later))
 
+    def hurry(self, pending: Pending) -> None:
+        """Let a check be the next of its group: what it waited for is there."""
+        pending.check_due = 0.0
+        self._ripe.setdefault(self.turn_of(pending), deque()).appendleft(pending.half.transaction_id)
+
     def _planned(self, transaction_id: str, due: float) -> Pending | None:
         """Return the transaction whose check is planned for that time still, or None."""
-        pending = self._pending.get(transaction_id)
+        pending = self._find(transaction_id)
         return pending if pending is not None and pending.verdict is None and pending.check_due == due else None
 
     def park(self, group: str, until: float) -> int:
@@ -149,7 +154,7 @@ class CheckSchedule:
                 # By the caller, since its last turn.
                 continue
             waiting = self._ripe[group]
-            pending = self._pending.get(waiting.popleft())
+            pending = self._find(waiting.popleft())
             if waiting:
                 turns.append(group)
                 self._ripe.move_to_end(group)
@@ -172,8 +177,12 @@ class CheckSchedule:
     def _put(self, due: float, transaction_id: str) -> None:
         pending = self._planned(transaction_id, due)
         if pending is not None:
-            asks = pending.is_complete and pending.check_count < self.policy.maximum
-            self._ripe.setdefault(pending.half.group if asks else "", deque()).append(transaction_id)
+            self._ripe.setdefault(self.turn_of(pending), deque()).append(transaction_id)
+
+    def turn_of(self, pending: Pending) -> str:
+        """Return the group whose turn it waits for; "" where nobody has to be asked."""
+        asks = pending.is_complete and pending.check_count < self.policy.maximum
+        return pending.half.group if asks else ""
 
     def next_due(self) -> float | None:
         """Return when something is due, or None; what is due already and waits for its turn is due at minus infinity.

@@ -33,6 +33,7 @@ from penstock.transactions.membership import Membership
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.observing import observe
 from penstock.transactions.owned import Counts, OwnedPartition
+from penstock.transactions.payload_reader import PayloadReader
 from penstock.transactions.publisher import Publisher
 from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
@@ -162,6 +163,8 @@ class Coordinator:
         self._ration = RationedLog()
         # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
         self._membership: Membership | None = None
+        # Made by start() under its lock, then the coordinator's thread's.
+        self._payloads: PayloadReader | None = None
 
     def start(self) -> Self:
         """Create the store's topics where they are absent and start settling. May be repeated.
@@ -226,6 +229,8 @@ class Coordinator:
         mend_settings(self._admin, servers, topics, refuses=True)
 
         clock = BrokerClock()
+        left = LeftBehind(f"the coordinator of {self._prefix}")
+        self._payloads = payloads = PayloadReader(servers, self._for_consumers, topics, left)
 
         def own(number: int, inheritance: Inheritance) -> OwnedPartition:
             return OwnedPartition(
@@ -236,9 +241,9 @@ class Coordinator:
                 log=self._ration,
                 may_publish_to=topics.may_publish_to,
                 clock=clock,
+                reader=payloads,
             )
 
-        left = LeftBehind(f"the coordinator of {self._prefix}")
         names = transactional_names(topics, self._instance or new_id())
         slots: list[Slot] = []
 
@@ -327,6 +332,8 @@ class Coordinator:
             if observed is not None:
                 observed.close()
             discarding.close()
+            if self._payloads is not None:
+                self._payloads.close()
             self._leave(settling, membership, sends, left)
 
     def _leave(self, settling: Settling, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:

@@ -88,6 +88,11 @@ class Discarding:
         self._closed = False
 
     @property
+    def reads_halves(self) -> bool:
+        """Whether the policy is a function, which is given the half."""
+        return callable(self._policy)
+
+    @property
     def hung(self) -> int:
         """Calls of the function that were given up."""
         return self._slots.hung

@@ -56,6 +56,14 @@ class Carried(NamedTuple):
     half: Half
 
 
+class Dropped(NamedTuple):
+    """What is known of the payloads of a transaction that are not in memory."""
+
+    size_bytes: int
+    #: As `Pending.keys` gives them.
+    keys: tuple[int, ...]
+
+
 class Carry(NamedTuple):
     """A pending transaction that was written down again, so that the checkpoints can pass it."""
 
@@ -65,11 +73,19 @@ class Carry(NamedTuple):
     halves: tuple[Carried, ...]
 
 
+class Unread(NamedTuple):
+    """A carry as it stays in memory: its halves are without their payloads."""
+
+    note: Note
+    halves: tuple[Carried, ...]
+    dropped: Dropped
+
+
 class Done(NamedTuple):
     """A record of the done log."""
 
     notes: list[Note]
-    carries: list[Carry]
+    carries: Sequence[Carry | Unread]
 
 
 def encode_done(notes: Sequence[Note], carries: Sequence[Carry] = ()) -> bytes:
@@ -185,4 +201,4 @@ def _decode_carried(content: bytes, start: int) -> tuple[Carried, int]:
     return Carried(offset, birth_ms, decode_half(items[0], items[1], named)), start
 
 
-__all__ = ["Carried", "Carry", "Done", "Note", "decode_done", "encode_done"]
+__all__ = ["Carried", "Carry", "Done", "Dropped", "Note", "Unread", "decode_done", "encode_done"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.transactions.done_records import Carry, Done, Note
-from penstock.transactions.pending import Pending
+from penstock.transactions.done_records import Carry, Done, Dropped, Note, Unread
+from penstock.transactions.pending import Pending, key_hashes, payload_of, without_payload
 from penstock.transactions.records import Verdict
 
 
@@ -68,13 +68,13 @@ class Inherited:
             self.places.clear()
 
 
-def live_carries(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Carry]]:
+def live_carries(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Carry | Unread]]:
     """Return the carried transactions that have no end yet, with the offset of their last carry.
 
     Args:
         records: of the done log, in its order, with their offsets.
     """
-    live: dict[str, tuple[int, Carry]] = {}
+    live: dict[str, tuple[int, Carry | Unread]] = {}
     for offset, record in records:
         for note in record.notes:
             place, carry = live.get(note.transaction_id, (0, None))
@@ -90,7 +90,23 @@ def live_carries(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Carry]]
     return list(live.values())
 
 
-def restored(place: int, carry: Carry) -> Pending:
+def without_payloads(record: Done) -> Done:
+    """Return a record of the done log whose carries have no payloads: those are read again when they are needed."""
+    if not record.carries:
+        return record
+    return Done(record.notes, [_without_payload(carry) for carry in record.carries])
+
+
+def _without_payload(carry: Carry | Unread) -> Unread:
+    if isinstance(carry, Unread):
+        return carry
+    halves = [carried.half for carried in carry.halves]
+    dropped = Dropped(sum(map(payload_of, halves)), key_hashes(halves))
+    stubs = tuple(carried._replace(half=without_payload(carried.half)) for carried in carry.halves)
+    return Unread(carry.note, stubs, dropped)
+
+
+def restored(place: int, carry: Carry | Unread) -> Pending:
     """Return a carried transaction as it was.
 
     Args:
@@ -104,6 +120,8 @@ def restored(place: int, carry: Carry) -> Pending:
     pending = Pending(first.half, first.offset)
     for offset, _, half in halves[1:]:
         pending.add_part(offset, half)
+    if isinstance(carry, Unread):
+        pending.payload_bytes, pending.dropped = carry.dropped
     pending.last_offset = note.half_offset
     pending.birth_ms = first.birth_ms
     pending.remember_checks(note)
@@ -114,4 +132,4 @@ def restored(place: int, carry: Carry) -> Pending:
     return pending
 
 
-__all__ = ["Inherited", "live_carries", "restored"]
+__all__ = ["Inherited", "live_carries", "restored", "without_payloads"]

@@ -6,6 +6,7 @@ time after the question: that is what makes an end that was learnt so worth more
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class _Asked:
 
 
 class LogBounds:
-    """Asks for the bounds of logs. Used by one thread; never waits.
+    """Asks for the bounds of logs. Used by one thread; only `look` waits.
 
     Args:
         admin: an admin client.
@@ -104,6 +105,20 @@ class LogBounds:
         if asked is None or not all(future.done() for future in asked.futures()):
             return None
         self._asked = None
+        return self._look(asked)
+
+    def look(self, partition: int) -> Look:
+        """Ask for the bounds of the logs of one half partition, and wait for the answer.
+
+        Raises:
+            KafkaException: the client library refused to ask.
+        """
+        self.ask([partition], time.monotonic())
+        asked, self._asked = self._asked, None
+        assert asked is not None  # noqa: S101 - it was asked just now
+        return self._look(asked)
+
+    def _look(self, asked: _Asked) -> Look:
         failures: dict[str, str] = {}
         lows, ends = _results(asked.lows, failures, told_offset), _results(asked.ends, failures, told_offset)
         bounds = {

@@ -132,7 +132,7 @@ def explained(log: str, place: str, found: Committed, fate: Fate, *, is_running:
         what = f"{place}: records below offset {low} were deleted by somebody else, and were needed{known}."
     else:
         what = f"{place} was deleted and made again, or its end was cut off{known}; it goes from {low} to {end} now."
-    kept = " What was read and is pending is kept, and written down anew." if is_running else ""
+    kept = " What is pending and in memory is kept, and written down anew; the rest is named." if is_running else ""
     return f"{what}{kept} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from itertools import takewhile
+from collections.abc import Callable, Sequence
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
@@ -21,10 +21,11 @@ from penstock.transactions.carrying import GAP, to_carry
 from penstock.transactions.checks import CheckPolicy, CheckSchedule
 from penstock.transactions.counts import Counts
 from penstock.transactions.delivery import wire_headers
-from penstock.transactions.done_records import Carry
+from penstock.transactions.done_records import Carry, Unread
 from penstock.transactions.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Half, Op, Verdict, decode_half, decode_ops
+from penstock.transactions.reloading import Reader, Reloading
 from penstock.transactions.settlement import Pending, Refusal, Settlement, Share
 from penstock.transactions.takeover import Inheritance
 from penstock.transactions.trimming import DoneMarks, Mark
@@ -38,6 +39,8 @@ _CARRY_S = 0.5
 #: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
 #: stored, so nearly always it comes with the next fetch.
 _HALF_S = 0.1
+#: Lost transactions that are named in one line of the log.
+_NAMED = 20
 
 
 class _OpRecord(NamedTuple):
@@ -69,6 +72,7 @@ class OwnedPartition:
         log: where refusals are said.
         may_publish_to: whether a half may name a topic as its target.
         clock: the broker's time.
+        reader: reads payloads that were dropped from memory; without one, all stay there.
     """
 
     def __init__(
@@ -81,10 +85,11 @@ class OwnedPartition:
         log: RationedLog,
         may_publish_to: Callable[[str], bool],
         clock: BrokerClock,
+        reader: Reader | None = None,
     ) -> None:
         self.number = number
         self.settlement = Settlement(inheritance.half_position, inheritance.op_position)
-        self.schedule = CheckSchedule(policy, self.settlement.pending)
+        self.schedule = CheckSchedule(policy, self.settlement.find)
         self._counts = counts
         self._log = log
         self._may_publish_to = may_publish_to
@@ -125,6 +130,9 @@ class OwnedPartition:
         self._cut_to = {HALF: 0, OP: 0, DONE: 0}
         #: Topic ids of the logs that the positions belong to, as far as they are known.
         self.ids = dict(inheritance.ids)
+        self._reloading: Reloading | None = None
+        if reader is not None:
+            self._reloading = Reloading(number, self.settlement, self.schedule, reader, self.ids)
         #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
         self.asked: dict[str, list[tuple[float, int, str]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
@@ -137,7 +145,7 @@ class OwnedPartition:
         counts.lost += inheritance.lost
         counts.forged += inheritance.unreadable
 
-    def _may_carry(self, place: int, carry: Carry) -> bool:
+    def _may_carry(self, place: int, carry: Carry | Unread) -> bool:
         """Tell whether a carried transaction may be published: its halves are judged as those of the half log are."""
         if all(self._may_publish_to(one.half.topic) for one in carry.halves):
             return True
@@ -174,6 +182,8 @@ class OwnedPartition:
                 self.schedule.add(pending)
         elif pending is not None:
             self._refuse(half.transaction_id, offset, pending, forged=True)
+        if settlement.payloads.bytes > settlement.payloads.limit:
+            settlement.payloads.make_room()
         if settlement.has_ahead:
             for op_offset, refusal in settlement.join_ahead(half.transaction_id):
                 self._refuse(half.transaction_id, op_offset, refusal)
@@ -288,6 +298,10 @@ class OwnedPartition:
         if self.taken_over:
             # What is due waits until then: that it was cancelled in time may not be read yet.
             self.settlement.now_ms = self.clock.sure_ms(now)
+        if self._reloading is not None:
+            lost = list(self._reloading.tend(now))
+            for log in {log for log, _ in lost}:
+                self.tell_of_lost([pending for place, pending in lost if place == log], log)
 
     def _has_halves(self, record: _OpRecord) -> bool:
         """Tell whether the halves that an op record names were read, or cannot come.
@@ -362,6 +376,13 @@ class OwnedPartition:
         share = self._share(limit, out, room_bytes)
         return None if share is None else self._placed(share)
 
+    def in_memory(self, some: Sequence[Pending], now: float) -> list[Pending]:
+        """Return the first of them whose payloads are in memory; those of the others are asked for."""
+        for pending in some:
+            if pending.dropped is not None and not self.settlement.payloads.want(pending, now):
+                break
+        return list(takewhile(lambda one: one.dropped is None, some))
+
     def claim(self) -> Share:
         """Return a share that settles nothing: what is written is who owns the partition."""
         return self._placed(Share([], [], *self.settlement.checkpoints()))
@@ -375,7 +396,7 @@ class OwnedPartition:
         carry, now = [], time.monotonic()
         if self.taken_over and now >= self._carry_at:
             # Not past one that is being settled: what is carried would come behind its end in the done log.
-            chosen = to_carry(self.settlement, self._marks.end, GAP)
+            chosen = to_carry(self.settlement, self._marks.end, GAP, now)
             carry = list(takewhile(lambda one: not one.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._carry_at = now + (0.0 if carry else _CARRY_S)
@@ -412,7 +433,8 @@ class OwnedPartition:
         would be read again. So it is trimmed last.
         """
         self.trimmed_to[log] = offset
-        carried = (p.carried_at for p in self.settlement.pending.values() if p.carried_at is not None)
+        # They stand in the order of the done log.
+        carried = [p.carried_at or 0 for p in islice(self.settlement.carried, 1)]
         low = self._marks.low(self.trimmed_to[HALF], self.trimmed_to[OP], carried)
         self.done_checkpoint = max(self.done_checkpoint, low)
 
@@ -429,7 +451,7 @@ class OwnedPartition:
         settlement = self.settlement
         self.trimmed_to[log] = self._cut_to[log] = low
         if log == HALF:
-            settlement.lose_half_log(low)
+            self.tell_of_lost(settlement.lose_half_log(low), log)
             if self._unknown:
                 # What waits is read again behind them.
                 self._waiting.clear()
@@ -444,7 +466,7 @@ class OwnedPartition:
             settlement.lose_op_log(low)
             self._ends_found = (self._ends_found[0], 0)
         else:
-            settlement.lose_done_log()
+            self.tell_of_lost(settlement.lose_done_log(), log)
             self.done_committed = self.done_checkpoint = low
             self.done_end = done_end
         # What the done log says up to here speaks of nothing in the new log.
@@ -466,16 +488,31 @@ class OwnedPartition:
         self.trimmed_to[log] = self._cut_to[log] = low
         if log == HALF:
             lost = max(0, low - settlement.half_position)
-            settlement.cut_half_log(low)
+            self.tell_of_lost(settlement.cut_half_log(low), log)
         elif log == OP:
             lost = max(0, low - settlement.op_position)
             settlement.cut_op_log(low)
         else:
             lost = low - self.done_committed
-            settlement.lose_done_log()
+            settlement.lose_done_log(low)
             self.done_committed = self.done_checkpoint = low
         self._counts.lost += lost
         return lost
+
+    def tell_of_lost(self, lost: Sequence[Pending], log: str) -> None:
+        """Count and name pending transactions whose payloads were not in memory, and are not in a log any more."""
+        if not lost:
+            return
+        self._counts.lost += len(lost)
+        _log.error(
+            "partition %d: %d pending transactions are lost: their messages were dropped from memory, and are not in "
+            "the %s log any more; send them again: %s%s",
+            self.number,
+            len(lost),
+            log,
+            ", ".join(pending.half.transaction_id for pending in lost[:_NAMED]),
+            " and others" if len(lost) > _NAMED else "",
+        )
 
     def is_needed_below(self, log: str, low: int) -> bool:
         """Tell whether something below the beginning of a log is not done with, and that was not seen before."""

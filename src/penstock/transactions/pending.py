@@ -1,11 +1,12 @@
 """A transaction that is not settled: its halves, its decision if there is one, and its checks.
 
 Pure. Most transactions have one half. One of several messages has several, all in one half partition, and can commit
-only when all of them are there.
+only when all of them are there. Their payloads (keys, values and headers) may be dropped from memory and read again.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from penstock.transactions.done_records import Carried, Carry, Note
@@ -16,12 +17,33 @@ NOWHERE = (-1, 0)
 #: What a carried header takes beside its name and content; what penstock's own fields take, generously.
 _HEADER_BYTES = 8
 _FIELDS_BYTES = 1_000
+#: What payloads take in memory beside their content, generously.
+_OBJECT_BYTES = 200
+
+
+def payload_of(half: Half) -> int:
+    """Return the bytes of the key, the value and the headers of a half."""
+    size = len(half.key or b"") + len(half.value or b"")
+    if half.headers:
+        size += sum(len(name) + len(content or b"") + _HEADER_BYTES for name, content in half.headers)
+    return size
 
 
 def size_of(half: Half) -> int:
     """Return the bytes of a half, headers included, about as the done log would hold it."""
-    named = sum(len(name) + len(content or b"") + _HEADER_BYTES for name, content in half.headers)
-    return len(half.key or b"") + len(half.value or b"") + named + _FIELDS_BYTES
+    return payload_of(half) + _FIELDS_BYTES
+
+
+def without_payload(half: Half) -> Half:
+    """Return a half without key, value and headers, as it stays in memory."""
+    # Texts that most halves share are there once.
+    group, topic = sys.intern(half.group), sys.intern(half.topic)
+    return half._replace(group=group, topic=topic, key=None, value=None, headers=())
+
+
+def key_hashes(halves: Sequence[Half]) -> tuple[int, ...]:
+    """Return a number for each key and its target, good within this process: what shares one may not be reordered."""
+    return tuple({hash((half.topic, half.key)) for half in halves if half.key is not None})
 
 
 class Parts:
@@ -46,6 +68,12 @@ class Parts:
         self.missing -= 1
         return True
 
+    def replace(self, halves: Sequence[Half]) -> None:
+        """Put others in the place of those that are there, in the order of the parts."""
+        places = [(number, one[0]) for number, one in enumerate(self._halves) if one is not None]
+        for (number, offset), half in zip(places, halves, strict=True):
+            self._halves[number] = offset, half
+
     def stored(self) -> list[tuple[int, Half]]:
         """Return offsets and halves, in the order of the parts."""
         return [one for one in self._halves if one is not None]
@@ -64,6 +92,7 @@ class Pending:
         "check_due",
         "decided_at",
         "decided_index",
+        "dropped",
         "half",
         "held",
         "in_flight",
@@ -72,7 +101,9 @@ class Pending:
         "last_offset",
         "offset",
         "parts",
+        "payload_bytes",
         "requested",
+        "turn",
         "verdict",
     )
 
@@ -107,10 +138,16 @@ class Pending:
         self.held = False
         #: A Kafka transaction is under way that settles it, or writes it down again.
         self.in_flight = False
+        #: Its place among those that could be published.
+        self.turn = 0
         #: Append time of its first half in milliseconds, by the broker's clock.
         self.birth_ms = 0
         #: The done log holds it whole at or above this offset; None: only the half log does.
         self.carried_at: int | None = None
+        #: Bytes of its payloads, whether they are in memory or not.
+        self.payload_bytes = payload_of(half)
+        #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
+        self.dropped: tuple[int, ...] | None = None
         #: Its halves, where it is a transaction of several messages.
         self.parts: Parts | None = None
         if half.part is not None:
@@ -134,7 +171,41 @@ class Pending:
     @property
     def size_bytes(self) -> int:
         """Bytes of its messages, headers included, about as the done log would hold them."""
-        return sum(map(size_of, self.halves))
+        return self.payload_bytes + _FIELDS_BYTES * len(self.halves)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that its payloads take, about, while they are there."""
+        return self.payload_bytes + _OBJECT_BYTES
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """A number for each of its keys with its target, as `key_hashes` gives them."""
+        return key_hashes(self.halves) if self.dropped is None else self.dropped
+
+    def drop(self) -> None:
+        """Keep no payloads in memory; they can be read again where its halves stand."""
+        if self.dropped is None:
+            self.dropped = self.keys
+            self._replace([without_payload(half) for half in self.halves])
+
+    def load(self, halves: Sequence[tuple[int, Half]]) -> bool:
+        """Take the payloads in as they were read again, by offset, and tell whether they are its own."""
+        found = dict(halves)
+        own = [found.get(offset) for offset in self.offsets]
+        whole = [half for half in own if half is not None and half.transaction_id == self.half.transaction_id]
+        if self.dropped is None or len(whole) != len(own):
+            return False
+        self._replace(whole)
+        self.dropped = None
+        return True
+
+    def _replace(self, halves: Sequence[Half]) -> None:
+        if self.parts is None:
+            self.half = halves[0]
+        else:
+            self.half = halves[self.offsets.index(self.offset)]
+            self.parts.replace(halves)
 
     @property
     def is_complete(self) -> bool:
@@ -154,7 +225,12 @@ class Pending:
         if half.group != self.half.group:
             self.parts.is_spoiled = True
             return False
-        return self.parts.add(offset, half)
+        if not self.parts.add(offset, half if self.dropped is None else without_payload(half)):
+            return False
+        self.payload_bytes += payload_of(half)
+        if self.dropped is not None:
+            self.dropped += key_hashes((half,))
+        return True
 
     def is_named_by(self, op: Op) -> bool:
         """Tell whether an op names its halves, and no others.
@@ -199,4 +275,4 @@ class Pending:
         return Carry(self.note(), tuple(Carried(offset, self.birth_ms, half) for offset, half in places))
 
 
-__all__ = ["NOWHERE", "Parts", "Pending", "size_of"]
+__all__ = ["NOWHERE", "Parts", "Pending", "key_hashes", "payload_of", "size_of", "without_payload"]

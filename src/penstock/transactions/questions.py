@@ -129,21 +129,17 @@ class Questions:
             schedule.postpone(pending, time_s + interval)
             return
         if pending.check_count >= self._policy.maximum:
-            half = pending.half
-            # By id: what waits for a slow policy does not keep in memory what is settled meanwhile.
-            first = partial(_undecided_half, partition, half.transaction_id)
-            decide = partial(self._decide, partition, half.transaction_id)
-            self._discarding.settle(Exhausted(half.transaction_id, half.group, pending.check_count, first, decide))
-            schedule.postpone(pending, time_s + interval)
+            self._settle_exhausted(partition, pending, now, time_s)
             return
         group, unanswered = pending.half.group, pending.requested > pending.check_count
         if not _has_room(partition, group, time_s):
-            schedule.postpone(pending, time_s)
+            _ask_next(partition, pending, time_s)
             schedule.park(group, time_s + _WINDOW_S)
             return
         asked = self._asker.check(partition, pending, now)
         if asked is Asked.SENT:
             schedule.postpone(pending, time_s + interval)
+            partition.settlement.payloads.unwant(pending.half.transaction_id)
             sent = time_s + interval, pending.requested, pending.half.transaction_id
             partition.asked.setdefault(group, []).append(sent)
             self._counts.checks += 1
@@ -151,13 +147,19 @@ class Questions:
                 text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"
                 self._ration.warn(f"unanswered {group}", text, pending.half.transaction_id, interval, group)
             return
-        if asked is Asked.REFUSED:
+        if asked is Asked.UNREAD:
+            self._await_payload(partition, pending, now, time_s)
+        elif asked is Asked.REFUSED:
             # Its own fault: the others of its group are asked.
             self._counts.no_producer += 1
             schedule.postpone(pending, time_s + interval)
-            return
-        # It comes up again at once when its group has its turn.
-        schedule.postpone(pending, time_s)
+        else:
+            self._leave_alone(partition, pending, asked, time_s)
+
+    def _leave_alone(self, partition: OwnedPartition, pending: Pending, asked: Asked, time_s: float) -> None:
+        """Ask a group nothing for a while, for nobody is there, or it is not known yet whether somebody is."""
+        schedule, group = partition.schedule, pending.half.group
+        _ask_next(partition, pending, time_s)
         if asked is Asked.LATER:
             schedule.park(group, time_s + _SOON_S)
             return
@@ -180,11 +182,41 @@ class Questions:
         )
         self._asker.decide(partition.number, pending, Verdict.ROLLBACK)
 
+    def _settle_exhausted(self, partition: OwnedPartition, pending: Pending, now: float, time_s: float) -> None:
+        if self._discarding.reads_halves and pending.dropped is not None:
+            self._await_payload(partition, pending, now, time_s)
+            return
+        half = pending.half
+        # By id: what waits for a slow policy does not keep in memory what is settled meanwhile.
+        first = partial(_undecided_half, partition, half.transaction_id)
+        decide = partial(self._decide, partition, half.transaction_id)
+        self._discarding.settle(Exhausted(half.transaction_id, half.group, pending.check_count, first, decide))
+        partition.schedule.postpone(pending, time_s + self._policy.interval(pending.check_count + 1))
+
+    def _await_payload(self, partition: OwnedPartition, pending: Pending, now: float, time_s: float) -> None:
+        """Have a payload read that a question needs: it comes up again as soon as it is there."""
+        schedule = partition.schedule
+        if partition.settlement.payloads.want(pending, now):
+            schedule.postpone(pending, time_s + self._policy.interval(pending.check_count + 1))
+        else:
+            # As many as may be are being read.
+            schedule.postpone(pending, time_s)
+            schedule.park(schedule.turn_of(pending), time_s + _WINDOW_S)
+
     def _decide(self, partition: OwnedPartition, transaction_id: str, verdict: Verdict) -> None:
         """Store what the discard policy said; also called by its threads."""
         pending = _undecided(partition, transaction_id)
         if pending is not None:
             self._asker.decide(partition.number, pending, verdict)
+
+
+def _ask_next(partition: OwnedPartition, pending: Pending, time_s: float) -> None:
+    """Let one that could not be asked about come up again when its group has its turn."""
+    if partition.settlement.payloads.is_wanted(pending.half.transaction_id):
+        # Behind the others, it might be dropped again before.
+        partition.schedule.hurry(pending)
+    else:
+        partition.schedule.postpone(pending, time_s)
 
 
 def _undecided(partition: OwnedPartition, transaction_id: str) -> Pending | None:
@@ -195,7 +227,9 @@ def _undecided(partition: OwnedPartition, transaction_id: str) -> Pending | None
 
 def _undecided_half(partition: OwnedPartition, transaction_id: str) -> Half | None:
     pending = _undecided(partition, transaction_id)
-    return None if pending is None else pending.half
+    # One whose payload was dropped meanwhile comes up again.
+    half = None if pending is None or pending.dropped is not None else pending.half
+    return half if pending is not None and pending.dropped is None else None
 
 
 def _has_room(partition: OwnedPartition, group: str, time_s: float) -> bool:

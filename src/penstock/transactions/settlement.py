@@ -11,13 +11,15 @@ ahead of its half and is held until the half arrives.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 
 from penstock.transactions.cancelling import may_cancel
-from penstock.transactions.done_records import Carry, Note
+from penstock.transactions.done_records import Carry, Note, Unread
 from penstock.transactions.inherited import Inherited, restored
+from penstock.transactions.payloads import Payloads
 from penstock.transactions.pending import NOWHERE, Pending
 from penstock.transactions.records import Author, Half, Op, Verdict
 from penstock.transactions.sharing import Decisions, Share
@@ -84,8 +86,21 @@ class Settlement:
     _uncarried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
     # Pending transactions that shall be written down as soon as can be, for a log that held something of them is gone.
     _at_risk: dict[str, Pending] = field(default_factory=dict)
+    # Those that the done log holds whole, in the order of their carries in it; and those of them whose decision is not
+    # in the carry, in the order of these.
+    _carried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
+    _carried_open: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
+    #: Which payloads are in memory.
+    payloads: Payloads = field(init=False)
 
-    def remember(self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry]] = ()) -> list[Pending]:
+    def __post_init__(self) -> None:
+        self.payloads = Payloads(self.decisions, self._at_risk)
+
+    def find(self, transaction_id: str) -> Pending | None:
+        """Return a pending transaction, or None."""
+        return self.pending.get(transaction_id)
+
+    def remember(self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry | Unread]] = ()) -> list[Pending]:
         """Take in what the done log says, before the half log is read from the half checkpoint.
 
         Args:
@@ -100,6 +115,8 @@ class Settlement:
         for pending in sorted((restored(place, carry) for place, carry in carries), key=lambda one: one.offset):
             self._keep(pending)
             carried.append(pending)
+        by_place = sorted(carried, key=lambda one: one.carried_at or 0)
+        self._carried.update((pending.half.transaction_id, pending) for pending in by_place)
         for pending in sorted(carried, key=lambda one: (one.decided_at, one.decided_index)):
             if pending.verdict is not None:
                 self.decisions.add(pending)
@@ -124,7 +141,11 @@ class Settlement:
             if half.resumed is not None and pending.verdict is Verdict.DISCARD:
                 self._reborn[transaction_id] = offset, half, birth_ms
                 return None
-            return pending if pending.add_part(offset, half) else Refusal.DUPLICATE_ID
+            bytes_before = pending.payload_bytes
+            if not pending.add_part(offset, half):
+                return Refusal.DUPLICATE_ID
+            self.payloads.grown(pending, bytes_before)
+            return pending
         return self._begin(offset, half, birth_ms, note)
 
     def _begin(self, offset: int, half: Half, birth_ms: int, note: Note | None = None) -> Pending:
@@ -138,6 +159,7 @@ class Settlement:
 
     def _keep(self, pending: Pending) -> None:
         self.pending[pending.half.transaction_id] = pending
+        self.payloads.add(pending)
         if (line := pending.half.line) is not None:
             self.decisions.keys.add(line, pending)
 
@@ -266,31 +288,60 @@ class Settlement:
         return self._uncarried.values()
 
     @property
+    def carried(self) -> Iterable[Pending]:
+        """Pending transactions that the done log holds whole, in the order in which it does."""
+        return self._carried.values()
+
+    @property
+    def carried_open(self) -> Iterable[Pending]:
+        """Those of them that were decided since, in the order of the decisions."""
+        return self._carried_open.values()
+
+    @property
     def at_risk(self) -> Iterable[Pending]:
         """Pending transactions that a restart would lose, or would not know for pending: a log of theirs is gone."""
         return self._at_risk.values()
 
-    def lose_half_log(self, low: int) -> None:
-        """Take in that the half log was made again and begins at `low`: what is pending is here alone."""
+    def lose(self, some: Iterable[Pending]) -> list[Pending]:
+        """Forget those whose payloads are not in memory, for they are not in the logs either; return them."""
+        lost = [pending for pending in some if pending.dropped is not None]
+        for pending in lost:
+            self._forget(pending)
+        return lost
+
+    def lose_half_log(self, low: int) -> list[Pending]:
+        """Take in that the half log was made again and begins at `low`: what is pending is here alone.
+
+        Returns:
+            What is lost: its payload was there alone.
+        """
+        lost = self.lose(self._uncarried.values())
         self.half_position = low
         self._at_risk.update(self._uncarried)
         self._uncarried.clear()
         self._reborn.clear()
         self._inherited.forget_halves()
+        return lost
 
     def cut_half_log(self, low: int) -> list[Pending]:
-        """Take in that the half log was deleted below `low`; return what is pending, lay there, and is here alone."""
+        """Take in that the half log was deleted below `low`: what is pending and lay there is here alone.
+
+        Returns:
+            What is lost: its payload was there alone.
+        """
         self.half_position = max(self.half_position, low)
+        lost = self.lose(takewhile(lambda one: one.offset < low, self._uncarried.values()))
         gone = {name: pending for name, pending in self._uncarried.items() if pending.offset < low}
         for name in gone:
             del self._uncarried[name]
         self._at_risk.update(gone)
-        return list(gone.values())
+        return lost
 
     def lose_op_log(self, low: int) -> None:
         """Take in that the op log was made again and begins at `low`: places in the former one mean nothing."""
         self.op_position = low
         self._open_ops.clear()
+        self._carried_open.clear()
         self._inherited.places.clear()
         for pending in self.pending.values():
             pending.answered_at = NOWHERE
@@ -309,14 +360,27 @@ class Settlement:
             if pending.is_op_open and pending.decided_at < low:
                 self._at_risk[name] = pending
 
-    def lose_done_log(self) -> None:
+    def lose_done_log(self, low: int | None = None) -> list[Pending]:
         """Take in that what the done log said is gone.
 
         What is pending is to be written down, so that the checkpoints pass what is settled.
+
+        Args:
+            low: where it begins now: payloads that are not in memory may be read from above; None: it was made again.
+
+        Returns:
+            What is lost: its payload was there alone.
         """
+        lost = self.lose(self._carried.values()) if low is None else []
         for name, pending in self.pending.items():
-            pending.carried_at = None
             self._at_risk[name] = pending
+            if pending.carried_at is not None and pending.dropped is not None:
+                pending.carried_at = max(pending.carried_at, low or 0)
+            elif pending.carried_at is not None:
+                pending.carried_at = None
+                self._carried.pop(name, None)
+                self._carried_open.pop(name, None)
+        return lost
 
     @property
     def has_ahead(self) -> bool:
@@ -348,6 +412,11 @@ class Settlement:
             self.decisions.withdraw(pending)
             if pending.is_op_open:
                 self._close(pending.decided_at)
+        self._decide(pending, op, offset, index)
+        return None
+
+    def _decide(self, pending: Pending, op: Op, offset: int, index: int) -> None:
+        """Let a decision take effect."""
         self.answers += op.author is Author.CHECK
         pending.verdict = op.verdict
         pending.author = op.author
@@ -355,8 +424,10 @@ class Settlement:
         pending.decided_index = index
         pending.is_op_open = True
         self._open(offset)
+        if pending.carried_at is not None:
+            self._carried_open[op.transaction_id] = pending
+            self._carried_open.move_to_end(op.transaction_id)
         self.decisions.add(pending)
-        return None
 
     def _is_cancellation(self, pending: Pending, op: Op, appended_ms: int) -> bool:
         """Tell whether a decision takes a COMMIT back, so that it counts though it is not the first.
@@ -473,7 +544,7 @@ class Settlement:
         return begun
 
     def settle(
-        self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry]] = ()
+        self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry | Unread]] = ()
     ) -> tuple[list[Pending], list[Pending]]:
         """Take in what the done log says after a Kafka transaction ended in doubt.
 
@@ -499,26 +570,38 @@ class Settlement:
         if pending is not None and pending.check_count == note.check_count:
             del self.answered[note.transaction_id]
 
-    def _carry(self, done_from: int, carry: Carry) -> None:
+    def _carry(self, done_from: int, carry: Carry | Unread) -> None:
         """Take in that the done log holds a pending transaction whole."""
         pending = self.pending.get(carry.note.transaction_id)
         if pending is None or pending.offset != min(half.offset for half in carry.halves):
             return
+        transaction_id = carry.note.transaction_id
         pending.carried_at = done_from
-        self._uncarried.pop(carry.note.transaction_id, None)
-        self._at_risk.pop(carry.note.transaction_id, None)
+        self._uncarried.pop(transaction_id, None)
+        self._at_risk.pop(transaction_id, None)
+        self._carried[transaction_id] = pending
+        self._carried.move_to_end(transaction_id)
         self._is_noted(carry.note)
+        self.payloads.unwant(transaction_id)
+        if not pending.is_op_open:
+            return
         # A decision that came while the carry was under way is not in it, nor that another one was taken back.
-        place = carry.note.op_offset, carry.note.op_index
-        if pending.is_op_open and place == (pending.decided_at, pending.decided_index):
+        if (carry.note.op_offset, carry.note.op_index) != (pending.decided_at, pending.decided_index):
+            self._carried_open[transaction_id] = pending
+        else:
+            self._carried_open.pop(transaction_id, None)
             pending.is_op_open = False
             self._close(pending.decided_at)
 
     def _forget(self, pending: Pending) -> None:
         transaction_id = pending.half.transaction_id
         del self.pending[transaction_id]
+        self.payloads.forget(pending)
         if pending.carried_at is None:
             self._uncarried.pop(transaction_id, None)
+        else:
+            self._carried.pop(transaction_id, None)
+            self._carried_open.pop(transaction_id, None)
         if self._at_risk:
             self._at_risk.pop(transaction_id, None)
         if self.answered:
@@ -527,6 +610,25 @@ class Settlement:
             pending.is_op_open = False
             self._close(pending.decided_at)
         self.decisions.forget(pending)
+
+    def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
+        """Take in the payload of a transaction, which was read again.
+
+        Args:
+            transaction_id: of the transaction.
+            halves: its halves, with their offsets in the half log.
+            place: offset of its carry in the done log, if they were read there.
+
+        Returns:
+            The transaction; None where it is settled, or was in memory, or the halves are not its own.
+        """
+        pending = self.pending.get(transaction_id)
+        if pending is None or not pending.load(halves):
+            return None
+        if place is not None and pending.carried_at is not None:
+            pending.carried_at = max(pending.carried_at, place)
+        self.payloads.take_in(pending)
+        return pending
 
 
 def _misfit(pending: Pending, op: Op) -> Refusal | None:

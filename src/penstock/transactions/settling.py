@@ -411,6 +411,7 @@ class Settling:
         if pending.verdict is Verdict.DISCARD:
             return self._topics.discarded if self._quarantine.is_out(self._topics.discarded) else None
         for half in pending.halves:
+            # One whose payload is not in memory has no size: it is looked at again once it is there.
             wanted = 1 if half.partition is None else half.partition + 1
             if not self._targets.has(half.topic, wanted) or self._quarantine.is_out(half.topic):
                 return half.topic
@@ -515,10 +516,13 @@ class Settling:
         shares: dict[int, Share] = {}
         retried = self._retried(topic) if self._quarantine.retries(topic, now) else None
         if retried is not None:
-            shares[retried[0]] = Share([retried[1]], [], -1, -1, moves=False)
+            number, pending = retried
+            if self._owned[number].in_memory([pending], now):
+                shares[number] = Share([pending], [], -1, -1, moves=False)
         else:
             for number, partition in self._owned.items():
-                chosen = self._not_too_large(self._candidates(partition, topic, width), now)
+                chosen = partition.in_memory(self._candidates(partition, topic, width), now)
+                chosen = self._not_too_large(chosen, now)
                 width -= len(chosen)
                 if chosen:
                     shares[number] = Share(chosen, [], -1, -1, moves=False)

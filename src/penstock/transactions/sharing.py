@@ -1,23 +1,27 @@
 """Which decided transactions the next Kafka transaction settles.
 
 Pure. A decided transaction is ready, set aside (its target cannot take it now, or it stands behind one that is),
-delayed (`deliver_at`), or it stands behind an earlier one of its line (`order="half"`). Only what is ready is looked
-at, so that a crowd of those that wait delays nobody.
+delayed (`deliver_at`), loading (its payload is being read), or it stands behind an earlier one of its line
+(`order="half"`). Only what is ready is looked at, so that a crowd of those that wait delays nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count, islice
 
 from penstock.transactions.aside import Aside
 from penstock.transactions.delays import Delays
 from penstock.transactions.done_records import Carry, Note
 from penstock.transactions.group_limit import message_bytes
 from penstock.transactions.key_order import KeyOrder
+from penstock.transactions.loading import Loading
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Line, Verdict
+
+#: How many delayed transactions are let go in one round.
+_DUE = 10_000
 
 
 @dataclass(slots=True)
@@ -61,7 +65,12 @@ class Decisions:
         self.delays = Delays()
         #: Those that cannot be published with the others now.
         self.aside = Aside()
+        #: Those whose payloads are being read, and those behind them.
+        self.loading = Loading()
         self._ready: dict[str, Pending] = {}
+        self._turn = count(1)
+        # One came back that had its turn before.
+        self._is_unsorted = False
 
     @property
     def ready(self) -> int:
@@ -72,6 +81,10 @@ class Decisions:
     def held(self) -> int:
         """How many wait aside."""
         return len(self.aside)
+
+    def is_ready(self, transaction_id: str) -> bool:
+        """Tell whether one could be published now, or is under way."""
+        return transaction_id in self._ready
 
     def add(self, pending: Pending) -> None:
         """Take a transaction in that was just decided."""
@@ -84,9 +97,24 @@ class Decisions:
 
     def _enter(self, pending: Pending) -> None:
         """Let it be published, unless it stands behind another one of its key."""
+        if self._is_in_front(pending):
+            self._let(pending)
+
+    def _is_in_front(self, pending: Pending) -> bool:
         line = pending.half.line
-        if line is None or pending.verdict is not Verdict.COMMIT or self.keys.head(line) is pending:
-            self._ready[pending.half.transaction_id] = pending
+        return line is None or pending.verdict is not Verdict.COMMIT or self.keys.head(line) is pending
+
+    def _let(self, pending: Pending) -> None:
+        """Let it be published, behind all that may be already."""
+        pending.turn = next(self._turn)
+        self._ready[pending.half.transaction_id] = pending
+
+    def _let_again(self, some: Iterable[Pending]) -> None:
+        """Let those be published that had to wait, in their places among the others."""
+        for pending in some:
+            if self._is_in_front(pending):
+                self._ready[pending.half.transaction_id] = pending
+                self._is_unsorted = True
 
     def withdraw(self, pending: Pending) -> None:
         """Take a decided transaction out of all that waits to be published: it is decided otherwise."""
@@ -94,7 +122,8 @@ class Decisions:
         self.all.pop(transaction_id, None)
         self._ready.pop(transaction_id, None)
         self.delays.remove(transaction_id)
-        self._free(self.aside.remove(pending))
+        self._let_again(self.aside.remove(pending))
+        self._let_again(self.loading.remove(pending))
 
     def forget(self, pending: Pending) -> None:
         """Forget a transaction that is settled; those that it held take its place."""
@@ -102,14 +131,24 @@ class Decisions:
         if self.all.pop(transaction_id, None) is not None:
             self._ready.pop(transaction_id, None)
             if self.aside:
-                self._free(self.aside.remove(pending))
+                self._let_again(self.aside.remove(pending))
             if self.delays:
                 self.delays.remove(transaction_id)
+            if self.loading:
+                self._let_again(self.loading.remove(pending))
         line = pending.half.line
         if line is not None:
             head = self.keys.remove(line, pending)
-            if head is not None and head.verdict is Verdict.COMMIT and head.half.transaction_id not in self.delays:
-                self._ready.setdefault(head.half.transaction_id, head)
+            if head is not None and head.verdict is Verdict.COMMIT and self._is_nowhere(head.half.transaction_id):
+                self._let(head)
+
+    def _is_nowhere(self, transaction_id: str) -> bool:
+        places = (self._ready, self.delays, self.aside, self.loading)
+        return not any(transaction_id in place for place in places)
+
+    def loaded(self, pending: Pending) -> None:
+        """Take in that the payload of a transaction is in memory again."""
+        self._let_again(self.loading.loaded(pending))
 
     def sort(self, line: Line) -> None:
         """Let all of a line stand in the order of their offsets; who does not stand in front any more is not ready."""
@@ -120,8 +159,8 @@ class Decisions:
                 self._ready.pop(pending.half.transaction_id, None)
 
     def release_due(self, now_ms: int) -> None:
-        """Let delayed transactions go whose time has come."""
-        for pending in self.delays.take_due(now_ms):
+        """Let delayed transactions go whose time has come; a crowd of them in portions."""
+        for pending in islice(self.delays.take_due(now_ms), _DUE):
             self._enter(pending)
 
     def release(self, topic: str) -> None:
@@ -130,12 +169,7 @@ class Decisions:
         while fronts := [pending for pending in self.aside.fronts(topic) if not pending.in_flight]:
             for pending in fronts:
                 freed += [pending, *self.aside.remove(pending)]
-        self._free(freed)
-
-    def _free(self, freed: list[Pending]) -> None:
-        if freed:
-            freed.sort(key=lambda one: (one.decided_at, one.decided_index))
-            self._ready = {**{one.half.transaction_id: one for one in freed}, **self._ready}
+        self._let_again(freed)
 
     def held_by(self, pending: Pending) -> Pending | None:
         """Return the transaction behind which one stands, or None."""
@@ -152,16 +186,16 @@ class Decisions:
             room_bytes: bytes of messages at most; one transaction alone may have more.
         """
         chosen: dict[str, Pending] = {}
-        aside: list[str] = []
+        waiting: list[str] = []
         looked: set[Line] = set()
-        for transaction_id, pending in self._ready.items():
+        for transaction_id, pending in self._in_order().items():
             if len(chosen) >= limit:
                 break
             if looked and transaction_id in chosen:
                 # It went with others of its key.
                 continue
-            if self._goes_aside(pending, out):
-                aside.append(transaction_id)
+            if self._waits(pending, out):
+                waiting.append(transaction_id)
                 continue
             line = pending.half.line
             candidates: Iterable[Pending] = (pending,)
@@ -171,9 +205,31 @@ class Decisions:
             room_bytes = _fill(chosen, candidates, limit, room_bytes)
             if room_bytes < 0:
                 break
-        for transaction_id in aside:
+        for transaction_id in waiting:
             del self._ready[transaction_id]
         return chosen
+
+    def _in_order(self) -> dict[str, Pending]:
+        """Return those that are ready, in the order in which they first came to be."""
+        if self._is_unsorted:
+            self._is_unsorted = False
+            self._ready = dict(sorted(self._ready.items(), key=lambda one: one[1].turn))
+        return self._ready
+
+    def _waits(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
+        """Put a transaction aside that cannot be published with others, or where payloads are waited for."""
+        loading = self.loading
+        # Before all else: what stands behind one whose payload is being read must not be set aside in front of it.
+        if loading and loading.is_behind(pending):
+            loading.add(pending)
+            return True
+        if self._goes_aside(pending, out):
+            return True
+        if pending.dropped is None or pending.verdict is Verdict.ROLLBACK:
+            # Of what is rolled back nothing is published.
+            return False
+        loading.add(pending)
+        return True
 
     def _goes_aside(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
         """Set a transaction aside that cannot be published with others, and tell whether it is."""
@@ -188,7 +244,7 @@ class Decisions:
     def _passable(self, line: Line, out: Callable[[Pending], str | None], limit: int) -> Iterator[Pending]:
         """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
         for pending in self.keys.standing(line):
-            waits = pending.verdict is None or pending.held
+            waits = pending.verdict is None or pending.held or pending.dropped is not None
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return
             if pending.verdict is Verdict.COMMIT and (out(pending) is not None or self.aside.is_behind(pending)):

@@ -25,9 +25,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.kafka import admin_client, base_config, reason
-from penstock.transactions.done_records import Carry, Done, Note, decode_done
+from penstock.transactions.done_records import Carry, Done, Note, Unread, decode_done
 from penstock.transactions.fencing import Fence
-from penstock.transactions.inherited import live_carries
+from penstock.transactions.inherited import live_carries, without_payloads
 from penstock.transactions.log_bounds import topic_ids
 from penstock.transactions.log_identity import (
     DONE,
@@ -86,7 +86,7 @@ class Inheritance:
     op_end: int
     notes: list[Note]
     done_end: int
-    carries: list[tuple[int, Carry]] = field(default_factory=list)
+    carries: list[tuple[int, Carry | Unread]] = field(default_factory=list)
     done_position: int = 0
     ids: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
@@ -114,7 +114,7 @@ class DoneRead:
         return [note for _, record in self.records for note in record.notes]
 
     @property
-    def carries(self) -> list[tuple[int, Carry]]:
+    def carries(self) -> list[tuple[int, Carry | Unread]]:
         """Transactions that are pending still and written down whole."""
         return live_carries(self.records)
 
@@ -327,7 +327,7 @@ class LogReader:
                 return
             raise KafkaException(error)
         try:
-            found[partition].records.append((offset, decode_done(message.value())))
+            found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
         except MessageFormatError as bad:
             found[partition].unreadable.append(offset)
             self._ration.warn("done", "%s[%d]@%d: %s", self._topics.done, partition, offset, bad)

@@ -1,0 +1,226 @@
+"""What many waiting transactions cost: memory, and work in a round; and what becomes of payloads that are nowhere."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from weakref import ref
+
+import pytest
+from transaction_tools import child, line_of
+from waiting_partition import VALUE, WaitingPartition
+
+from penstock.transactions.carrying import pinning
+from penstock.transactions.done_records import Carried, Carry
+from penstock.transactions.log_identity import DONE, HALF
+from penstock.transactions.owned import OwnedPartition
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Verdict
+
+#: Bytes that docs/transactions.md states for each pending transaction.
+STATED_BYTES = 1_300
+#: A budget for a few payloads, and one for none to speak of.
+BUDGET = 4 << 20
+SMALL = 10_000
+
+
+@pytest.mark.timeout(120)
+def test_each_of_many_delayed_messages_takes_no_more_memory_than_is_stated() -> None:
+    count = 30_000
+    with child("waiting_partition.py", f"{count}", f"{BUDGET}") as process:
+        waiting, before, after = map(int, line_of(process).split())
+
+    assert waiting == count
+    bound = BUDGET + count * STATED_BYTES
+    assert count * len(VALUE) > 2 * bound, "the payloads alone would not fit"
+    assert after - before < bound
+
+
+def test_a_partition_that_is_taken_away_leaves_the_memory_at_once() -> None:
+    gc.disable()
+    try:
+        owned = ref(WaitingPartition(SMALL).owned)
+
+        assert owned() is None, "a million of its transactions would wait for the garbage collector"
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def touched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    """Note which pending transactions anybody looks at."""
+    seen: set[int] = set()
+    get = object.__getattribute__
+
+    def noting(self: Pending, name: str) -> object:
+        seen.add(id(self))
+        return get(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pending, "__getattribute__", noting)
+        yield seen
+
+
+def carry_all(owned: OwnedPartition, some: list[Pending]) -> None:
+    """Take in that the done log holds these whole."""
+    for at, pending in enumerate(some):
+        owned.settlement._carry(at, Carry(pending.note(), (Carried(pending.offset, 1, pending.half),)))
+
+
+def a_round(owned: OwnedPartition) -> None:
+    """Do what a coordinator does in a round, looks for what is to be carried or deleted among it."""
+    owned._carry_at = 0.0
+    owned.note_progress(1.0)
+    share = owned.share(1_000, lambda _: None, 1 << 20)
+    assert share is None or not (share.decided or share.carried)
+    owned.trimmed(HALF, 0)
+    owned.schedule.next_due()
+    assert list(owned.schedule.take_due(time.time(), 100)) == []
+    pinning(owned.settlement)
+
+
+def objects_touched_in_a_round(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many of so many waiting transactions one round looks at."""
+    partition = WaitingPartition(SMALL)
+    owned = partition.owned
+    partition.delayed(count)
+    carry_all(owned, list(owned.settlement.pending.values())[: count // 2])
+    for _ in range(count // 10):
+        partition.store(immunity_ms=10**9)
+    owned.clock.marked(int(time.time() * 1000), 0.0, 0.0)
+    owned.note_progress(0.0)
+    # What was decided meanwhile leaves the schedule of checks the first time.
+    a_round(owned)
+    with touched(monkeypatch) as seen:
+        a_round(owned)
+    return len(seen)
+
+
+def test_a_round_looks_at_a_few_transactions_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (objects_touched_in_a_round(count, monkeypatch) for count in (100, 3_000))
+
+    assert 0 < many <= few
+    assert many < 20
+
+
+def test_a_dropped_payload_that_was_deleted_with_its_half_is_told_and_counted_and_holds_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    partition = WaitingPartition(SMALL)
+    some = [partition.store(keep=True, key=b"k") for _ in range(5)]
+    for pending in some:
+        partition.commit(pending)
+    gone = [pending for pending in some[:3] if pending.dropped is not None]
+    assert len(gone) >= 2
+    assert chosen(partition) == [], "all stand behind the first, which is not in memory"
+
+    assert partition.owned.cut(HALF, 3) == 0
+
+    assert partition.counts.lost == len(gone)
+    assert all(pending.half.transaction_id in caplog.text for pending in gone)
+    assert chosen_once_read(partition, 5 - len(gone)) == [one for one in some if one not in gone]
+
+
+def chosen(partition: WaitingPartition) -> list[Pending]:
+    share = partition.settlement.share(100, lambda _: None)
+    return [] if share is None else share.decided
+
+
+def chosen_once_read(partition: WaitingPartition, count: int) -> list[Pending]:
+    """Have payloads read until so many can be published, and return them."""
+    some: list[Pending] = []
+    for second in range(1, 100):
+        partition.owned.note_progress(float(second))
+        share = partition.settlement.share(100, lambda _: None)
+        if share is not None:
+            some += share.decided
+            partition.settlement.apply(share)
+        if len(some) == count:
+            break
+    return some
+
+
+@pytest.mark.parametrize("log", [HALF, DONE])
+def test_a_topic_that_is_made_again_takes_the_dropped_payloads_along_that_it_alone_held(
+    log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = WaitingPartition(SMALL)
+    some = [partition.store() for _ in range(8)]
+    carried, others = some[:4], some[4:]
+    carry_all(partition.owned, carried)
+    alone = carried if log == DONE else others
+    lost = [pending for pending in alone if pending.dropped is not None]
+    assert lost
+    partition.settlement.payloads.drop(others[0])
+    lost = [pending for pending in alone if pending.dropped is not None]
+
+    partition.owned.make_anew(log, 0, 0)
+
+    assert partition.counts.lost == len(lost)
+    assert all(pending.half.transaction_id in caplog.text for pending in lost)
+    left = list(partition.settlement.pending.values())
+    assert left == [pending for pending in some if pending not in lost]
+    in_memory = [pending for pending in left if pending.dropped is None and pending in alone]
+    assert all(pending in partition.settlement.at_risk for pending in in_memory)
+    partition.settlement.payloads.limit = 0
+    partition.settlement.payloads.make_room()
+    assert all(pending.dropped is None for pending in in_memory), "what is in no log stays until it is written down"
+
+
+def gone_for_good(partition: WaitingPartition, pending: Pending) -> None:
+    """The half is not in the log any more."""
+    del partition.shelf.halves[pending.offset]
+    partition.shelf.gone.add(pending.offset)
+
+
+def something_else_is_there(partition: WaitingPartition, pending: Pending) -> None:
+    """A half of another transaction lies at its offset."""
+    other = partition.shelf.halves[pending.offset]
+    partition.shelf.halves[pending.offset] = other._replace(transaction_id="0" * len(other.transaction_id))
+
+
+@pytest.mark.parametrize("what", [gone_for_good, something_else_is_there])
+def test_a_payload_that_is_not_found_again_is_lost_only_once_that_has_lasted_and_then_told(
+    what: Callable[[WaitingPartition, Pending], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    partition = WaitingPartition(0)
+    first, second = (partition.store(keep=True, key=b"k") for _ in range(2))
+    what(partition, first)
+    for pending in (first, second):
+        partition.settlement.payloads.drop(pending)
+        partition.commit(pending)
+    assert chosen(partition) == []
+
+    for now in (1.0, 1.1, 2.0, 2.1, 3.0, 3.9):
+        partition.owned.note_progress(now)
+    assert (partition.counts.lost, caplog.text) == (0, ""), "who lost the partition must not call it lost"
+    assert chosen(partition) == []
+    assert chosen_once_read(partition, 1) == [second]
+
+    assert partition.counts.lost == 1
+    assert first.half.transaction_id in caplog.text
+    assert first.verdict is Verdict.COMMIT
+
+
+def test_a_done_log_that_was_cut_takes_a_carried_payload_along_only_if_it_is_not_above(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    partition = WaitingPartition(0)
+    pending = partition.store()
+    carry_all(partition.owned, [pending])
+    partition.settlement.payloads.drop(pending)
+    partition.commit(pending)
+
+    partition.owned.cut(DONE, 5)
+
+    lost = partition.counts.lost
+    assert pending.carried_at == 5
+    assert chosen(partition) == []
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0):
+        partition.owned.note_progress(now)
+    assert partition.counts.lost == lost + 1
+    assert pending.half.transaction_id in caplog.text

@@ -1,0 +1,213 @@
+"""Payloads of what waits long do not stay in the coordinator's memory, and are there again when they are needed."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from typing import Any
+
+import pytest
+from test_transactions_lost_logs import cut
+from transaction_tools import Bench, child, decide, line_of, prepared, unknown
+
+from penstock.transactions import HalfMessage, TransactionState, owned, payload_reader
+from penstock.transactions.log_identity import HALF
+from penstock.transactions.payloads import Payloads
+from penstock.transactions.records import Verdict
+from waiting import wait_until
+
+#: Bytes of payloads in memory, in place of 64 MiB.
+BUDGET = 1_000_000
+
+
+#: Resident bytes for each pending transaction, and for all the rest: payloads, fetch queues, interpreter.
+EACH_BYTES = 1_600
+REST_BYTES = 300 << 20
+#: Bytes of a message.
+VALUE_BYTES = 4_000
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+def test_two_hundred_thousand_delayed_messages_stay_within_the_stated_memory(bench: Bench) -> None:
+    count, due = 200_000, time.time() + 7 * 86_400
+    producer = bench.producer()
+    sends: deque[Any] = deque()
+    for n in range(count):
+        sends.append(producer.submit(bench.topic, key=f"{n}", value=b"v" * VALUE_BYTES, deliver_at=due + n))
+        if len(sends) > 10_000:
+            sends.popleft().result(60)
+    for send in sends:
+        send.result(60)
+
+    with child("memory_child.py", bench.servers, bench.topics.prefix) as coordinator:
+        base = int(line_of(coordinator).split()[1])
+
+        def look() -> list[int]:
+            print(file=coordinator.stdin, flush=True)
+            return [int(word) for word in line_of(coordinator).split()]
+
+        seen = []
+        wait_until(lambda: seen.append(look()) or seen[-1][1] == count, 600, 1.0)
+        # At rest, with all of them there.
+        wait_until(lambda: look()[3] < 200, 120, 2.0)
+
+    bound = base + count * EACH_BYTES + REST_BYTES
+    assert count * VALUE_BYTES > bound, "the payloads alone would not fit"
+    assert max(one[2] for one in seen) < bound
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Payloads]:
+    """The budget is small; what the coordinators of a test hold is returned."""
+    made: list[Payloads] = []
+    init = Payloads.__init__
+
+    def noting_init(self: Payloads, *arguments: object) -> None:
+        init(self, *arguments)  # type: ignore[arg-type] # handed through
+        made.append(self)
+
+    monkeypatch.setattr(payload_reader, "PAYLOAD_BYTES", BUDGET)
+    monkeypatch.setattr(Payloads, "__init__", noting_init)
+    return made
+
+
+def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_the_order_of_their_keys(
+    bench: Bench, seen: list[Payloads]
+) -> None:
+    count, keys, begun = 20_000, 40, time.time()
+    due = {key: begun + 10 + key * 0.2 if key % 10 else begun for key in range(keys)}
+    producer, coordinator = bench.producer(), bench.coordinator()
+
+    sends = [
+        producer.submit(
+            bench.topic,
+            key=f"{n % keys}",
+            value=f"{n}".ljust(100).encode(),
+            headers=[("h", b"1")],
+            deliver_at=due[n % keys],
+        )
+        for n in range(count)
+    ]
+    for send in sends:
+        send.result(60)
+    at_once = count // 10
+    wait_until(lambda: (now := coordinator.statistics()).committed >= at_once and now.pending <= count - at_once, 60)
+    coordinator.stop()
+    again = bench.coordinator()
+    bench.settled(again, 120)
+
+    published = bench.messages()
+    values = [int(message.value()) for message in published]
+    assert sorted(values) == list(range(count))
+    by_key = defaultdict(list)
+    for message in published:
+        key = int(message.key())
+        by_key[key].append(int(message.value()))
+        assert message.timestamp()[1] >= due[key] * 1000 - 50, "nothing is published before its time"
+        assert message.headers() == [("h", b"1")]
+    assert all(some == sorted(some) for some in by_key.values())
+    assert sum(one.dropped for one in seen) > count // 2
+    assert sum(one.loaded for one in seen) > count // 2
+    assert max(one.peak for one in seen) <= BUDGET
+
+
+def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_deleted(
+    bench: Bench, seen: list[Payloads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned, "GAP", 500)
+    count = 60
+    producer, coordinator = bench.producer(), bench.coordinator(transaction_timeout=600.0)
+    stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 50_000) for n in range(count)]
+    for send in [producer.submit(bench.topic, value=b"other" * 50) for _ in range(4_000)]:
+        send.result(60)
+
+    def all_carried() -> bool:
+        partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
+        carried = sum(len(one.settlement._carried) for one in partitions)
+        is_below = all(one.checkpoints[0] > one.settlement.half_position - 600 for one in partitions)
+        return carried == count and is_below
+
+    wait_until(all_carried, 60)
+    coordinator.stop()
+    assert max(one.peak for one in seen) <= BUDGET
+    again = bench.coordinator(transaction_timeout=600.0)
+    for one in stored:
+        decide(bench, one, Verdict.COMMIT)
+    bench.settled(again, 90, committed=count)
+
+    values = [value or b"" for _, value in bench.visible()]
+    assert sorted(value for value in values if b"x" in value) == sorted(one.halves[0].value or b"" for one in stored)
+    assert sum(one.loaded for one in seen[-2:]) == count, "after a restart none was in memory"
+
+
+def test_a_check_and_a_late_decision_find_a_payload_that_was_dropped(bench: Bench, seen: list[Payloads]) -> None:
+    asked: list[tuple[bytes | None, bytes | None]] = []
+
+    def check(half: HalfMessage) -> TransactionState:
+        asked.append((half.key, half.value))
+        return TransactionState.COMMIT
+
+    producer = bench.producer()
+    late = [prepared(producer, bench.topic, b"late %d " % n + b"x" * 100_000) for n in range(20)]
+    coordinator = bench.coordinator(transaction_timeout=8.0)
+    wait_until(lambda: coordinator.statistics().pending == len(late) and sum(one.dropped for one in seen) > 0, 30)
+    for stored in late:
+        decide(bench, stored, Verdict.COMMIT)
+    bench.settled(coordinator, 60, committed=len(late))
+    assert {value[:7].split()[1] for _, value in bench.visible()} == {b"%d" % n for n in range(20)}
+
+    bench.producer("others", check=check)
+    bench.await_checkers(1, "others")
+    doubtful = bench.producer("others")
+    for n in range(30):
+        doubtful.send(bench.topic, key=f"{n}", value=b"asked" * 20_000, execute=unknown)
+    bench.settled(coordinator, 90, committed=len(late) + 30)
+
+    assert sorted(asked) == sorted((f"{n}".encode(), b"asked" * 20_000) for n in range(30))
+    assert sum(one.loaded for one in seen) >= 30
+    assert max(one.peak for one in seen) <= BUDGET
+
+
+def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_discarded_topic(
+    bench: Bench, seen: list[Payloads]
+) -> None:
+    given: list[bytes | None] = []
+
+    def policy(half: HalfMessage) -> TransactionState:
+        given.append(half.value)
+        return TransactionState.UNKNOWN
+
+    bench.producer(check=lambda _: TransactionState.UNKNOWN)
+    bench.await_checkers(1)
+    producer = bench.producer()
+    stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 100_000) for n in range(30)]
+    values = sorted(half.value or b"" for one in stored for half in one.halves)
+    coordinator = bench.coordinator(transaction_timeout=1.0, check_interval=0.5, check_max=1, discard=policy)
+    bench.settled(coordinator, 90, discarded=len(stored))
+
+    assert sorted(value or b"" for value in given) == values
+    assert sorted(value or b"" for _, value in bench.visible(bench.topics.discarded)) == values
+    assert sum(one.dropped for one in seen) > 0
+
+
+def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_the_others_are_published(
+    bench: Bench, seen: list[Payloads], caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = bench.producer()
+    stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 100_000) for n in range(20)]
+    coordinator = bench.coordinator(transaction_timeout=60.0)
+    wait_until(lambda: coordinator.statistics().pending == len(stored) and sum(one.dropped for one in seen) > 0, 30)
+    partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
+    pending = [one for partition in partitions for one in partition.settlement.pending.values()]
+    lost = {one.half.transaction_id for one in pending if one.dropped is not None}
+
+    cut(bench, HALF)
+
+    wait_until(lambda: coordinator.statistics().lost == len(lost), 30)
+    assert all(transaction_id in caplog.text for transaction_id in lost)
+    kept = [one for one in stored if one.halves[0].transaction_id not in lost]
+    for one in kept:
+        decide(bench, one, Verdict.COMMIT)
+    bench.settled(coordinator, 60, committed=len(kept))
+    assert sorted(value for _, value in bench.visible()) == sorted(one.halves[0].value or b"" for one in kept)
