@@ -42,6 +42,39 @@ _CONNECTION_PREFIXES = (
 #: later than the broker is back.
 _LONGEST_RECONNECT_MS = 1_000
 
+#: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
+#: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
+_TRANSIENT = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the client library's public constants look so, here and below
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - the same
+        KafkaError._RESOLVE,  # noqa: SLF001 - the same
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - the same
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the same
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the same
+        KafkaError._WAIT_CACHE,  # noqa: SLF001 - the same
+        KafkaError._WAIT_COORD,  # noqa: SLF001 - the same
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+
 _log = logging.getLogger("penstock.kafka")
 #: Shared by all clients: what they say of one broker is the same.
 _client_log = ClientLog(_log)
@@ -106,6 +139,12 @@ def reason(error: KafkaException | KafkaError) -> str:
     """Return the text of a Kafka error without the client library's wrapping."""
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
     return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
+
+
+def is_transient(error: KafkaException | KafkaError) -> bool:
+    """Tell whether the same question may be answered a moment later, without anybody doing something about it."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
 
 
 def partition_counts(
@@ -209,6 +248,7 @@ __all__ = [
     "base_config",
     "client_refused",
     "ensure_topics",
+    "is_transient",
     "partition_counts",
     "reason",
     "require_topics",

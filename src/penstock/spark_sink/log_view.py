@@ -100,7 +100,7 @@ class LogView:
             refused = self._ask({part: spec for part, spec in specs.items() if part not in found}, isolation, found)
             if refused is not None:
                 part, error = refused
-                if not left or not error.args[0].retriable():
+                if not left or not kafka.is_transient(error):
                     raise SourceError(
                         f"the offsets of {part[0]}[{part[1]}] could not be read at "
                         f"{self._options.bootstrap_servers}: {kafka.reason(error)}; check that its leader is up and "

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
+from penstock import topic_ids as ids_of_topics
 from penstock.kafka import reason
 from penstock.transactions.log_identity import DONE, HALF, OP
 from penstock.transactions.topics import StoreTopics
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
-#: What a broker says that has no topic ids: 16 zero bytes in base 64.
-_NO_ID = "A" * 22
 
 
 class Bounds(NamedTuple):
@@ -119,13 +118,11 @@ class LogBounds:
 def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
     """Return the ids of half, op and done by log, waiting for the answer; without those that are not told."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-    asked = admin.describe_topics(TopicCollection(list(logs)), request_timeout=_ANSWER_S)
-    return _ids(logs, _results(asked, {}))
+    return {logs[name]: told for name, told in ids_of_topics.topic_ids(admin, logs).items()}
 
 
 def _ids(logs: Mapping[str, str], described: Mapping[str, Any]) -> dict[str, str]:
-    named = {logs[name]: str(found.topic_id) for name, found in described.items()}
-    return {log: topic_id for log, topic_id in named.items() if topic_id != _NO_ID}
+    return {logs[name]: told for name, found in described.items() if (told := ids_of_topics.id_of(found)) is not None}
 
 
 def _results(futures: Mapping[Any, Future[Any]], failures: dict[str, str]) -> dict[Any, Any]:
