@@ -147,6 +147,14 @@ def is_transient(error: KafkaException | KafkaError) -> bool:
     return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
 
 
+def not_answered(bootstrap_servers: str, timeout_s: float, error: KafkaException) -> BrokerConnectionError:
+    """Return the error that says that no broker answered, and why."""
+    return BrokerConnectionError(
+        f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {reason(error)}; "
+        "check the address, that the broker runs, and its security settings"
+    )
+
+
 def partition_counts(
     admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> dict[str, int]:
@@ -158,10 +166,7 @@ def partition_counts(
     try:
         metadata = admin.list_topics(timeout=timeout_s)
     except KafkaException as error:
-        raise BrokerConnectionError(
-            f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {reason(error)}; "
-            "check the address, that the broker runs, and its security settings"
-        ) from error
+        raise not_answered(bootstrap_servers, timeout_s, error) from error
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
@@ -249,6 +254,7 @@ __all__ = [
     "client_refused",
     "ensure_topics",
     "is_transient",
+    "not_answered",
     "partition_counts",
     "reason",
     "require_topics",

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
-from penstock.errors import SourceError
+from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
 from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.options import SourceOptions
 
@@ -47,6 +47,9 @@ class Admin:
     def _next(self) -> object:
         self.asked += 1
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        return {name: answered(self._next()) for name in topics.topic_names}
 
     def list_offsets(self, specs: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Future[Any]]:
         return {part: answered(self._next()) for part in specs}
@@ -90,3 +93,31 @@ def test_what_no_time_mends_is_told_at_once(view: Callable[..., LogView]) -> Non
         view(admin).latest([PART])
 
     assert admin.asked == 1
+
+
+THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1")
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_a_topic_that_was_there_is_asked_for_again_before_it_counts_as_missing(
+    view: Callable[..., LogView], code: int
+) -> None:
+    admin = Admin(code, code, THERE)
+
+    found = view(admin).topics(expected={"orders"})
+
+    assert (found.counts, found.ids, found.refused) == ({"orders": 2}, {"orders": "id-1"}, {})
+    assert admin.asked == 3
+
+
+def test_what_is_not_expected_is_told_at_once(view: Callable[..., LogView]) -> None:
+    unknown, forbidden = Admin(KafkaError.UNKNOWN_TOPIC_OR_PART), Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    with pytest.raises(TopicNotFoundError, match="orders"):
+        view(unknown).partitions()
+    with pytest.raises(SourceError, match=r"topic orders cannot be seen at .*TOPIC_AUTHORIZATION_FAILED"):
+        view(forbidden).partitions()
+    with pytest.raises(BrokerConnectionError, match="no Kafka broker answered"):
+        view(Admin(KafkaError._TRANSPORT)).partitions()
+
+    assert (unknown.asked, forbidden.asked) == (1, 1)
