@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,8 +23,8 @@ from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import Offsets
 from penstock.topic_ids import described, id_of
 
-#: Seconds a single record may take to arrive.
-_RECORD_TIMEOUT_S = 5.0
+#: Seconds that records which only explain a wait may take to arrive, all together.
+_RECORDS_TIMEOUT_S = 2.0
 #: The name of a setting in the client library's complaints.
 _NAMED = re.compile(r"\b(?:ssl|sasl|security|enable|fetch|socket|[a-z]+)(?:\.[a-z_]+)+\b")
 
@@ -137,17 +138,25 @@ class LogView:
         """Return the first offset at or after a time of each partition, -1 where no message is as late."""
         return self._offsets({part: OffsetSpec.for_timestamp(time) for part, time in times_ms.items()})
 
-    def timestamp_ms(self, part: planning.TopicPartition, offset: int) -> int | None:
-        """Return the timestamp of a record, whether it is committed or not, or None where it cannot be had."""
+    def timestamps_ms(self, offsets: Offsets) -> dict[planning.TopicPartition, int]:
+        """Return the timestamps of the records at these offsets, committed or not, of those that come in time."""
+        found: dict[planning.TopicPartition, int] = {}
+        deadline = time.monotonic() + _RECORDS_TIMEOUT_S
         consumer = Consumer({**consumer_config(self._options), "isolation.level": "read_uncommitted"})
         try:
-            consumer.assign([TopicPartition(*part, offset)])
-            record = consumer.poll(_RECORD_TIMEOUT_S)
-            if record is None or record.error() is not None or record.offset() != offset:
-                return None
-            return record.timestamp()[1]
+            consumer.assign([TopicPartition(*part, offset) for part, offset in offsets.items()])
+            while offsets.keys() - found.keys() and (left := deadline - time.monotonic()) > 0:
+                for record in consumer.consume(1, left):
+                    part = (record.topic() or "", record.partition() or 0)
+                    if record.error() is not None or part not in offsets:
+                        continue
+                    if record.offset() == offsets[part]:
+                        found[part] = record.timestamp()[1]
+                    # Nothing more of it: what else it holds would keep the others' first records from coming.
+                    consumer.pause([TopicPartition(*part)])
         finally:
             consumer.close()
+        return found
 
     def _offsets(
         self, specs: Mapping[planning.TopicPartition, OffsetSpec], isolation: IsolationLevel | None = None
