@@ -26,6 +26,7 @@ from penstock.spark_sink.progress import SinkStatistics
 from penstock.spark_sink.progress_publisher import ProgressPublisher
 from penstock.spark_sink.restarts import Restarts
 from penstock.spark_sink.sink_specs import SinkSpec
+from penstock.spark_sink.starting import is_remembered, refuse_forgetful
 from penstock.spark_sink.supervised_query import Query, SupervisedQuery
 from penstock.spark_sink.supervision import Supervisor
 
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.spark_sink")
-
-#: Where Spark keeps checkpoints of queries that name none, by the query's name.
-_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 
 class AppSinks:
@@ -79,7 +77,8 @@ class AppSinks:
         """Start all queries; where one fails, `stop` ends those before it.
 
         Raises:
-            ConfigurationError: PySpark or Java is missing, or an option is wrong.
+            ConfigurationError: PySpark or Java is missing, an option is wrong, or a sink has neither a checkpoint nor
+                a ledger.
             SinkError: a sink cannot store what its query gives it.
             TopicNotFoundError: a topic does not exist.
         """
@@ -160,9 +159,14 @@ class AppSinks:
         self._ends.callback(end_it)
 
     def _checkpoint(self, spark: SparkSession, spec: SinkSpec) -> str | None:
-        """Return where a query keeps its progress: over restarts at least, so that none skips or repeats the rest."""
-        if spec.checkpoint_location is not None or spark.conf.get(_CHECKPOINTS, None):
+        """Return where a query keeps its progress: over the app's restarts of it at least.
+
+        Raises:
+            ConfigurationError: it must be kept over all starts, and is not.
+        """
+        if is_remembered(spark, spec.checkpoint_location):
             return spec.checkpoint_location
+        refuse_forgetful(spec.name, spec.function)
         folder = tempfile.mkdtemp(prefix="penstock-checkpoint-")
         self._ends.callback(shutil.rmtree, folder, ignore_errors=True)
         return Path(folder).as_uri()

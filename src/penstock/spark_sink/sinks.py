@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import SinkError
+from penstock.spark_sink.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,6 +69,32 @@ def require_places(schema: pa.Schema, target: str) -> None:
             )
 
 
+def has_ledger(sink: object) -> bool:
+    """Tell whether a sink remembers what it stored."""
+    return any(callable(getattr(sink, method, None)) for method in ("position_of", "position"))
+
+
+def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets | None:
+    """Return what a sink's ledger says of a query: of each partition that it knows, the next offset.
+
+    Args:
+        sink: the function that gets the batches.
+        query: name of the query; a sink that has a name of its own goes by that.
+        partitions: those that are asked for.
+
+    Returns:
+        The offsets; None where the sink has no ledger.
+
+    Raises:
+        SinkError: the ledger cannot be read.
+    """
+    ask = getattr(sink, "position_of", None)
+    if callable(ask):
+        return dict(ask(query, partitions))
+    whole = getattr(sink, "position", None)
+    return dict(whole()) if callable(whole) else None
+
+
 def run_of(batch: DataFrame) -> str | None:
     """Return the id of the query's run that handed the batch over, another one after each start.
 
@@ -81,4 +109,4 @@ def run_of(batch: DataFrame) -> str | None:
     return run if context.getLocalProperty(_BATCH_ID) is not None else None
 
 
-__all__ = ["Sink", "arrow_schema", "require_places", "run_of"]
+__all__ = ["Sink", "arrow_schema", "has_ledger", "ledger_positions", "require_places", "run_of"]

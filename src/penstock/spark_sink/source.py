@@ -141,8 +141,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.partitions()  # one that is named and not there is a mistake, here at the beginning
         # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
         latest = self._latest()
+        first = log.earliest(latest)
+        if self._options.starting is None and any(first[part] < end for part, end in latest.items()):
+            _log.warning(
+                "the query over %s begins at the end of the logs, as it has no checkpoint yet and no startingOffsets: "
+                "what was sent before is not read. penstock.spark_sink.start_sink begins where the sink's ledger says; "
+                "or give startingOffsets (earliest, latest or JSON)",
+                self._options.selection,
+            )
         starting = self._options.starting or "latest"
-        return planning.to_json(resolve("startingOffsets", starting, log.earliest(latest), latest, log.at_times))
+        return planning.to_json(resolve("startingOffsets", starting, first, latest, log.at_times))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return what maxOffsetsPerTrigger says; Spark has no limit of both kinds, so the least is held here."""
