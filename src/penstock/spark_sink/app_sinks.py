@@ -25,6 +25,7 @@ from penstock.spark_sink.group_offsets import GroupOffsets
 from penstock.spark_sink.progress import SinkStatistics
 from penstock.spark_sink.progress_publisher import ProgressPublisher
 from penstock.spark_sink.restarts import Restarts
+from penstock.spark_sink.session import is_classic, new_session
 from penstock.spark_sink.sink_specs import SinkSpec
 from penstock.spark_sink.starting import is_remembered, refuse_forgetful
 from penstock.spark_sink.supervised_query import Query, SupervisedQuery
@@ -88,7 +89,7 @@ class AppSinks:
         require_topics(admin, self._bootstrap_servers, {topic for one in self._specs for topic in one.topics})
         spark = self._session()
         register(spark)
-        gated = _is_classic(spark)
+        gated = is_classic(spark)
         publisher = self._publisher = ProgressPublisher(
             self._telemetry,
             groups={
@@ -135,9 +136,10 @@ class AppSinks:
                 "least version 17, or install 'penstock[dev-broker]' and put "
                 "os.environ.update(penstock.devbroker.spark_environment()) before the start; penstock run does so"
             )
-        spark = SparkSession.builder.appName(self._name).getOrCreate()
-        if made:
-            self._at_end(spark.stop)
+        if not made:
+            return SparkSession.builder.appName(self._name).getOrCreate()
+        spark = new_session(self._name)
+        self._at_end(spark.stop)
         return spark
 
     def _listen(self, spark: SparkSession, publisher: ProgressPublisher) -> None:
@@ -280,13 +282,6 @@ def _stops_are_no_errors() -> Iterator[None]:
         yield
     finally:
         callbacks.removeFilter(is_error)
-
-
-def _is_classic(spark: SparkSession) -> bool:
-    """Tell whether functions of batches run in this process; under Spark Connect they run where the server is."""
-    from pyspark.sql.utils import is_remote
-
-    return not is_remote() and type(spark).__module__ == "pyspark.sql.session"
 
 
 __all__ = ["AppSinks"]

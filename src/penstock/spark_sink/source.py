@@ -43,6 +43,7 @@ from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange, Offsets
 from penstock.spark_sink.positions import refuse_backwards, resolve
 from penstock.spark_sink.reading import read_range
+from penstock.spark_sink.session import settle_environment, use_this_python
 
 #: Of topics that were not asked for.
 _NOTHING_SAID = Topics(counts={}, ids={}, refused={})
@@ -53,9 +54,12 @@ _log = logging.getLogger("penstock.spark_sink")
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("penstock")` and `spark.readStream.format("penstock")` known to a session.
 
-    Executors need penstock importable. Registering twice does no harm.
+    Executors need penstock importable: on a local master Spark's workers run this process's Python from here on, unless
+    `PYSPARK_PYTHON` says another; elsewhere set it. Registering twice does no harm.
     """
+    use_this_python(spark)
     spark.dataSource.register(PenstockSource)
+    settle_environment(spark, PenstockSource.name())
 
 
 class PenstockSource(DataSource):
