@@ -11,15 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_tools import produce
 from penstock.devbroker import DevBroker, spark_environment
+from penstock.errors import ConfigurationError
 from penstock.spark_sink import register, session
+from penstock.spark_sink.query import load
 from penstock.spark_sink.session import environment_of, use_this_python
 from waiting import wait_until
-
-CHILD = Path(__file__).with_name("python_child.py")
 
 
 @pytest.mark.parametrize(
@@ -55,16 +56,33 @@ def bare_environment(folder: Path) -> dict[str, str]:
     return {**kept, **java, "PATH": f"{bare.parent}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
+RUN = """
+import pathlib
+import penstock.app
+
+here = pathlib.Path.cwd()
+app = penstock.app.App("{topic}", bootstrap_servers="{servers}")
+
+@app.sink("{topic}", trigger="100 milliseconds", name="store", restarts=0, checkpoint_location=str(here / "checkpoint"))
+def store(batch, batch_id):
+    (here / "rows").write_text(str([bytes(row.value) for row in batch.collect()]))
+    # Fails on a worker, as a bad row would: Spark writes a stack for each of its parts.
+    batch.selectExpr("raise_error('no room')").collect()
+"""
+
+
 @pytest.mark.timeout(400)
-def test_a_plain_job_reads_without_pyspark_python(
+def test_penstock_run_finds_its_python_and_says_in_a_sentence_why_a_sink_ended(
     broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """Take a Spark of its own: some 15 s on a quiet machine."""
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"read")])
+    (tmp_path / "shop.py").write_text(RUN.format(topic=topic, servers=broker.bootstrap_servers))
 
     done = subprocess.run(
-        [sys.executable, str(CHILD), broker.bootstrap_servers, topic],
+        [sys.executable, "-m", "penstock", "run", "shop:app"],
+        cwd=tmp_path,
         env=bare_environment(tmp_path),
         capture_output=True,
         text=True,
@@ -72,8 +90,27 @@ def test_a_plain_job_reads_without_pyspark_python(
         check=False,
     )
 
-    assert done.returncode == 0, done.stderr[-4_000:]
-    assert done.stdout.splitlines()[-1] == "[b'read']"
+    assert (tmp_path / "rows").read_text() == "[b'read']", done.stderr[-4_000:]
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("penstock: the query store ended: ")
+    assert "no room" in last
+    assert "Stage 0:" not in done.stderr, "progress bars are for terminals"
+    assert "ERROR MicroBatchExecution" not in done.stderr
+    assert "ERROR Executor" not in done.stderr
+    assert "at org.apache.spark" not in done.stderr
+    assert "INFO py4j" not in done.stderr
+    assert "replaced a previously registered" not in done.stderr
+
+
+def test_a_source_that_workers_cannot_import_is_told_with_what_to_set() -> None:
+    def fail() -> None:
+        raise AnalysisException("Failed to create Python data source instance: No module named 'penstock'\n at org")
+
+    reader: Any = SimpleNamespace(load=fail)
+
+    with pytest.raises(ConfigurationError, match="Python of Spark's workers has no penstock: set PYSPARK_PYTHON"):
+        load(reader)
 
 
 def test_the_start_of_a_query_leaves_the_environment_that_all_queries_share_as_it_is(

@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock.config import ClientConfig, a_callable, names, not_empty
 from penstock.errors import ConfigurationError
+from penstock.spark_sink.restarts import lacking_package
 from penstock.spark_sink.source import register
 from penstock.spark_sink.starting import is_remembered, refuse_forgetful, starting_options
 
@@ -129,7 +132,7 @@ def start_through(
         reader = reader.option(f"kafka.{key}", _option_text(key, value))
     for option, value in source_options.items():
         reader = reader.option(option, value)
-    frame = reader.load()
+    frame = load(reader)
     if rows is not None:
         frame = rows(frame)
         if not hasattr(frame, "writeStream"):
@@ -144,6 +147,21 @@ def start_through(
     if checkpoint_location is not None:
         writer = writer.option("checkpointLocation", checkpoint_location)
     return writer.start()
+
+
+def load(reader: DataStreamReader) -> DataFrame:
+    """Return the frame of a configured reader.
+
+    Raises:
+        ConfigurationError: the Python that Spark starts lacks the source.
+    """
+    try:
+        return reader.load()
+    except PySparkException as error:
+        remedy = lacking_package(str(error))
+        if remedy is None:
+            raise
+        raise ConfigurationError(f"the source penstock did not start: {remedy}") from error
 
 
 def source_config(config: ClientConfig) -> dict[str, Any]:
@@ -185,4 +203,4 @@ def _option_text(key: str, value: Any) -> str:
     )
 
 
-__all__ = ["source_config", "start_sink", "start_through", "trigger_arguments"]
+__all__ = ["load", "source_config", "start_sink", "start_through", "trigger_arguments"]

@@ -101,18 +101,19 @@ def told(failure: BaseException) -> str:
         kind, line = within[-1]
     else:
         kind, line = type(failure).__name__, text.splitlines()[0] if text else "no text"
-    return f"{kind}: {line.strip()}{_remedy(line)}"
+    remedy = lacking_package(line)
+    return f"{kind}: {line.strip()}" + ("" if remedy is None else f"; {remedy}")
 
 
-def _remedy(line: str) -> str:
-    """Return what to do about a Python of Spark's workers that lacks what the source is made of."""
-    found = _NO_MODULE.search(line)
+def lacking_package(text: str) -> str | None:
+    """Return what to do about a Python of Spark's workers that lacks what penstock is made of, where a text says so."""
+    found = _NO_MODULE.search(text)
     if found is None:
-        return ""
+        return None
     return (
-        f"; the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
+        f"the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
         "(docs/spark-cluster.md)"
     )
 
 
-__all__ = ["FIRST_WAIT_S", "JITTER", "LONGEST_WAIT_S", "Restarts", "lasts", "told"]
+__all__ = ["FIRST_WAIT_S", "JITTER", "LONGEST_WAIT_S", "Restarts", "lacking_package", "lasts", "told"]

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Loggers of the JVM that write the stack of a failure, which is told in a sentence anyway.
-_STACKS = (
+#: Loggers of the JVM that write the stack of a failure, which is told in a sentence anyway; and the one that warns of
+#: a source that is registered again, as ours is for each query.
+_NOISY = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.DataSourceManager",
     "org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec",
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
 )
@@ -50,9 +52,12 @@ def new_session(name: str) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
+    quiet, py4j = not _log.isEnabledFor(logging.DEBUG), logging.getLogger("py4j")
+    if quiet and py4j.level == logging.NOTSET:
+        py4j.setLevel(logging.WARNING)  # it tells of every call, at INFO
     spark = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    if not _log.isEnabledFor(logging.DEBUG):
-        _silence(spark, _STACKS)
+    if quiet:
+        _silence(spark, _NOISY)
     return spark
 
 
@@ -77,6 +82,12 @@ def use_this_python(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     if str(context.master).startswith("local"):
         context.pythonExec = sys.executable
+    else:
+        _log.info(
+            "Spark's workers start with the %s of their PATH; where it has no penstock, set PYSPARK_PYTHON to one that "
+            "has it",
+            context.pythonExec,
+        )
 
 
 def settle_environment(spark: SparkSession, source: str) -> None:
