@@ -260,10 +260,12 @@ class App:
                 method `check(schema)` is asked before the query begins.
             trigger: an interval such as "5 seconds", or "available now" to end when all is read.
             name: name of the query; the app's and the function's when left out.
-            checkpoint_location: where Spark keeps its progress. Without one it lasts as long as the app runs, and the
-                next start of the app reads from `starting_offsets` again, which a sink with a ledger, such as
-                `SqlSink`, takes without storing rows twice.
-            starting_offsets: "earliest" (default), "latest" or Spark's JSON, where there is no checkpoint yet.
+            checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as
+                `handler_sink`, need one, or `start` refuses them, unless the session names a folder for all queries
+                (`spark.sql.streaming.checkpointLocation`). A sink with a ledger, such as `SqlSink`, goes on where that
+                says when there is none, or it is lost.
+            starting_offsets: "earliest" (default), "latest" or Spark's JSON, where neither checkpoint nor ledger know
+                the query yet.
             options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
                 the first one holds all that is there.
             restarts: restarts in a row without a committed batch in between, at most; the next failure stops the app.
@@ -323,7 +325,7 @@ class App:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
             ConfigurationError: there is nothing to run, `coordinator` is none, PySpark or Java is missing for a sink,
-                or the Kafka client refused its configuration.
+                a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
             SinkError: a sink cannot store what its query gives it.
         """
         if not self._consumed and not self._sinks:

@@ -15,8 +15,6 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from penstock.config import ClientConfig
 from penstock.kafka import (
-    AskedTopicIds,
-    TopicIds,
     TopicSpec,
     admin_client,
     base_config,
@@ -25,6 +23,7 @@ from penstock.kafka import (
     message_limits,
     require_topics,
 )
+from penstock.topic_ids import AskedTopicIds, TopicIds
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message

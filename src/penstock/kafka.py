@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
     AdminClient,
     ConfigResource,
@@ -48,8 +47,38 @@ _CONNECTION_PREFIXES = (
 #: later than the broker is back.
 _LONGEST_RECONNECT_MS = 1_000
 
-#: What a broker says that has no topic ids: 16 zero bytes in base 64.
-_NO_ID = "A" * 22
+#: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
+#: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
+_TRANSIENT = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the client library's public constants look so, here and below
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - the same
+        KafkaError._RESOLVE,  # noqa: SLF001 - the same
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - the same
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the same
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the same
+        KafkaError._WAIT_CACHE,  # noqa: SLF001 - the same
+        KafkaError._WAIT_COORD,  # noqa: SLF001 - the same
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
 
 _log = logging.getLogger("penstock.kafka")
 #: Shared by all clients: what they say of one broker is the same.
@@ -71,55 +100,6 @@ class TopicSpec:
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
     is_optional: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TopicIds:
-    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id.
-
-    Attributes:
-        ids: id of each topic that has one.
-        absent: topics that do not exist.
-        failures: why nothing was told of a topic.
-    """
-
-    ids: Mapping[str, str]
-    absent: frozenset[str] = frozenset()
-    failures: Mapping[str, str] = field(default_factory=dict)
-
-
-class AskedTopicIds:
-    """A question for the ids of topics, sent when it is made; it never waits.
-
-    Args:
-        admin: an admin client.
-        topics: names of the topics.
-        timeout_s: seconds that a broker may take to answer.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-    """
-
-    def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
-        self.futures: dict[str, Future[Any]] = admin.describe_topics(
-            TopicCollection(list(topics)), request_timeout=timeout_s
-        )
-
-    def answer(self) -> TopicIds | None:
-        """Return what was answered; None as long as it is not complete."""
-        return self.wait() if all(future.done() for future in self.futures.values()) else None
-
-    def wait(self) -> TopicIds:
-        """Return what was answered, waiting for it."""
-        ids, failures, absent = {}, {}, set()
-        for topic, future in self.futures.items():
-            try:
-                ids[topic] = str(future.result().topic_id)
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    absent.add(topic)
-                failures[topic] = reason(error)
-        return TopicIds({topic: one for topic, one in ids.items() if one != _NO_ID}, frozenset(absent), failures)
 
 
 def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
@@ -182,6 +162,20 @@ def told_offset(answer: ListOffsetsResultInfo) -> int:
     return int(answer.offset)
 
 
+def is_transient(error: KafkaException | KafkaError) -> bool:
+    """Tell whether the same question may be answered a moment later, without anybody doing something about it."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
+
+
+def not_answered(bootstrap_servers: str, timeout_s: float, error: KafkaException) -> BrokerConnectionError:
+    """Return the error that says that no broker answered, and why."""
+    return BrokerConnectionError(
+        f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {reason(error)}; "
+        "check the address, that the broker runs, and its security settings"
+    )
+
+
 def partition_counts(
     admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> dict[str, int]:
@@ -193,10 +187,7 @@ def partition_counts(
     try:
         metadata = admin.list_topics(timeout=timeout_s)
     except KafkaException as error:
-        raise BrokerConnectionError(
-            f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {reason(error)}; "
-            "check the address, that the broker runs, and its security settings"
-        ) from error
+        raise not_answered(bootstrap_servers, timeout_s, error) from error
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
@@ -292,14 +283,14 @@ def _await_metadata(admin: AdminClient, names: set[str]) -> None:
 
 __all__ = [
     "CONNECT_TIMEOUT_S",
-    "AskedTopicIds",
-    "TopicIds",
     "TopicSpec",
     "admin_client",
     "base_config",
     "client_refused",
     "ensure_topics",
+    "is_transient",
     "message_limits",
+    "not_answered",
     "partition_counts",
     "reason",
     "require_topics",

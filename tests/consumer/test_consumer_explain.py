@@ -9,9 +9,9 @@ from confluent_kafka import KafkaError
 import penstock
 from penstock.consumer import Explanation, LitePushConsumer, handler
 from penstock.consumer.topic_watch import TopicWatch
-from penstock.kafka import TopicIds
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
+from penstock.topic_ids import TopicIds
 
 
 def app_of(*topics: str, attempts: int = 5, dead_letter: bool = False) -> penstock.App:

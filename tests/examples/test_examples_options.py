@@ -37,6 +37,7 @@ SIGNATURES: dict[str, Callable[..., object]] = {
     "SqlStore": SqlStore,
     "FileStore": FileStore,
     "App.sink": penstock.App.sink,
+    "start_sink": spark_sink.start_sink,
     "SqlSink": spark_sink.SqlSink,
     "DeadLetters": spark_sink.DeadLetters,
     "KafkaSink": spark_sink.KafkaSink,

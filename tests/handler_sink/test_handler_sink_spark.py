@@ -239,7 +239,13 @@ def test_an_app_has_one_topic_handled_by_its_consumer_and_another_by_spark_each_
     app.handler(there)(logging_handler(tmp_path))
     sink = app.handler_sink(there, parallelism=1)
 
-    @app.sink(there, sink=sink, trigger="1 second", options={"includeHeaders": "true"})
+    @app.sink(
+        there,
+        sink=sink,
+        trigger="1 second",
+        checkpoint_location=str(tmp_path / "checkpoint"),
+        options={"includeHeaders": "true"},
+    )
     def as_they_are(messages: DataFrame) -> DataFrame:
         return messages
 

@@ -71,13 +71,15 @@ def test_an_app_gives_committed_messages_to_its_handler_and_its_sink(
 
 
 def test_an_app_of_sinks_alone_ends_when_all_is_read(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 7)
     counts: list[int] = []
     app = App("alone", bootstrap_servers=broker.bootstrap_servers)
-    app.sink(topic, trigger="available now", name="counting")(lambda batch, _: counts.append(batch.count()))
+    app.sink(topic, trigger="available now", name="counting", checkpoint_location=str(tmp_path))(
+        lambda batch, _: counts.append(batch.count())
+    )
 
     with app.start() as running:
         assert running.wait(SPARK_S)
@@ -86,7 +88,7 @@ def test_an_app_of_sinks_alone_ends_when_all_is_read(
 
 
 def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"%d" % number) for number in range(10)])
@@ -96,7 +98,12 @@ def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
     app = App("again", bootstrap_servers=broker.bootstrap_servers, config={"auto.offset.reset": "earliest"})
     app.handler(topic)(seen)
 
-    @app.sink(topic, trigger="200 milliseconds", options={"maxOffsetsPerTrigger": "5"})
+    @app.sink(
+        topic,
+        trigger="200 milliseconds",
+        checkpoint_location=str(tmp_path),
+        options={"maxOffsetsPerTrigger": "5"},
+    )
     def shaky(batch: DataFrame, batch_id: int) -> None:
         rows = [row.value for row in batch.select("value").collect()]
         if batch_id == 1 and len(failures) < 2:
@@ -121,14 +128,14 @@ def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
 
 
 def test_a_sink_that_fails_too_often_stops_the_app_with_a_sentence(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
     app = App("fails", bootstrap_servers=broker.bootstrap_servers)
     calls: list[int] = []
 
-    @app.sink(topic, trigger="1 second", name="broken", restarts=1)
+    @app.sink(topic, trigger="1 second", name="broken", restarts=1, checkpoint_location=str(tmp_path))
     def broken(_batch: DataFrame, batch_id: int) -> None:
         calls.append(batch_id)
         raise ValueError("no room")
@@ -234,14 +241,14 @@ class Stored:
 
 
 def test_a_sink_is_checked_before_the_query_begins_and_takes_rows_that_a_function_makes(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"7")])
     stored, refusing = Stored(), Stored(refuses=True)
     app = App("checked", bootstrap_servers=broker.bootstrap_servers)
 
-    @app.sink(topic, sink=stored, trigger="available now")
+    @app.sink(topic, sink=stored, trigger="available now", checkpoint_location=str(tmp_path / "stored"))
     def amounts(messages: DataFrame) -> DataFrame:
         return messages.selectExpr("cast(cast(value as string) as int) amount", "topic", "partition", "offset")
 
@@ -249,7 +256,7 @@ def test_a_sink_is_checked_before_the_query_begins_and_takes_rows_that_a_functio
         assert running.wait(SPARK_S)
         names = [one.name for one in running.sinks()]
     refused = App("refused", bootstrap_servers=broker.bootstrap_servers)
-    refused.sink(topic)(refusing)
+    refused.sink(topic, checkpoint_location=str(tmp_path / "refused"))(refusing)
     with pytest.raises(SinkError, match="table orders has no column value"):
         refused.start()
 
@@ -278,12 +285,14 @@ def test_wrong_settings_of_sinks_are_refused_at_once() -> None:
 
 
 def test_a_sink_that_does_not_start_leaves_no_other_running(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
     app = App("leak", bootstrap_servers=broker.bootstrap_servers)
-    app.sink(topic, name="first")(lambda _batch, _batch_id: None)
-    app.sink(topic, name="second", options={"maxOffsetPerTrigger": "10"})(lambda _batch, _batch_id: None)
+    for name, options in (("first", {}), ("second", {"maxOffsetPerTrigger": "10"})):
+        app.sink(topic, name=name, options=options, checkpoint_location=str(tmp_path / name))(
+            lambda _batch, _batch_id: None
+        )
 
     with pytest.raises(AnalysisException, match="did you mean maxOffsetsPerTrigger"):
         app.start()
@@ -292,7 +301,7 @@ def test_a_sink_that_does_not_start_leaves_no_other_running(
 
 
 def test_a_sink_beside_a_handler_takes_its_options_and_of_the_settings_what_means_something_to_it(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 25)
@@ -304,7 +313,7 @@ def test_a_sink_beside_a_handler_takes_its_options_and_of_the_settings_what_mean
         config={"auto.offset.reset": "earliest", "session.timeout.ms": 6000, "error_cb": print, "client.id": "both"},
     )
     app.handler(topic)(seen)
-    app.sink(topic, trigger="1 second", options={"maxOffsetsPerTrigger": "10"})(
+    app.sink(topic, trigger="1 second", options={"maxOffsetsPerTrigger": "10"}, checkpoint_location=str(tmp_path))(
         lambda batch, _: counts.append(batch.count())
     )
 
@@ -315,11 +324,11 @@ def test_a_sink_beside_a_handler_takes_its_options_and_of_the_settings_what_mean
 
 
 def test_of_several_processes_the_first_runs_the_sinks(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     topic = new_topic()
     app = App("several", bootstrap_servers=broker.bootstrap_servers)
-    app.sink(topic)(lambda _batch, _batch_id: None)
+    app.sink(topic, checkpoint_location=str(tmp_path))(lambda _batch, _batch_id: None)
     alone = App("several", bootstrap_servers=broker.bootstrap_servers)
     alone.sink(topic)(lambda _batch, _batch_id: None)
     app.handler(topic)(Recorder())
@@ -334,6 +343,19 @@ def test_of_several_processes_the_first_runs_the_sinks(
         in_the_first = [query.isActive for query in first.queries]
 
     assert (in_the_second, in_the_first) == ([], [True])
+
+
+def test_a_sink_that_remembers_nothing_is_refused_without_a_checkpoint(
+    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    app = App("forgets", bootstrap_servers=broker.bootstrap_servers)
+    app.sink(topic, name="forgetful")(lambda _batch, _batch_id: None)
+
+    with pytest.raises(ConfigurationError, match="the sink of the query forgetful has no ledger, and the query no che"):
+        app.start()
+
+    assert [query.name for query in spark.streams.active] == []
 
 
 def test_a_sink_for_a_missing_topic_is_refused_before_spark_starts_it(spark: SparkSession, broker: DevBroker) -> None:

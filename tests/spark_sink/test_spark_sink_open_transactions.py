@@ -20,6 +20,7 @@ class FixedLogs:
     def __init__(self, ends: Offsets) -> None:
         self.ends = ends
         self.asked: list[list[TopicPartition]] = []
+        self.looked_up: list[list[TopicPartition]] = []
         self.broken = False
 
     def written(self, partitions: Iterable[TopicPartition]) -> Offsets:
@@ -28,9 +29,9 @@ class FixedLogs:
         self.asked.append(sorted(partitions))
         return {part: self.ends[part] for part in self.asked[-1]}
 
-    def timestamp_ms(self, part: TopicPartition, offset: int) -> int | None:
-        assert (part, offset) == (STILL, 3)
-        return 1_700_000_000_000
+    def timestamps_ms(self, offsets: Offsets) -> dict[TopicPartition, int]:
+        self.looked_up.append(sorted(offsets))
+        return {STILL: 1_700_000_000_000} if STILL in offsets else {}
 
 
 class Clock:
@@ -52,10 +53,34 @@ def test_only_a_log_that_stands_still_with_something_behind_is_named_and_not_aga
             transactions.watch({STILL: 3, IDLE: 7, MOVING: second})
 
     assert logs.asked == [[STILL, IDLE]] * 2
+    assert logs.looked_up == [[STILL]] * 2
     assert len(caplog.messages) == 2
     assert "orders[0] waits at offset 3: a transaction is open there" in caplog.messages[0]
     assert "first message is of 2023-11-14 22:13:20 UTC; 117 offsets wait behind it" in caplog.messages[0]
     assert "--topic orders --partition 0" in caplog.messages[0]
+
+
+def test_many_partitions_that_wait_cost_one_look_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    stable = {("orders", number): 3 for number in range(100)}
+    logs = FixedLogs(dict.fromkeys(stable, 120))
+    transactions = OpenTransactions(logs, clock)
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        for second in range(int(PATIENCE_S) + 30):
+            clock.now = float(second)
+            # They come to a stand one after another.
+            transactions.watch({part: 3 if second > part[1] else 2 for part in stable})
+
+    assert len(logs.looked_up) == len(caplog.messages) == 1
+    assert len(logs.looked_up[0]) <= 5
+    clock.now += AGAIN_S
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        transactions.watch(stable)
+        transactions.tell(stable)
+    assert "; so do orders[1] at offset 3, orders[2] at offset 3" in caplog.messages[-1]
+    assert caplog.messages[-1].count("orders[") == 5
+    assert "and 95 more." in caplog.messages[-1]
 
 
 def test_a_broker_that_does_not_answer_costs_the_query_nothing(caplog: pytest.LogCaptureFixture) -> None:

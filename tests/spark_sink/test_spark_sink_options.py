@@ -4,6 +4,7 @@ import subprocess
 import sys
 import traceback
 
+import pyspark
 import pytest
 from confluent_kafka import Consumer, KafkaException
 
@@ -226,6 +227,21 @@ def test_a_missing_package_is_answered_with_the_extra_to_install(package: str, n
 
     assert f"needs the package {package}" in done.stdout
     assert f"pip install 'penstock[{extra}]'" in done.stdout
+
+
+def test_an_old_pyspark_is_not_called_missing() -> None:
+    program = (
+        "import sys; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
+        "import penstock.spark_sink as spark_sink\n"
+        "try: spark_sink.register\n"
+        "except spark_sink.ConfigurationError as error: print(error)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    assert "not installed" not in done.stdout
+    assert f"{pyspark.__version__} lacks pyspark.sql.streaming.datasource; install" in done.stdout
+    assert "pip install 'penstock[spark]'" in done.stdout
 
 
 def test_sinks_that_write_no_sql_need_no_package_for_it() -> None:

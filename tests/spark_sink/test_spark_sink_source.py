@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
-from penstock.spark_sink import start_sink
+from penstock.spark_sink import SqlSink, start_sink
 from waiting import wait_until
 
 Row = tuple[str, int, int, bytes | None, bytes | None]
@@ -390,3 +391,34 @@ def test_start_sink_hands_every_batch_to_the_function(
             name="stored",
             checkpoint_location=str(tmp_path),
         )
+
+
+def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_at_a_default(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic = new_topic(partitions=2)
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+
+    def run(checkpoint: str, starting_offsets: str) -> int:
+        query = start_sink(
+            spark,
+            topic,
+            SqlSink(url, table="rows"),
+            rows=lambda messages: messages.selectExpr("cast(value as string) text", "topic", "partition", "offset"),
+            bootstrap_servers=broker.bootstrap_servers,
+            trigger="available now",
+            name="lost",
+            checkpoint_location=str(tmp_path / checkpoint),
+            starting_offsets=starting_offsets,
+        )
+        assert query.awaitTermination(150)
+        return sum(report.numInputRows for report in query.recentProgress)
+
+    write(topic, 0, [(None, b"first")] * 4)
+    assert run("kept", "earliest") == 4
+    write(topic, 0, [(None, b"between")] * 6)
+    write(topic, 1, [(None, b"of a partition that had none")] * 2)
+
+    assert run("lost", "latest") == 8, "neither less than the ledger lacks, nor what it has"
+    with sqlite3.connect(tmp_path / "rows.db") as connection:
+        assert connection.execute("SELECT count(*) FROM rows").fetchone() == (12,)

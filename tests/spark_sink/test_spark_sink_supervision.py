@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -265,6 +266,17 @@ def test_an_error_is_told_in_one_line_out_of_sparks_wrapping() -> None:
     )
     assert told(ValueError("no room\nfor two")) == "ValueError: no room"
     assert told(ValueError()) == "ValueError: no text"
+
+
+def test_a_worker_that_lacks_a_package_is_told_with_what_to_set() -> None:
+    lacking = re.sub(
+        r"penstock\.errors\.TopicNotFoundError: .*", "ModuleNotFoundError: No module named 'penstock'", TOPIC_GONE
+    )
+
+    assert told(RuntimeError(lacking)) == (
+        "ModuleNotFoundError: No module named 'penstock'; the Python of Spark's workers has no penstock: set "
+        "PYSPARK_PYTHON to one that has it, or ship it (docs/spark-cluster.md)"
+    )
 
 
 def test_a_closed_gate_lets_no_batch_begin_and_says_how_spark_knows_a_stop() -> None:

@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
 from kafka_tools import wait_for_markers
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink.open_transactions import AGAIN_S, PATIENCE_S
+from penstock.spark_sink import log_view
+from penstock.spark_sink.log_view import LogView
+from penstock.spark_sink.open_transactions import AGAIN_S, PATIENCE_S, OpenTransactions
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
 from penstock.spark_sink.source import BatchReader, StreamReader
@@ -159,3 +161,28 @@ def test_a_batch_that_is_to_end_behind_an_open_transaction_says_what_it_cannot_r
     assert "endingOffsets is 8, but a transaction is open at offset 5" in caplog.text
     log.end_transaction()
     assert log.batch(endingOffsets=behind) == [log.range(0, 8)]
+
+
+def test_several_open_transactions_are_named_by_one_client_in_one_line(  # noqa: PLR0917 - fixtures
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    open_transaction: Begin,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = new_topic(partitions=3)
+    for partition in range(3):
+        write(topic, partition, [(None, b"before")] * (partition + 1))
+        open_transaction(topic, partition)
+        write(topic, partition, [(None, b"behind")] * 500)
+    view = LogView(SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}))
+    made: list[object] = []
+    monkeypatch.setattr(log_view, "Consumer", lambda settings: made.append(settings) or Consumer(settings))
+
+    assert OpenTransactions(view).tell(view.latest(view.partitions()))
+
+    assert len(made) == len(caplog.messages) == 1
+    assert f"{topic}[0] waits at offset 1: a transaction is open there, whose first message is of 20" in caplog.text
+    assert f"; so do {topic}[1] at offset 2 since 20" in caplog.text
+    assert f", {topic}[2] at offset 3 since 20" in caplog.text

@@ -44,6 +44,9 @@ def run(
     start cannot mend ends the run: wrong use at once, with code 2; too many restarts in a row with code 1, or 3 where
     no broker ever answered.
 
+    Sinks run in the Spark session that the module makes, or else in one of the app's own, which spark-defaults.conf (in
+    SPARK_CONF_DIR) and PYSPARK_SUBMIT_ARGS configure.
+
     Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker.
     """
     if processes is not None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaException
 
 from penstock.cluster import TopicIdsAnswer
-from penstock.kafka import TopicIds, reason
+from penstock.kafka import reason
+from penstock.topic_ids import TopicIds
 
 #: Seconds between two questions.
 _EVERY_S = 10.0

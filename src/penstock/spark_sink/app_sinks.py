@@ -25,8 +25,10 @@ from penstock.spark_sink.group_offsets import GroupOffsets
 from penstock.spark_sink.progress import SinkStatistics
 from penstock.spark_sink.progress_publisher import ProgressPublisher
 from penstock.spark_sink.restarts import Restarts
+from penstock.spark_sink.session import is_classic, new_session
 from penstock.spark_sink.sink_specs import SinkSpec
 from penstock.spark_sink.sinks import OfQuery
+from penstock.spark_sink.starting import is_remembered, refuse_forgetful
 from penstock.spark_sink.supervised_query import Query, SupervisedQuery
 from penstock.spark_sink.supervision import Supervisor
 
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.spark_sink")
-
-#: Where Spark keeps checkpoints of queries that name none, by the query's name.
-_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 
 class AppSinks:
@@ -80,7 +79,8 @@ class AppSinks:
         """Start all queries; where one fails, `stop` ends those before it.
 
         Raises:
-            ConfigurationError: PySpark or Java is missing, or an option is wrong.
+            ConfigurationError: PySpark or Java is missing, an option is wrong, or a sink has neither a checkpoint nor
+                a ledger.
             SinkError: a sink cannot store what its query gives it.
             TopicNotFoundError: a topic does not exist.
         """
@@ -90,7 +90,7 @@ class AppSinks:
         require_topics(admin, self._bootstrap_servers, {topic for one in self._specs for topic in one.topics})
         spark = self._session()
         register(spark)
-        gated = _is_classic(spark)
+        gated = is_classic(spark)
         publisher = self._publisher = ProgressPublisher(
             self._telemetry,
             groups={
@@ -137,9 +137,10 @@ class AppSinks:
                 "least version 17, or install 'penstock[dev-broker]' and put "
                 "os.environ.update(penstock.devbroker.spark_environment()) before the start; penstock run does so"
             )
-        spark = SparkSession.builder.appName(self._name).getOrCreate()
-        if made:
-            self._at_end(spark.stop)
+        if not made:
+            return SparkSession.builder.appName(self._name).getOrCreate()
+        spark = new_session(self._name)
+        self._at_end(spark.stop)
         return spark
 
     def _listen(self, spark: SparkSession, publisher: ProgressPublisher) -> None:
@@ -161,9 +162,14 @@ class AppSinks:
         self._ends.callback(end_it)
 
     def _checkpoint(self, spark: SparkSession, spec: SinkSpec) -> str | None:
-        """Return where a query keeps its progress: over restarts at least, so that none skips or repeats the rest."""
-        if spec.checkpoint_location is not None or spark.conf.get(_CHECKPOINTS, None):
+        """Return where a query keeps its progress: over the app's restarts of it at least.
+
+        Raises:
+            ConfigurationError: it must be kept over all starts, and is not.
+        """
+        if is_remembered(spark, spec.checkpoint_location):
             return spec.checkpoint_location
+        refuse_forgetful(spec.name, spec.function)
         folder = tempfile.mkdtemp(prefix="penstock-checkpoint-")
         self._ends.callback(shutil.rmtree, folder, ignore_errors=True)
         return Path(folder).as_uri()
@@ -277,13 +283,6 @@ def _stops_are_no_errors() -> Iterator[None]:
         yield
     finally:
         callbacks.removeFilter(is_error)
-
-
-def _is_classic(spark: SparkSession) -> bool:
-    """Tell whether functions of batches run in this process; under Spark Connect they run where the server is."""
-    from pyspark.sql.utils import is_remote
-
-    return not is_remote() and type(spark).__module__ == "pyspark.sql.session"
 
 
 __all__ = ["AppSinks"]

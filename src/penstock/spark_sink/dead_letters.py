@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from penstock import kafka
 from penstock.config import ClientConfig, not_empty
@@ -20,17 +21,20 @@ from penstock.errors import PenstockError, SinkError
 from penstock.kafka import TopicSpec
 from penstock.message import FixedRecord, Record
 from penstock.spark_sink.rejects import Rejected
+from penstock.topic_ids import described
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0
 _WRITE_S = 60.0
+
+#: How often it is asked again, and after how many seconds, for a topic that has rows and is not to be seen.
+_LOOKS, _LOOK_S = 5, 1.0
 
 #: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
 _LARGEST_MESSAGE = 1_000_000_000
 
 #: How the client names the three ends of a search for an offset that is not there.
 _NOT_THERE = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001 - the library's names
-_TOPIC_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001 - the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,9 @@ class DeadLetters:
             raise SinkError(f"dead letters could not be written: {error}; nothing of the batch was stored") from error
 
     def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
-        """Make the topics of dead letters that do not exist, and return the partitions of those that do."""
+        """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics."""
         admin = kafka.admin_client(self.bootstrap_servers, self.config)
-        partitions = kafka.partition_counts(admin, self.bootstrap_servers)
+        partitions = _partitions(admin, topics)
         named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}
         kafka.ensure_topics(admin, self.bootstrap_servers, [TopicSpec(name, count) for name, count in named.items()])
         return partitions
@@ -161,10 +165,33 @@ class DeadLetters:
         )
 
 
+def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
+    """Return the number of partitions of those topics that there are.
+
+    A letter for a topic that is gone has no value. So that there is none is believed when it was said several times.
+
+    Raises:
+        KafkaException: whether there is one cannot be told.
+    """
+    counts: dict[str, int] = {}
+    for looks in range(1, _LOOKS + 1):
+        found, failed = described(admin, topics - counts.keys())
+        counts |= {name: len(one.partitions) for name, one in found.items()}
+        if not failed:
+            break
+        for error in failed.values():
+            last = looks == _LOOKS and error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART
+            if last or not kafka.is_transient(error):
+                raise error
+        if looks < _LOOKS:
+            time.sleep(_LOOK_S)
+    return counts
+
+
 def _read(consumer: Consumer, topic: str, partition: int, offset: int) -> Record:
     """Return the message of a place, or a record without key and value where there is none any more."""
     consumer.assign([TopicPartition(topic, partition, offset)])
-    deadline = time.monotonic() + _READ_S
+    deadline, why = time.monotonic() + _READ_S, ""
     while time.monotonic() < deadline:
         message = consumer.poll(1.0)
         if message is None:
@@ -172,13 +199,15 @@ def _read(consumer: Consumer, topic: str, partition: int, offset: int) -> Record
         error = message.error()
         if error is None and message.offset() == offset:
             return message  # type: ignore[return-value] # the library's types say None where a fetched record has none
-        if error is None or error.code() in _NOT_THERE or error.code() in _TOPIC_GONE:
+        if error is None or error.code() in _NOT_THERE:
             return _gone(topic, partition, offset)
-        if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's name
+        # Nor is a topic that was there a moment ago gone because a broker says so for a moment.
+        if not kafka.is_transient(error):
             raise KafkaException(error)
+        why = f" ({kafka.reason(error)})"
     raise SinkError(
-        f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} s, so it "
-        "could not be written to the dead letters; nothing of the batch was stored; check the partition's leader"
+        f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} s{why}, "
+        "so it could not be written to the dead letters; nothing of the batch was stored; check the partition's leader"
     )
 
 

@@ -8,22 +8,45 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import kafka
-from penstock.errors import ConfigurationError, SourceError
+from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink import planning
 from penstock.spark_sink.client_names import nearest
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import Offsets
+from penstock.topic_ids import described, id_of
 
-#: Seconds a single record may take to arrive.
-_RECORD_TIMEOUT_S = 5.0
+#: Seconds that records which only explain a wait may take to arrive, all together.
+_RECORDS_TIMEOUT_S = 2.0
 #: The name of a setting in the client library's complaints.
 _NAMED = re.compile(r"\b(?:ssl|sasl|security|enable|fetch|socket|[a-z]+)(?:\.[a-z_]+)+\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What the brokers say of the topics that a query reads.
+
+    Attributes:
+        counts: the number of partitions of each that can be seen.
+        ids: their ids, which a topic that is made anew does not keep; none from brokers that have none.
+        refused: why others cannot be seen.
+    """
+
+    counts: Mapping[str, int]
+    ids: Mapping[str, str]
+    refused: Mapping[str, KafkaException]
+
+    def is_unknown(self, topic: str) -> bool:
+        """Tell whether the brokers say that there is no such topic, rather than that it may not or cannot be seen."""
+        error = self.refused.get(topic)
+        return error is not None and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 class LogView:
@@ -44,20 +67,57 @@ class LogView:
 
         Raises:
             BrokerConnectionError: no broker answered.
+            SourceError: a topic may not be seen.
             TopicNotFoundError: a named topic or partition does not exist.
         """
-        return self._options.selection.pick(self._counts())
+        topics = self.topics()
+        for name, error in sorted(topics.refused.items()):
+            if not topics.is_unknown(name):
+                raise SourceError(
+                    f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {kafka.reason(error)}; allow "
+                    "this client to describe it, or see to its brokers"
+                )
+        return self._options.selection.pick(topics.counts)
 
-    def existing(self) -> list[planning.TopicPartition]:
-        """Return those of the partitions the query reads that there are, whatever has been deleted since it began.
+    def topics(self, expected: Collection[str] = ()) -> Topics:
+        """Return which of the topics the query reads there are, and why others cannot be seen.
+
+        Args:
+            expected: topics that were there before. What is said of them is asked again, as often as the options say,
+                for a broker may not know, or not answer, for a moment.
 
         Raises:
             BrokerConnectionError: no broker answered.
         """
-        return self._options.selection.pick_existing(self._counts())
+        left = self._options.offset_retries
+        while True:
+            try:
+                found = self._topics(expected)
+                passing = any(kafka.is_transient(found.refused[name]) for name in found.refused.keys() & set(expected))
+            except BrokerConnectionError:
+                if not left or not expected:
+                    raise
+                passing = True
+            if not passing or not left:
+                return found
+            left -= 1
+            self._pause.wait(self._options.offset_retry_interval_s)
 
-    def _counts(self) -> dict[str, int]:
-        return kafka.partition_counts(self._admin, self._options.bootstrap_servers)
+    def _topics(self, expected: Collection[str]) -> Topics:
+        servers, selection = self._options.bootstrap_servers, self._options.selection
+        names = selection.names()
+        if names is None:
+            names = frozenset(filter(selection.covers, kafka.partition_counts(self._admin, servers)))
+        found, refused = described(self._admin, names | set(expected), kafka.CONNECT_TIMEOUT_S)
+        # Numbers below zero are the client's own errors: no broker has said anything.
+        if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
+            error = next(iter(refused.values()))
+            raise kafka.not_answered(servers, kafka.CONNECT_TIMEOUT_S, error) from error
+        return Topics(
+            counts={name: len(one.partitions) for name, one in found.items()},
+            ids={name: told for name, one in found.items() if (told := id_of(one)) is not None},
+            refused=refused,
+        )
 
     def earliest(self, partitions: Iterable[planning.TopicPartition]) -> Offsets:
         """Return the first offset each log still holds."""
@@ -78,17 +138,25 @@ class LogView:
         """Return the first offset at or after a time of each partition, -1 where no message is as late."""
         return self._offsets({part: OffsetSpec.for_timestamp(time) for part, time in times_ms.items()})
 
-    def timestamp_ms(self, part: planning.TopicPartition, offset: int) -> int | None:
-        """Return the timestamp of a record, whether it is committed or not, or None where it cannot be had."""
+    def timestamps_ms(self, offsets: Offsets) -> dict[planning.TopicPartition, int]:
+        """Return the timestamps of the records at these offsets, committed or not, of those that come in time."""
+        found: dict[planning.TopicPartition, int] = {}
+        deadline = time.monotonic() + _RECORDS_TIMEOUT_S
         consumer = Consumer({**consumer_config(self._options), "isolation.level": "read_uncommitted"})
         try:
-            consumer.assign([TopicPartition(*part, offset)])
-            record = consumer.poll(_RECORD_TIMEOUT_S)
-            if record is None or record.error() is not None or record.offset() != offset:
-                return None
-            return record.timestamp()[1]
+            consumer.assign([TopicPartition(*part, offset) for part, offset in offsets.items()])
+            while offsets.keys() - found.keys() and (left := deadline - time.monotonic()) > 0:
+                for record in consumer.consume(1, left):
+                    part = (record.topic() or "", record.partition() or 0)
+                    if record.error() is not None or part not in offsets:
+                        continue
+                    if record.offset() == offsets[part]:
+                        found[part] = record.timestamp()[1]
+                    # Nothing more of it: what else it holds would keep the others' first records from coming.
+                    consumer.pause([TopicPartition(*part)])
         finally:
             consumer.close()
+        return found
 
     def _offsets(
         self, specs: Mapping[planning.TopicPartition, OffsetSpec], isolation: IsolationLevel | None = None
@@ -100,7 +168,7 @@ class LogView:
             refused = self._ask({part: spec for part, spec in specs.items() if part not in found}, isolation, found)
             if refused is not None:
                 part, error = refused
-                if not left or not error.args[0].retriable():
+                if not left or not kafka.is_transient(error):
                     raise SourceError(
                         f"the offsets of {part[0]}[{part[1]}] could not be read at "
                         f"{self._options.bootstrap_servers}: {kafka.reason(error)}; check that its leader is up and "
@@ -170,4 +238,4 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
         ) from None
 
 
-__all__ = ["LogView", "consumer_config"]
+__all__ = ["LogView", "Topics", "consumer_config"]

@@ -6,13 +6,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock.config import ClientConfig, a_callable, names, not_empty
 from penstock.errors import ConfigurationError
+from penstock.spark_sink.restarts import lacking_package
 from penstock.spark_sink.sinks import OfQuery
 from penstock.spark_sink.source import register
+from penstock.spark_sink.starting import is_remembered, refuse_forgetful, starting_options
 
 #: Triggers that read what is there and end.
 _ONCE = ("once", "available now", "availablenow")
@@ -58,19 +62,23 @@ def start_sink(
         config: client settings by librdkafka's names, as in `App`.
         trigger: an interval such as `"5 seconds"`, or `"available now"` to read what is there and end.
         name: name of the query in Spark's progress and web page.
-        checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one Spark keeps its
-            progress in a temporary folder and the next start reads from `starting_offsets` again, which only a
-            sink with a ledger of its own, such as `SqlSink`, takes without storing rows twice.
-        starting_offsets: where a query without checkpoint begins: `earliest`, `latest` or Spark's JSON.
+        checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one, and where it is
+            lost, the next start goes on where the sink's ledger says; a sink without a ledger needs one.
+        starting_offsets: where a query begins that neither a checkpoint nor the sink's ledger knows: `earliest`,
+            `latest` or Spark's JSON.
         options: further options of the source by Spark's names, such as `maxOffsetsPerTrigger`.
 
     Returns:
         The running query; `stop()` and `awaitTermination()` are Spark's.
 
     Raises:
-        ConfigurationError: an argument is wrong; nothing was started.
+        ConfigurationError: an argument is wrong, or there is neither a checkpoint nor a ledger; nothing was started.
         SinkError: the sink cannot store such frames; nothing was started.
+        TopicNotFoundError: a topic does not exist.
     """
+    a_callable("function", function)
+    if not is_remembered(spark, checkpoint_location):
+        refuse_forgetful(name, function)
     return start_through(
         spark,
         topics,
@@ -110,20 +118,22 @@ def start_through(
     not_empty("name", name)
     if checkpoint_location is not None:
         not_empty("checkpoint_location", checkpoint_location)
-    subscribed = ",".join(names("topics", topics))
+    subscribed = names("topics", topics)
     when = trigger_arguments(trigger)
+    source_options = starting_options(
+        name, function, subscribed, starting_offsets, options or {}, bootstrap_servers, config or {}
+    )
     register(spark)
     reader = (
         spark.readStream.format("penstock")
         .option("kafka.bootstrap.servers", bootstrap_servers)
-        .option("subscribe", subscribed)
-        .option("startingOffsets", starting_offsets)
+        .option("subscribe", ",".join(subscribed))
     )
     for key, value in (config or {}).items():
         reader = reader.option(f"kafka.{key}", _option_text(key, value))
-    for option, value in (options or {}).items():
+    for option, value in source_options.items():
         reader = reader.option(option, value)
-    frame = reader.load()
+    frame = load(reader)
     if rows is not None:
         frame = rows(frame)
         if not hasattr(frame, "writeStream"):
@@ -138,6 +148,21 @@ def start_through(
     if checkpoint_location is not None:
         writer = writer.option("checkpointLocation", checkpoint_location)
     return writer.start()
+
+
+def load(reader: DataStreamReader) -> DataFrame:
+    """Return the frame of a configured reader.
+
+    Raises:
+        ConfigurationError: the Python that Spark starts lacks the source.
+    """
+    try:
+        return reader.load()
+    except PySparkException as error:
+        remedy = lacking_package(str(error))
+        if remedy is None:
+            raise
+        raise ConfigurationError(f"the source penstock did not start: {remedy}") from error
 
 
 def source_config(config: ClientConfig) -> dict[str, Any]:
@@ -179,4 +204,4 @@ def _option_text(key: str, value: Any) -> str:
     )
 
 
-__all__ = ["source_config", "start_sink", "start_through", "trigger_arguments"]
+__all__ = ["load", "source_config", "start_sink", "start_through", "trigger_arguments"]

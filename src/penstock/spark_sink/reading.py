@@ -84,27 +84,34 @@ def _batches(
 def _fill(rows: _Rows, consumer: Consumer, options: SourceOptions, wanted: OffsetRange, position: int) -> int:
     """Read until the columns are full or the range is at its end, and return the position reached."""
     last_progress = time.monotonic()
+    hindrance: KafkaError | None = None
     while position < wanted.end and not rows.is_full:
         # The first call waits for one record, the second takes what is there: asked for many at once, the
         # library waits until it has them all or the time is up.
         fetched = consumer.consume(1, _WAIT_S)
         if fetched:
             fetched += consumer.consume(min(rows.room(fetched[0]), wanted.end - position), 0)
-            last_progress = time.monotonic()
-        elif time.monotonic() - last_progress > options.poll_timeout_s:
+        before = position
+        records, position, error = _settle(consumer, options, wanted, fetched, position)
+        rows.take(records)
+        if position > before:
+            last_progress, hindrance = time.monotonic(), error
+            continue
+        hindrance = error or hindrance
+        if time.monotonic() - last_progress > options.poll_timeout_s:
+            why = "" if hindrance is None else f" ({kafka.reason(hindrance)})"
             raise SourceError(
-                f"{_name(wanted)}: nothing came at offset {position} for {options.poll_timeout_s:g} s; check that "
+                f"{_name(wanted)}: nothing came at offset {position} for {options.poll_timeout_s:g} s{why}; check that "
                 "the partition's leader is up, or raise kafkaConsumer.pollTimeoutMs"
             )
-        records, position = _settle(consumer, options, wanted, fetched, position)
-        rows.take(records)
     return position
 
 
 def _settle(
     consumer: Consumer, options: SourceOptions, wanted: OffsetRange, fetched: list[Message], position: int
-) -> tuple[list[Message], int]:
-    """Return the records that belong to the range, and the position reached."""
+) -> tuple[list[Message], int, KafkaError | None]:
+    """Return the records that belong to the range, the position reached, and what hinders the client for a moment."""
+    hindrance = None
     if not any(map(Message.error, fetched)):
         records = fetched
     else:
@@ -117,7 +124,9 @@ def _settle(
                 position = max(position, message.offset() or 0)
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001 - as above
                 position = max(position, _after_gap(consumer, options, wanted, position))
-            elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - as above
+            elif kafka.is_transient(error):
+                hindrance = error
+            else:
                 raise SourceError(
                     f"{_name(wanted)}: reading at offset {position} failed: {kafka.reason(error)}; "
                     "Spark tries the task again, and the broker's log says more"
@@ -126,19 +135,12 @@ def _settle(
         position = max(position, (records[-1].offset() or 0) + 1)
         if position > wanted.end:
             records = [record for record in records if (record.offset() or 0) < wanted.end]
-    return records, position
+    return records, position, hindrance
 
 
 def _after_gap(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, position: int) -> int:
     """Go on at the log's first offset after offsets vanished under the reader, if that is allowed."""
-    part = TopicPartition(wanted.topic, wanted.partition)
-    try:
-        first, _ = consumer.get_watermark_offsets(part, timeout=_WATERMARK_TIMEOUT_S)
-    except KafkaException as error:
-        raise SourceError(
-            f"{_name(wanted)}: offset {position} is out of range, and where the log begins could not be read: "
-            f"{kafka.reason(error)}; Spark tries the task again"
-        ) from error
+    first = _first_offset(consumer, options, wanted, position)
     gap = f"{wanted.topic}[{wanted.partition}]: offsets from {position} are not in the log, which begins at {first}"
     if options.fail_on_data_loss:
         raise SourceError(f"{gap}; set failOnDataLoss to false to go on without them")
@@ -146,6 +148,23 @@ def _after_gap(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, 
     resumed = min(max(first, position), wanted.end) if first > position else wanted.end
     consumer.assign([TopicPartition(wanted.topic, wanted.partition, resumed)])
     return resumed
+
+
+def _first_offset(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, position: int) -> int:
+    """Return where the log begins, asked again as often as the options say while brokers cannot tell."""
+    part = TopicPartition(wanted.topic, wanted.partition)
+    left = options.offset_retries
+    while True:
+        try:
+            return consumer.get_watermark_offsets(part, timeout=_WATERMARK_TIMEOUT_S)[0]
+        except KafkaException as error:
+            if not left or not kafka.is_transient(error):
+                raise SourceError(
+                    f"{_name(wanted)}: offset {position} is out of range, and where the log begins could not be read: "
+                    f"{kafka.reason(error)}; Spark tries the task again"
+                ) from error
+        left -= 1
+        time.sleep(options.offset_retry_interval_s)
 
 
 def _name(wanted: OffsetRange) -> str:

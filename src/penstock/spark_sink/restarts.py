@@ -44,6 +44,10 @@ _PLAN = "=== Streaming Query ==="
 _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$", re.MULTILINE)
 
 
+#: A package that the source, or a sink on executors, is made of.
+_NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxhash|psycopg|sqlalchemy)\b")
+
+
 @dataclass(slots=True)
 class Restarts:
     """Counts the restarts of one query and says how long the next one waits. For one thread.
@@ -95,9 +99,21 @@ def told(failure: BaseException) -> str:
     within = _KIND_AND_TEXT.findall(text)
     if "\n" in text and within:
         kind, line = within[-1]
-        return f"{kind}: {line.strip()}"
-    line = text.splitlines()[0].strip() if text else "no text"
-    return f"{type(failure).__name__}: {line}"
+    else:
+        kind, line = type(failure).__name__, text.splitlines()[0] if text else "no text"
+    remedy = lacking_package(line)
+    return f"{kind}: {line.strip()}" + ("" if remedy is None else f"; {remedy}")
 
 
-__all__ = ["FIRST_WAIT_S", "JITTER", "LONGEST_WAIT_S", "Restarts", "lasts", "told"]
+def lacking_package(text: str) -> str | None:
+    """Return what to do about a Python of Spark's workers that lacks what penstock is made of, where a text says so."""
+    found = _NO_MODULE.search(text)
+    if found is None:
+        return None
+    return (
+        f"the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
+        "(docs/spark-cluster.md)"
+    )
+
+
+__all__ = ["FIRST_WAIT_S", "JITTER", "LONGEST_WAIT_S", "Restarts", "lacking_package", "lasts", "told"]

@@ -24,6 +24,9 @@ class Selection(Protocol):
     def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
         """Return those of the chosen partitions that there are."""
 
+    def names(self) -> frozenset[str] | None:
+        """Return the topics, or None where it depends on which there are."""
+
     def covers(self, topic: str) -> bool:
         """Tell whether a topic of that name is read, wholly or in part, whether there is one or not."""
 
@@ -45,6 +48,10 @@ class Subscribe:
     def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
         """Return all partitions of the topics that there are."""
         return [(topic, partition) for topic in self.topics for partition in range(counts.get(topic, 0))]
+
+    def names(self) -> frozenset[str] | None:
+        """Return the topics."""
+        return frozenset(self.topics)
 
     def covers(self, topic: str) -> bool:
         """Tell whether the topic is named."""
@@ -69,6 +76,10 @@ class SubscribePattern:
         return [
             (topic, partition) for topic in sorted(filter(self.covers, counts)) for partition in range(counts[topic])
         ]
+
+    def names(self) -> frozenset[str] | None:
+        """Return None: the brokers are asked which topics there are."""
+        return None
 
     def covers(self, topic: str) -> bool:
         """Tell whether the name matches."""
@@ -98,6 +109,10 @@ class Assign:
     def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
         """Return those of the partitions that there are."""
         return [(topic, partition) for topic, partition in self.partitions if partition < counts.get(topic, 0)]
+
+    def names(self) -> frozenset[str] | None:
+        """Return the topics of the partitions."""
+        return frozenset(topic for topic, _ in self.partitions)
 
     def covers(self, topic: str) -> bool:
         """Tell whether a partition of the topic is named."""

@@ -86,6 +86,11 @@ def require_places(schema: pa.Schema, target: str) -> None:
             )
 
 
+def has_ledger(sink: object) -> bool:
+    """Tell whether a sink remembers what it stored."""
+    return callable(getattr(sink, "position_of", None))
+
+
 class Ledgered(Protocol):
     """A sink with a ledger, which belongs to a query by name."""
 
@@ -203,6 +208,7 @@ __all__ = [
     "Origin",
     "Sink",
     "arrow_schema",
+    "has_ledger",
     "ledger_positions",
     "origin_of",
     "require_places",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -35,12 +36,17 @@ from pyspark.sql.types import (
 from penstock.errors import ConfigurationError, SourceError
 from penstock.garbage import imports_set_aside
 from penstock.spark_sink import planning
-from penstock.spark_sink.log_view import LogView
+from penstock.spark_sink.absences import Absences, place
+from penstock.spark_sink.log_view import LogView, Topics
 from penstock.spark_sink.open_transactions import OpenTransactions
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange, Offsets
 from penstock.spark_sink.positions import refuse_backwards, resolve
 from penstock.spark_sink.reading import read_range
+from penstock.spark_sink.session import settle_environment, use_this_python
+
+#: Of topics that were not asked for.
+_NOTHING_SAID = Topics(counts={}, ids={}, refused={})
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -48,9 +54,12 @@ _log = logging.getLogger("penstock.spark_sink")
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("penstock")` and `spark.readStream.format("penstock")` known to a session.
 
-    Executors need penstock importable. Registering twice does no harm.
+    Executors need penstock importable: on a local master Spark's workers run this process's Python from here on, unless
+    `PYSPARK_PYTHON` says another; elsewhere set it. Registering twice does no harm.
     """
+    use_this_python(spark)
     spark.dataSource.register(PenstockSource)
+    settle_environment(spark, PenstockSource.name())
 
 
 class PenstockSource(DataSource):
@@ -96,14 +105,14 @@ class BatchReader(DataSourceReader):
         written = _written_past(log, {part: max(start[part], end[part]) for part in last}, last)
         for part, until in written.items():
             if start[part] > until:
-                _report_loss(options, f"{_place(part)}: startingOffsets is {start[part]}, but the log ends at {until}")
+                _report_loss(options, f"{place(part)}: startingOffsets is {start[part]}, but the log ends at {until}")
         if options.read_committed:
             OpenTransactions(log).tell({part: offset for part, offset in last.items() if end[part] >= offset})
         for part, until in written.items():
             if end[part] > until:
-                _report_loss(options, f"{_place(part)}: endingOffsets is {end[part]}, but the log ends at {until}")
+                _report_loss(options, f"{place(part)}: endingOffsets is {end[part]}, but the log ends at {until}")
             elif end[part] > last[part]:
-                waiting = _waiting(f"{_place(part)}: endingOffsets is {end[part]}", last[part])
+                waiting = _waiting(f"{place(part)}: endingOffsets is {end[part]}", last[part])
                 _report_loss(options, waiting, "start the query again then")
             end[part] = min(end[part], last[part])
         return _tasks(options, start, end, first)
@@ -128,6 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Offsets = {}
         self._open: OpenTransactions | None = None
         self._triggered_at: float | None = None
+        self._absences = Absences(options, partial(_report_loss, options))
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where a query without checkpoint begins."""
@@ -135,8 +145,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.partitions()  # one that is named and not there is a mistake, here at the beginning
         # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
         latest = self._latest()
+        first = log.earliest(latest)
+        if self._options.starting is None and any(first[part] < end for part, end in latest.items()):
+            _log.warning(
+                "the query over %s begins at the end of the logs, as it has no checkpoint yet and no startingOffsets: "
+                "what was sent before is not read. penstock.spark_sink.start_sink begins where the sink's ledger says; "
+                "or give startingOffsets (earliest, latest or JSON)",
+                self._options.selection,
+            )
         starting = self._options.starting or "latest"
-        return planning.to_json(resolve("startingOffsets", starting, log.earliest(latest), latest, log.at_times))
+        return planning.to_json(resolve("startingOffsets", starting, first, latest, log.at_times))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return what maxOffsetsPerTrigger says; Spark has no limit of both kinds, so the least is held here."""
@@ -147,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query: what is committed now, and nothing later."""
         log = self._view()
-        self._target = log.latest(log.existing())
+        self._target = self._latest()
         if self._options.read_committed:
             OpenTransactions(log).tell(self._target)
 
@@ -155,27 +173,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
         begun = planning.from_json(start)
         self._refuse_another_query(begun)
-        latest = self._latest()
-        for part in sorted(begun.keys() - latest.keys()):
-            _report_loss(self._options, f"{_place(part)} was read up to offset {begun[part]} and {self._why(part)}")
-        written = _written_past(self._view(), begun, latest)
+        there, topics = self._there(begun)
+        # Back to 0 in a batch of its own, which is empty: the next one begins there.
+        anew = self._absences.made_anew(begun, topics)
+        known = {part: offset for part, offset in begun.items() if part not in anew}
+        unseen = self._absences.kept(known, there, topics)
+        written = _written_past(self._view(), known, there)
         for part, until in written.items():
-            if begun[part] > until:
+            if known[part] > until:
                 _report_loss(
                     self._options,
-                    f"{_place(part)} was read up to offset {begun[part]}, but its log ends at {until}: the topic was "
+                    f"{place(part)} was read up to offset {known[part]}, but its log ends at {until}: the topic was "
                     "made anew or its log was cut",
                 )
-        ahead = {part for part, until in written.items() if begun[part] <= until}
+        ahead = {part for part, until in written.items() if known[part] <= until}
         if self._open is not None and self._target is None:
-            self._open.watch(latest, at_once=ahead)
+            self._open.watch(there, at_once=ahead)
         # What may be read ends before the query's position: it stays where it is until the end has come to it.
-        latest = self._seen = latest | {part: begun[part] for part in ahead}
+        latest = self._seen = there | {part: known[part] for part in ahead} | unseen | anew
         if not isinstance(limit, ReadMaxRows | ReadMinRows):
             return planning.to_json(latest)
         # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
-        first = self._view().earliest(latest)
-        from_here = {part: max(begun.get(part, 0), min(first[part], end)) for part, end in latest.items()}
+        first = self._view().earliest(latest.keys() - unseen.keys())
+        from_here = {part: max(begun.get(part, 0), min(first.get(part, 0), end)) for part, end in latest.items()}
         if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
             # The same text as before tells Spark that there is nothing new; what is gone is told once.
             return planning.to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
@@ -207,12 +227,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{self._options.selection}; give it a checkpointLocation of its own"
             )
 
-    def _why(self, part: planning.TopicPartition) -> str:
-        """Say why a partition of the checkpoint is not among those read."""
-        if self._options.selection.covers(part[0]):
-            return "exists no more"
-        return f"is read no more, as this query has {self._options.selection}"
-
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
         """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
         return planning.to_json(self._seen) or None
@@ -224,29 +238,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
         if any(offset > self._seen.get(part, -1) for part, offset in ends.items()):
             ends = self._still_there(begun, ends)
+        ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
         return _tasks(self._options, begun, ends, self._view().earliest(ends))
 
     def _still_there(self, start: Offsets, ends: Offsets) -> Offsets:
         """Return the ends of those partitions that there are, none past its log, once what is gone is reported."""
-        log = self._view()
-        last = log.latest(set(log.existing()) & ends.keys())
+        log, selection = self._view(), self._options.selection
+        topics = log.topics(_covered(self._options, ends))
+        last = log.latest(set(selection.pick_existing(topics.counts)) & ends.keys())
         written = _written_past(log, ends, last)
         for part, offset in sorted(ends.items()):
             if part not in last:
-                _report_loss(
-                    self._options, f"{_place(part)} was to be read up to offset {offset} and {self._why(part)}"
-                )
+                if offset > start.get(part, 0):
+                    self._report_unread(part, offset, topics)
             elif offset > written.get(part, offset):
                 _report_loss(
                     self._options,
-                    f"{_place(part)} was to be read up to offset {offset}, but its log ends at {written[part]}: the "
+                    f"{place(part)} was to be read up to offset {offset}, but its log ends at {written[part]}: the "
                     "topic was made anew or its log was cut",
                 )
             elif part in written and offset > start.get(part, 0):
                 # Cut short, the batch would leave out for ever what is committed later.
-                waiting = _waiting(f"{_place(part)} was to be read up to offset {offset}", last[part])
+                waiting = _waiting(f"{place(part)} was to be read up to offset {offset}", last[part])
                 raise SourceError(f"{waiting}; start the query again then")
         return {part: min(ends[part], offset) for part, offset in last.items()}
+
+    def _report_unread(self, part: planning.TopicPartition, offset: int, topics: Topics) -> None:
+        """Report a partition of a batch that is done again and cannot be seen."""
+        read = f"{place(part)} was to be read up to offset {offset}"
+        if not self._options.selection.covers(part[0]):
+            _report_loss(self._options, f"{read} and is read no more, as this query has {self._options.selection}")
+        elif (reason := self._absences.cannot_be_seen(part, topics)) is not None:
+            # Left out, its rows would be skipped for ever, whatever is said of losses.
+            raise SourceError(f"{read} and {reason}, then start the query again")
+        else:
+            _report_loss(self._options, f"{read} and exists no more")
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's range on an executor."""
@@ -265,10 +291,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> Offsets:
         """Return the ends of the logs that are there: one may have been deleted since the query began."""
-        if self._target is not None:
-            return self._target
+        return self._there({})[0]
+
+    def _there(self, begun: Offsets) -> tuple[Offsets, Topics]:
+        """Return the ends of the logs that can be seen, and what the brokers say of the topics."""
         log = self._view()
-        return log.latest(log.existing())
+        if self._target is not None and begun.keys() <= self._target.keys():
+            return self._target, _NOTHING_SAID
+        # Of those that are known to be missing it is not asked again and again: the others would wait for it.
+        topics = log.topics(_covered(self._options, begun) - self._absences.told)
+        if self._target is not None:
+            return self._target, topics
+        return log.latest(self._options.selection.pick_existing(topics.counts)), topics
 
 
 def source_schema(*, include_headers: bool) -> StructType:
@@ -307,7 +341,7 @@ def _tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets)
         if begin < min(first[part], until):
             gone = min(first[part], until)
             _report_loss(
-                options, f"{_place(part)}: offsets {begin} to {gone - 1} are gone, the log begins at {first[part]}"
+                options, f"{place(part)}: offsets {begin} to {gone - 1} are gone, the log begins at {first[part]}"
             )
             begin = gone
         ranges.append(OffsetRange(topic, partition, begin, until))
@@ -327,6 +361,11 @@ def _waiting(what: str, readable: int) -> str:
     return f"{what}, but a transaction is open at offset {readable}: what lies behind it can be read when it has ended"
 
 
+def _covered(options: SourceOptions, offsets: Offsets) -> set[str]:
+    """Return the topics of offsets that the query still reads."""
+    return {topic for topic, _ in offsets if options.selection.covers(topic)}
+
+
 def _written_past(log: LogView, offsets: Offsets, readable: Offsets) -> Offsets:
     """Return the real ends of those logs in which an offset lies past what may be read.
 
@@ -343,10 +382,6 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
         schema = to_arrow_schema(source_schema(include_headers=options.include_headers), timezone="UTC")
         yield from read_range(options, schema, wanted)
     imports_set_aside("source")
-
-
-def _place(part: planning.TopicPartition) -> str:
-    return f"{part[0]}[{part[1]}]"
 
 
 __all__ = ["BatchReader", "PenstockSource", "StreamReader", "register", "source_schema"]

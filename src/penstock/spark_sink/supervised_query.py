@@ -143,6 +143,7 @@ class SupervisedQuery:
 
     def _failed(self, cause: BaseException) -> None:
         self.last_error = told(cause)
+        _log.debug("the query %s ended", self.name, exc_info=cause)
         if self._closed:
             self.state = SinkState.STOPPED
             return

@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 
 from penstock.errors import TopicNotFoundError
-from penstock.kafka import TopicIds, TopicSpec
+from penstock.kafka import TopicSpec
 from penstock.testing.assignor import Place
 from penstock.testing.clock import TestClock
 from penstock.testing.consumer_client import MemoryConsumer
@@ -24,6 +24,7 @@ from penstock.testing.log import Headers
 from penstock.testing.producer_client import MemoryProducer
 from penstock.testing.topics import Topics
 from penstock.testing.transaction import TestTransaction
+from penstock.topic_ids import TopicIds
 
 
 class AnsweredTopicIds:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.kafka import AskedTopicIds, reason, told_offset
+from penstock.kafka import reason, told_offset
+from penstock.topic_ids import AskedTopicIds
 from penstock.transactions.log_identity import DONE, HALF, OP
 from penstock.transactions.topics import StoreTopics
 

@@ -1,0 +1,116 @@
+"""What a Spark session needs of this process: its Python, a quiet log, and an environment that stands still.
+
+It reaches into PySpark's private parts where there is no public way. What it does not find there it leaves as it is:
+then Spark behaves as it does without penstock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Loggers of the JVM that write the stack of a failure, which is told in a sentence anyway; and the one that warns of
+#: a source that is registered again, as ours is for each query.
+_NOISY = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.DataSourceManager",
+    "org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+)
+
+#: What Spark puts into the environment of a source's process when a query starts (`PythonStreamingSourceRunner.init`,
+#: 4.3.0), with values to be there before; it overwrites them.
+_PUT_BY_SPARK = {
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+
+
+def is_classic(spark: SparkSession) -> bool:
+    """Tell whether Spark's driver is this process; under Spark Connect it is where the server is."""
+    from pyspark.sql.utils import is_remote
+
+    return not is_remote() and type(spark).__module__ == "pyspark.sql.session"
+
+
+def new_session(name: str) -> SparkSession:
+    """Return a new session for an app that found none.
+
+    It is configured by `spark-defaults.conf` and `PYSPARK_SUBMIT_ARGS`. Without progress bars, which PySpark turns on
+    and which are for terminals; and without the JVM's stacks of what fails, which bury the sentence that says what to
+    do, unless penstock's log is at the level DEBUG.
+    """
+    from pyspark.sql import SparkSession
+
+    quiet, py4j = not _log.isEnabledFor(logging.DEBUG), logging.getLogger("py4j")
+    if quiet and py4j.level == logging.NOTSET:
+        py4j.setLevel(logging.WARNING)  # it tells of every call, at INFO
+    spark = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    if quiet:
+        _silence(spark, _NOISY)
+    return spark
+
+
+def _silence(spark: SparkSession, loggers: tuple[str, ...]) -> None:
+    try:
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
+        log4j = jvm.org.apache.logging.log4j
+        for name in loggers:
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    except Exception:  # noqa: BLE001 - another logging library, or none: its stacks stay
+        _log.debug("Spark's log could not be made quieter", exc_info=True)
+
+
+def use_this_python(spark: SparkSession) -> None:
+    """Let the workers of a local Spark run this process's Python, which has the packages that are needed.
+
+    PySpark starts the `python3` of the PATH where `PYSPARK_PYTHON` is not set. On a cluster, what is right here may not
+    be there, so that nothing is changed.
+    """
+    if not is_classic(spark) or os.environ.get("PYSPARK_PYTHON"):
+        return
+    context: Any = spark.sparkContext
+    if str(context.master).startswith("local"):
+        context.pythonExec = sys.executable
+    else:
+        _log.info(
+            "Spark's workers start with the %s of their PATH; where it has no penstock, set PYSPARK_PYTHON to one that "
+            "has it",
+            context.pythonExec,
+        )
+
+
+def settle_environment(spark: SparkSession, source: str) -> None:
+    """Put into the environment of a registered source what Spark would put there at the start of each query.
+
+    All queries on one registration share the map of it. When a query starts, Spark adds keys to it
+    (`PythonStreamingSourceRunner.init` of 4.3.0, unlike `PythonPlannerRunner`, works on the map itself), while tasks
+    of another query may be serialized, and the map with them: a map that has grown between its size and its entries
+    cannot be read (`java.io.OptionalDataException`). Where the keys are there, only values are replaced.
+    """
+    if not is_classic(spark):
+        return
+    try:
+        for key, value in _PUT_BY_SPARK.items():
+            environment_of(spark, source).putIfAbsent(key, value)
+    except Exception:  # noqa: BLE001 - Spark keeps it elsewhere
+        _log.debug("the environment of the source %s was not found", source, exc_info=True)
+
+
+def environment_of(spark: SparkSession, source: str) -> Any:
+    """Return the JVM's map of the environment in which a registered source runs."""
+    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - see above
+    return manager.lookupDataSource(source).dataSourceCls().envVars()
+
+
+__all__ = ["environment_of", "is_classic", "new_session", "settle_environment", "use_this_python"]

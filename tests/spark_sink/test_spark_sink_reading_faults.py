@@ -1,0 +1,145 @@
+"""What reading a range, and a message for a dead letter, does about errors that pass, with clients that are none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.errors import SinkError, SourceError
+from penstock.spark_sink import dead_letters, reading
+from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.planning import OffsetRange
+from penstock.spark_sink.source import source_schema
+
+SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
+PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]
+
+
+def record(offset: int) -> Message:
+    return Message(
+        topic="orders", partition=0, offset=offset, key=None, value=b"x", timestamp=(TIMESTAMP_CREATE_TIME, 1_000)
+    )
+
+
+def failed(code: int) -> Message:
+    return Message(topic="orders", partition=0, error=KafkaError(code))
+
+
+class FixedConsumer:
+    """A consumer that gives what it was told to, and then nothing."""
+
+    def __init__(self, *given: Message, first_offset: Iterable[object] = ()) -> None:
+        self._given = list(given)
+        self._first_offset = list(first_offset)
+        self.assigned: list[TopicPartition] = []
+
+    def assign(self, parts: list[TopicPartition]) -> None:
+        self.assigned += parts
+
+    def consume(self, count: int, _timeout: float) -> list[Message]:
+        taken, self._given = self._given[:count], self._given[count:]
+        return taken
+
+    def poll(self, timeout: float) -> Message | None:
+        taken = self.consume(1, timeout)
+        return taken[0] if taken else None
+
+    def get_watermark_offsets(self, _part: TopicPartition, *, timeout: float) -> tuple[int, int]:
+        assert timeout > 0
+        answer: Any = self._first_offset.pop(0)
+        if isinstance(answer, KafkaException):
+            raise answer
+        return answer, 100
+
+    def close(self) -> None:
+        pass
+
+
+def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, **options: str) -> list[int]:
+    monkeypatch.setattr(reading, "Consumer", lambda _: consumer)
+    settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
+    batches = reading.read_range(SourceOptions.parse({**settings, **options}), SCHEMA, OffsetRange("orders", 0, 0, end))
+    return [offset for batch in batches for offset in batch["offset"].to_pylist()]
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_a_task_goes_on_when_an_error_has_passed(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    consumer = FixedConsumer(record(0), failed(code), record(1), failed(code), record(2))
+
+    assert offsets_read(monkeypatch, consumer, 3) == [0, 1, 2]
+
+
+def test_a_task_to_which_nothing_comes_says_what_hindered_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = FixedConsumer(record(0), failed(KafkaError.NOT_LEADER_FOR_PARTITION))
+
+    with pytest.raises(SourceError, match=r"nothing came at offset 1 for 0.05 s \(.*NOT_LEADER_FOR_PARTITION\)"):
+        offsets_read(monkeypatch, consumer, 3, **{"kafkaConsumer.pollTimeoutMs": "50"})
+
+
+def test_what_no_time_mends_ends_a_task_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = FixedConsumer(failed(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    with pytest.raises(SourceError, match=r"reading at offset 0 failed: .*TOPIC_AUTHORIZATION_FAILED"):
+        offsets_read(monkeypatch, consumer, 3)
+
+
+def test_where_a_log_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    passing = [KafkaException(KafkaError(code)) for code in PASSING]
+    consumer = FixedConsumer(failed(KafkaError._AUTO_OFFSET_RESET), record(7), first_offset=[*passing, 7])
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        assert offsets_read(monkeypatch, consumer, 8, failOnDataLoss="false") == [7]
+
+    assert [part.offset for part in consumer.assigned] == [0, 7]
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_the_message_for_a_dead_letter_is_waited_for(code: int) -> None:
+    consumer: Any = FixedConsumer(failed(code), failed(code), record(5))
+
+    assert dead_letters._read(consumer, "orders", 0, 5).value() == b"x"
+
+
+def test_a_dead_letter_whose_message_does_not_come_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "_READ_S", 0.05)
+    consumer: Any = FixedConsumer(failed(KafkaError.LEADER_NOT_AVAILABLE))
+
+    with pytest.raises(SinkError, match=r"did not come within 0.05 s \(.*LEADER_NOT_AVAILABLE\)"):
+        dead_letters._read(consumer, "orders", 0, 5)
+
+
+class FixedTopics:
+    """An admin client that describes the topic `orders` by what it was told to, one answer a question."""
+
+    def __init__(self, *answers: int) -> None:
+        self._answers = list(answers)
+
+    def describe_topics(self, _topics: TopicCollection, *, request_timeout: float) -> dict[str, Future[Any]]:
+        assert request_timeout > 0
+        code = self._answers.pop(0)
+        future: Future[Any] = Future()
+        if code == KafkaError.NO_ERROR:
+            future.set_result(SimpleNamespace(partitions=[0, 1], topic_id="id"))
+        else:
+            future.set_exception(KafkaException(KafkaError(code)))
+        return {"orders": future}
+
+
+def test_a_topic_that_is_missing_for_a_moment_costs_a_dead_letter_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "_LOOK_S", 0.0)
+    unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
+    back: Any = FixedTopics(unknown, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NO_ERROR)
+    gone: Any = FixedTopics(*[unknown] * 5)
+    forbidden: Any = FixedTopics(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    assert dead_letters._partitions(back, {"orders"}) == {"orders": 2}
+    assert dead_letters._partitions(gone, {"orders"}) == {}
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        dead_letters._partitions(forbidden, {"orders"})

@@ -1,0 +1,143 @@
+"""What a session gets from penstock: its Python, an environment that stands still, a log that shows the sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_tools import produce
+from penstock.devbroker import DevBroker, spark_environment
+from penstock.errors import ConfigurationError
+from penstock.spark_sink import register, session
+from penstock.spark_sink.query import load
+from penstock.spark_sink.session import environment_of, use_this_python
+from waiting import wait_until
+
+
+@pytest.mark.parametrize(
+    ("master", "named", "executable"),
+    [
+        ("local[2]", "", sys.executable),
+        ("local-cluster[2,1,700]", "", sys.executable),
+        ("local[2]", "/opt/python", "python3"),
+        ("spark://host:7077", "", "python3"),
+    ],
+)
+def test_on_a_local_master_workers_run_the_python_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, master: str, named: str, executable: str
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", named)
+    monkeypatch.setattr(session, "is_classic", lambda _: True)
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master, pythonExec="python3"))
+
+    use_this_python(spark)
+
+    assert spark.sparkContext.pythonExec == executable
+
+
+def bare_environment(folder: Path) -> dict[str, str]:
+    """Return an environment in which `python3` is one that has no package at all."""
+    bare = folder / "bin" / "python3"
+    bare.parent.mkdir()
+    # Without site-packages, as a system's Python that nobody has installed anything into.
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+    java = {key: value for key, value in spark_environment().items() if key != "PYSPARK_PYTHON"}
+    return {**kept, **java, "PATH": f"{bare.parent}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+RUN = """
+import pathlib
+import penstock.app
+
+here = pathlib.Path.cwd()
+app = penstock.app.App("{topic}", bootstrap_servers="{servers}")
+
+@app.sink("{topic}", trigger="100 milliseconds", name="store", restarts=0, checkpoint_location=str(here / "checkpoint"))
+def store(batch, batch_id):
+    (here / "rows").write_text(str([bytes(row.value) for row in batch.collect()]))
+    # Fails on a worker, as a bad row would: Spark writes a stack for each of its parts.
+    batch.selectExpr("raise_error('no room')").collect()
+"""
+
+
+@pytest.mark.timeout(400)
+def test_penstock_run_finds_its_python_and_says_in_a_sentence_why_a_sink_ended(
+    broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Take a Spark of its own: some 15 s on a quiet machine."""
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"read")])
+    (tmp_path / "shop.py").write_text(RUN.format(topic=topic, servers=broker.bootstrap_servers))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "run", "shop:app"],
+        cwd=tmp_path,
+        env=bare_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=350,
+        check=False,
+    )
+
+    assert (tmp_path / "rows").read_text() == "[b'read']", done.stderr[-4_000:]
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("penstock: the query store ended: ")
+    assert "no room" in last
+    assert "Stage 0:" not in done.stderr, "progress bars are for terminals"
+    assert "ERROR MicroBatchExecution" not in done.stderr
+    assert "ERROR Executor" not in done.stderr
+    assert "at org.apache.spark" not in done.stderr
+    assert "INFO py4j" not in done.stderr
+    assert "replaced a previously registered" not in done.stderr
+
+
+def test_a_source_that_workers_cannot_import_is_told_with_what_to_set() -> None:
+    def fail() -> None:
+        raise AnalysisException("Failed to create Python data source instance: No module named 'penstock'\n at org")
+
+    reader: Any = SimpleNamespace(load=fail)
+
+    with pytest.raises(ConfigurationError, match="Python of Spark's workers has no penstock: set PYSPARK_PYTHON"):
+        load(reader)
+
+
+def test_the_start_of_a_query_leaves_the_environment_that_all_queries_share_as_it_is(
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    read: Callable[..., DataFrame],
+    tmp_path: Path,
+) -> None:
+    """While Spark adds to it, tasks of another query are serialized with it: they cannot be read then."""
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"v")])
+    register(spark)
+    before = set(environment_of(spark, "penstock").keySet())
+    read_rows: list[int] = []
+
+    frame = read(stream=True, subscribe=topic, startingOffsets="earliest")
+    query = (
+        frame.writeStream.foreachBatch(lambda batch, _: read_rows.append(batch.count()))
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(150)
+
+    environment: Mapping[str, str] = dict(environment_of(spark, "penstock"))
+    assert read_rows == [1]
+    assert environment.keys() == before
+    assert environment["SPARK_LOCAL_DIRS"], "Spark has put its own values there"
+    assert wait_until(lambda: not query.isActive)
