@@ -35,13 +35,8 @@ _SPREAD = 0.1
 
 
 def message_bytes(pending: Pending) -> int:
-    """Return the bytes that a transaction's messages take in the client's buffer: keys, values and headers."""
-    size = 0
-    for half in pending.halves:
-        size += len(half.key or b"") + len(half.value or b"")
-        for name, content in half.headers:
-            size += len(name) + len(content or b"")
-    return size
+    """Return about the bytes that a transaction's messages take in the client's buffer: keys, values and headers."""
+    return pending.payload_bytes
 
 
 class GroupLimit:
