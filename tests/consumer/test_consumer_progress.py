@@ -7,9 +7,11 @@ import logging
 import pytest
 from stepped import Stepped
 
-from penstock.consumer import handler
+from penstock.consumer import Kind, handler
+from penstock.consumer.stations import Station
 from penstock.errors import BatchError
-from penstock.message import Message
+from penstock.message import FixedRecord, Message
+from penstock.routing import Run
 
 
 def nothing(_message: Message) -> None:
@@ -103,3 +105,26 @@ def test_the_watchdog_says_whether_the_message_it_reports_holds_the_watermark(ca
 
     assert "t[0]@3 has been in nothing for 7.0 s" in caplog.text
     assert "the watermark of t[0] is 3, held by this message" in caplog.text
+
+
+class Incomparable(FixedRecord):
+    """A record as the client makes it: comparing two of them looks at all they hold, and may end the process."""
+
+    __hash__ = None  # type: ignore[assignment] # as the client's
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("records are not to be compared")
+
+
+def test_how_far_a_run_is_is_found_without_comparing_records() -> None:
+    records = [Incomparable("t", 0, offset, b"k", b"", (), None) for offset in (3, 4, 7, 9)]
+    station = Station(Kind.THREAD, "s")
+    station.run = Run(None, 1, records, [0, 1, 2, 3])  # type: ignore[assignment, arg-type] # what it belongs to is not asked
+
+    found = []
+    for record in (*records, Incomparable("t", 0, 8, b"k", b"", (), None)):
+        station.record = record
+        finished = station.finished()
+        found.append(None if finished is None else list(finished[1]))
+
+    assert found == [[], [0], [0, 1], [0, 1, 2], None]

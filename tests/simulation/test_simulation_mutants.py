@@ -20,6 +20,7 @@ from penstock.consumer.outbox import Outbox
 from penstock.consumer.parking import Parking
 from penstock.consumer.rebalance import Rebalance
 from penstock.consumer.retries import Timers
+from penstock.consumer.stations import Station
 from penstock.consumer.visits import Desk
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import Scheduler
@@ -80,8 +81,8 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
     """A lane that has work is queued though somebody holds it."""
     take, give_back, rest = Scheduler.take, Scheduler.give_back, Scheduler.rest
 
-    def take_and_let_go(self: Scheduler[Any, Any], slot: int) -> Any:
-        lane = take(self, slot)
+    def take_and_let_go(self: Scheduler[Any, Any], slot: int, owes: float = 0.0) -> Any:
+        lane = take(self, slot, owes)
         if lane is not None and lane.claim.locked():
             lane.claim.release()
         return lane
@@ -100,6 +101,17 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "take", take_and_let_go)
     patch.setattr(Scheduler, "give_back", lambda self, lane: give_back(self, claimed(lane)))
     patch.setattr(Scheduler, "rest", lambda self, lane, *more: rest(self, claimed(lane), *more))
+
+
+def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
+    """A run is told to be one message further than it is."""
+    finished = Station.finished
+
+    def one_further(self: Station) -> Any:
+        found = finished(self)
+        return None if found is None else (found[0], range(found[1].start, found[1].stop + 1))
+
+    patch.setattr(Station, "finished", one_further)
 
 
 def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
@@ -174,6 +186,7 @@ PLANTS: dict[Plant, str] = {
     keeps_handling_what_was_revoked: "I|began|gave",
     does_not_wait_for_handlers: "gave",
     lets_later_messages_pass: "I2|I4",
+    takes_what_is_in_the_handler_for_done: "I3|I4",
     shares_lanes: "I1|I2|I4",
     chooses_lanes_by_chance: "I1|I2",
     believes_more_than_was_done: "not done|I2|I3",

@@ -197,7 +197,10 @@ def _company(
 ) -> Company | None:
     """Return a batch of several that failed as a whole, or None."""
     whole = len(failed) == len(batch) > 1 and all(one is outcome for one in failed.values())
-    return Company(Counter(key for key, _, _ in batch)) if whole else None
+    if not whole:
+        return None
+    sizes = Counter(key for key, _, _ in batch)
+    return Company(sizes, tuple(sizes))
 
 
 def _waiting(

@@ -49,11 +49,13 @@ class Company:
 
     Attributes:
         sizes: how many messages of it each key has.
+        keys: its keys.
         due_at: when it is tried again, or None for never, by the number of tries and the time of the first: its keys
             come back at one time.
     """
 
     sizes: Mapping[Hashable, int]
+    keys: tuple[Hashable, ...]
     due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
 
 
@@ -184,7 +186,7 @@ class Parking:
         parked.attempts += 1
         now = self._now()
         place = f"{assignment}@{record.offset()}"
-        parked.mates = () if company is None else tuple(company.sizes)
+        parked.mates = () if company is None else company.keys
         parked.alone = max(1, parked.alone) if company is None else 0
         due_at = None
         if not failure.permanent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Task
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
@@ -82,11 +83,12 @@ class Station:
         run = self.run
         if record is None or run is None:
             return None
-        first = run.next
-        try:
-            return run, range(first, run.records.index(record, first))
-        except ValueError:  # between two runs, or at a parked message
+        records, first = run.records, run.next
+        # By offset, for they rise in a run. Never by equality: the client's records compare by all they hold.
+        place = bisect_left(records, record.offset(), first, key=_offset_of)
+        if place == len(records) or records[place] is not record:  # between two runs, or at a parked message
             return None
+        return run, range(first, place)
 
     @property
     def handled_so_far(self) -> int:
@@ -95,6 +97,10 @@ class Station:
         handled = self.handled
         finished = self.finished()
         return handled + (0 if finished is None else len(finished[1]))
+
+
+def _offset_of(record: Record) -> int:
+    return record.offset()
 
 
 def complete_finished(stations: Iterable[Station]) -> None:
