@@ -8,7 +8,6 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import penstock
-from conftest import has_leaders
 from kafka_tools import committed, produce
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
@@ -95,15 +94,23 @@ def test_a_topic_that_is_made_anew_on_a_real_broker_loses_nothing(
 
     with app.start() as running:
         produce(servers, topic, [(b"k", b"old")] * 51)
+        # Not before it is there: a new broker has no coordinator to ask until a member has joined.
+        wait_until(lambda: len(seen) == 51)
         wait_until(lambda: committed(servers, f"app-{topic}", topic, 1)[0].offset == 51)
         wait_until(lambda: running._consumer is not None and running._consumer._loop.topic_watch._ids)
         for future in admin.delete_topics([topic]).values():
             future.result(30)
         wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
         ensure_topics(admin, servers, [TopicSpec(topic, 1)])
-        wait_until(lambda: has_leaders(admin, topic, 1))
+        wait_until(lambda: has_leader(admin, topic))
         new = [b"new %d" % number for number in range(60)]
         produce(servers, topic, [(b"k", value) for value in new])
 
         wait_until(lambda: set(new) <= set(seen), timeout=90)
         wait_until(lambda: committed(servers, f"app-{topic}", topic, 1)[0].offset == 60)
+
+
+def has_leader(admin: AdminClient, topic: str) -> bool:
+    """Tell whether the broker knows a topic of one partition, and who leads it."""
+    found = admin.list_topics(timeout=30).topics.get(topic)
+    return found is not None and [one.leader >= 0 for one in found.partitions.values()] == [True]

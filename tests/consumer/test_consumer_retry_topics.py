@@ -11,7 +11,7 @@ import tenacity
 
 from kafka_tools import Recorder, committed, produce, read_all
 from penstock.app import App
-from penstock.consumer import ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
+from penstock.consumer import ConsumerSettings, DeferredCompletion, LitePushConsumer, Middleware, handler, retry
 from penstock.consumer.retry_topics import (
     DUE,
     ORIGIN,
@@ -74,7 +74,8 @@ def test_a_message_takes_its_rounds_and_its_dead_letter_tells_where_it_first_cam
 
     tries = [(place, offset, at) for place, _, offset, value, at in seen if value == b"poison"]
     (partition,) = {one[1] for one in seen if one[0] == topic}
-    assert [place for place, _, _ in tries] == [topic, f"retry.g-{topic}.{topic}", f"retry.g-{topic}.{topic}"]
+    # In the retry topic too it is shown with the place that it first came from.
+    assert [(place, offset) for place, offset, _ in tries] == [(topic, 1)] * 3
     # Each wait was at least what was asked for, by a header in whole milliseconds.
     assert tries[1][2] - tries[0][2] >= 0.29
     assert tries[2][2] - tries[1][2] >= 0.19
@@ -224,6 +225,34 @@ def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
     assert own_headers(record(*carried)) == list(fields)
 
 
+def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin() -> None:
+    seen: list[tuple[str, str, int, int]] = []
+
+    class Notes(Middleware):
+        def before(self, message: Message) -> None:
+            seen.append(("middleware", message.topic, message.partition, message.offset))
+
+    def passes(message: Message) -> bool:
+        seen.append(("filter", message.topic, message.partition, message.offset))
+        return True
+
+    app = App("app", bootstrap_servers="memory:0", middlewares=[Notes()])
+
+    @app.handler("t", retry=ONCE, retry_delays=(10,), dead_letter="drop", filter=passes, decoder="json")
+    def fail(message: Message) -> None:
+        seen.append((f"handler {message.body}", message.topic, message.partition, message.offset))
+        raise PoisonError
+
+    with TestApp(app, partitions=2) as test:
+        test.send("t", "0", partition=1)
+        test.send("t", "1", partition=1)
+        test.advance(30)
+
+    assert len([one for one in seen if one[0].startswith("handler")]) == 4
+    assert {one[:2] for one in seen} == {(name, "t") for name in ("middleware", "filter", "handler 0", "handler 1")}
+    assert {one[2:] for one in seen if one[0] == "handler 1"} == {(1, 1)}
+
+
 def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_believed() -> None:
     app = App("app", bootstrap_servers="memory:0")
 
@@ -264,4 +293,4 @@ def test_the_policy_is_asked_in_each_round_before_the_next(broker: DevBroker, ne
     with consumer_of(broker, topic, function, retry_policy=policy, retry_delays=(0.05,)) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 1)
 
-    assert places == [topic] * 2 + [f"retry.g-{topic}.{topic}"] * 2
+    assert places == [topic] * 4

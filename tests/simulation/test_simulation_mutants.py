@@ -173,7 +173,7 @@ def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
     revoke = Rebalance.on_revoke
 
     def on_revoke(self: Rebalance, consumer: Any, partitions: Any) -> None:
-        self._revoke_timeout = 600.0
+        self._revoke_timeout, self._end_by = 600.0, lambda: inf
         revoke(self, consumer, partitions)
 
     patch.setattr(Rebalance, "on_revoke", on_revoke)

@@ -48,6 +48,55 @@ def origin_of(record: Record, source: str) -> tuple[str, int, int]:
     return source, int(told[2]), int(told[3])
 
 
+class RetriedRecord:
+    """A record of a retry topic as its handler sees it: from where it first came. Read-only.
+
+    An idempotency key made of topic, partition and offset is then the same at every try.
+
+    Args:
+        fetched: the record of the retry topic.
+        source: the topic whose messages wait there.
+    """
+
+    __slots__ = ("_place", "fetched")
+
+    def __init__(self, fetched: Record, source: str) -> None:
+        self.fetched = fetched
+        self._place = origin_of(fetched, source)
+
+    def topic(self) -> str:
+        """Name of the topic it first came from."""
+        return self._place[0]
+
+    def partition(self) -> int:
+        """Number of the partition there."""
+        return self._place[1]
+
+    def offset(self) -> int:
+        """Offset there."""
+        return self._place[2]
+
+    def key(self) -> bytes | None:
+        """Key, or None."""
+        return self.fetched.key()
+
+    def value(self) -> bytes | None:
+        """Value, or None for a tombstone."""
+        return self.fetched.value()
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Headers in wire order, or None when there are none."""
+        return headers_of(self.fetched)
+
+    def __len__(self) -> int:
+        """Bytes of the value."""
+        return len(self.fetched)
+
+    def timestamp(self) -> tuple[int, int]:
+        """Timestamp type and milliseconds since the epoch, of the record in the retry topic."""
+        return self.fetched.timestamp()
+
+
 def tries_before(record: Record, source: str) -> int:
     """Return how often a record was tried before it came to the retry topic; 0 where its header cannot be believed.
 
@@ -133,4 +182,15 @@ def _last(record: Record, name: str) -> bytes | None:
     return found
 
 
-__all__ = ["DUE", "ORIGIN", "ROUND", "TRIES", "RetryHeaders", "headers", "origin_of", "retry_topic", "tries_before"]
+__all__ = [
+    "DUE",
+    "ORIGIN",
+    "ROUND",
+    "TRIES",
+    "RetriedRecord",
+    "RetryHeaders",
+    "headers",
+    "origin_of",
+    "retry_topic",
+    "tries_before",
+]

@@ -10,6 +10,7 @@ from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.rates import Meter, Pace
 from penstock.consumer.retries import RetryPolicy
+from penstock.consumer.retry_topics import RetriedRecord
 from penstock.errors import MessageFormatError, PenstockError, raised
 from penstock.message import DecodedMessage, Message, Record
 
@@ -133,13 +134,16 @@ class Route:
         self.pace.rate = key_rate
         self.gated = self._is_gated()
 
+    def _as_seen(self, record: Record) -> Record:
+        return record if self.source is None else RetriedRecord(record, self.source)
+
     def screen(self, record: Record) -> Failed | bool:
         """Tell whether the filter lets a message pass, or that it failed on it."""
         accept = self.handler.filter
         if accept is None:
             return True
         try:
-            return bool(accept(Message(record)))
+            return bool(accept(Message(self._as_seen(record))))
         except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
             return Failed(raised())
 
@@ -164,6 +168,7 @@ class Route:
 
     def message(self, record: Record) -> Message | Failed:
         """Return what the handler is given for a record, decoded where a decoder is named."""
+        record = self._as_seen(record)
         decode = self.handler.decoder
         if decode is None:
             return Message(record)

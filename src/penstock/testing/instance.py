@@ -13,6 +13,7 @@ from penstock.consumer.assignments import Assignment
 from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.handlers import Kind
 from penstock.consumer.poll_loop import PollLoop
+from penstock.consumer.retry_topics import RetriedRecord
 from penstock.consumer.routes import Failed
 from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.stations import Outcome
@@ -182,7 +183,7 @@ class Instance:
         work = worker.work
         if work is None or worker.assignment is None:
             return
-        messages = tuple(work) if isinstance(work, list) else (work,)
+        messages = tuple(_as_fetched(one) for one in (work if isinstance(work, list) else (work,)))
         identities: frozenset[Hashable] = frozenset(self._judge.identity(message) for message in messages)
         made = HandlerCall(messages, identities, worker.assignment)
         retried = worker.assignment.route.source is not None
@@ -236,6 +237,12 @@ class Instance:
         else:
             self._judge.given_up(made.messages)
             completion.fail(error)
+
+
+def _as_fetched(message: Message) -> Message:
+    """Return a message with the place that it was fetched from, where it is shown with that of its origin."""
+    record = message._record  # noqa: SLF001 - which record it is a view of
+    return Message(record.fetched) if isinstance(record, RetriedRecord) else message
 
 
 def _run(worker: SteppedWorker) -> Outcome:
