@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import MessageFormatError
 from penstock.spark_sink.planning import Offsets
 from penstock.spark_sink.progress import QueryProgress, SinkPartition
-from penstock.spark_sink.sinks import ledger_positions
+from penstock.spark_sink.sinks import has_ledger, ledger_positions
 
 if TYPE_CHECKING:
     from penstock.telemetry.settings import Telemetry
@@ -129,12 +129,8 @@ class ProgressPublisher:
         self._groups = dict(groups or {})
         self._ledgers: dict[str, Callable[[Offsets], Offsets | None]] = {}
         for name, sink in (sinks or {}).items():
-            ask = getattr(sink, "position", None)
-            if not callable(ask):
-                continue
-            # Ours has a ledger for each query.
-            by_query = callable(getattr(sink, "position_of", None))
-            self._ledgers[name] = partial(ledger_positions, sink, name) if by_query else partial(_whole_ledger, ask)
+            if has_ledger(sink):
+                self._ledgers[name] = partial(ledger_positions, sink, name)
         self._only = only
         #: Guards all that follows; the thread waits on it for work.
         self._changed = threading.Condition()
@@ -273,10 +269,6 @@ class ProgressPublisher:
         level = logging.DEBUG if kind in self._warned else logging.WARNING
         self._warned.add(kind)
         _log.log(level, "%s", what)
-
-
-def _whole_ledger(ask: Callable[[], Offsets], _position: Offsets) -> Offsets:
-    return dict(ask())
 
 
 __all__ = ["Advancing", "ProgressPublisher", "Shown"]

@@ -88,7 +88,7 @@ def require_places(schema: pa.Schema, target: str) -> None:
 
 def has_ledger(sink: object) -> bool:
     """Tell whether a sink remembers what it stored."""
-    return callable(getattr(sink, "position_of", None))
+    return any(callable(getattr(sink, method, None)) for method in ("position_of", "position"))
 
 
 class Ledgered(Protocol):
@@ -117,7 +117,11 @@ def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartiti
         SinkError: the ledger cannot be read.
     """
     ask = getattr(sink, "position_of", None)
-    return dict(ask(query, partitions)) if callable(ask) else None
+    if callable(ask):
+        return dict(ask(query, partitions))
+    # A sink of the user's own, for one query.
+    whole = getattr(sink, "position", None)
+    return dict(whole()) if callable(whole) else None
 
 
 @dataclass(frozen=True, slots=True)
