@@ -22,7 +22,7 @@ from waiting import wait_until
 
 #: Seconds within which publishing goes on after a broker is back; wanted are 10, on a machine with nothing else to do.
 SOON_S = 30.0
-FROZEN_S = 12.0
+FROZEN_S = 20.0
 
 
 def limit(admin: AdminClient, topic: str, size: int) -> None:
