@@ -102,7 +102,7 @@ def test_a_commit_that_is_not_answered_holds_a_revocation_no_longer_than_its_bud
     produce(broker.bootstrap_servers, topic, records)
     seen = Recorder()
     # No periodic commit: that of the revocation is the first, and the one that the fault strikes.
-    options: dict[str, object] = {"commit_interval": 3600.0, "revoke_timeout": 2.0, "stop_timeout": 30.0}
+    options: dict[str, object] = {"commit_interval": 3600.0, "revoke_timeout": 1.0, "stop_timeout": 30.0}
     options["config"] = {"group.protocol": "consumer"} if protocol == "consumer" else {"heartbeat.interval.ms": 200}
 
     def member(bootstrap: str) -> LitePushConsumer:
