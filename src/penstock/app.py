@@ -62,7 +62,7 @@ class App:
         max_parked_bytes: bytes of all such messages, at most.
         commit_interval: seconds between commits.
         stop_timeout: seconds a stop may drain, and a sink's batch may take meanwhile.
-        revoke_timeout: seconds a revocation waits for running handlers.
+        revoke_timeout: seconds a revocation waits for running handlers, and for its commit.
         stall_after: seconds in a handler after which the watchdog reports a message.
         dead_letter_limit: when the app stops rather than give up one more message.
         middlewares: hooks around every handler, the first outermost.

@@ -98,6 +98,7 @@ class Message:
         key: bytes | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp: int | None = None,
+        attempt: int = 0,
     ) -> Message:
         """Make a message by hand, to call a handler in a test.
 
@@ -109,8 +110,10 @@ class Message:
             key: the key, or None.
             headers: pairs of name and bytes.
             timestamp: create time in milliseconds since the epoch, or None.
+            attempt: how often it is said to have been tried before.
         """
-        return cls(FixedRecord(topic, partition, offset, key, value, tuple(headers), timestamp))
+        record = FixedRecord(topic, partition, offset, key, value, tuple(headers), timestamp)
+        return RetriedMessage(record, attempt) if attempt else cls(record)
 
     @property
     def topic(self) -> str:
@@ -153,6 +156,15 @@ class Message:
         kind, milliseconds = self._record.timestamp()
         return None if kind == _NO_TIMESTAMP else milliseconds
 
+    @property
+    def attempt(self) -> int:
+        """How often it was tried before: 0 at its first try. Tries before a stay in a retry topic count.
+
+        What a process did that ended since is not known to the next: there it begins at 0 again, or at what it was when
+        the message came to its retry topic.
+        """
+        return 0
+
     def header(self, name: str) -> bytes | None:
         """Return the last header of that name, or None. The last one wins, as in Kafka's `lastHeader`."""
         found = None
@@ -166,13 +178,28 @@ class Message:
         return f"<Message {self.topic}[{self.partition}]@{self.offset}>"
 
 
-class DecodedMessage(Message):
+class RetriedMessage(Message):
+    """A message that was tried before. A class of its own: the first try, which nearly all are, pays nothing for it."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, record: Record, attempt: int) -> None:
+        super().__init__(record)
+        self._attempt = attempt
+
+    @property
+    def attempt(self) -> int:
+        """How often it was tried before."""
+        return self._attempt
+
+
+class DecodedMessage(RetriedMessage):
     """A message whose body was decoded."""
 
     __slots__ = ("_body",)
 
-    def __init__(self, record: Record, body: object) -> None:
-        super().__init__(record)
+    def __init__(self, record: Record, body: object, attempt: int = 0) -> None:
+        super().__init__(record, attempt)
         self._body = body
 
     @property
@@ -226,4 +253,4 @@ class FixedRecord:
         return (_NO_TIMESTAMP, -1) if self.timestamp_ms is None else (1, self.timestamp_ms)
 
 
-__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record", "headers_of"]
+__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record", "RetriedMessage", "headers_of"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from kafka_proxy import OFFSET_COMMIT, KafkaProxy, What
 from kafka_tools import STEADY, Recorder, committed, ends, produce
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
 from penstock.devbroker import DevBroker
@@ -88,3 +90,38 @@ def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
         wait_until(lambda: all_committed(patient, "frozen"), timeout=60)
 
     assert stood_still
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_commit_that_is_not_answered_holds_a_revocation_no_longer_than_its_budget(
+    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="penstock.consumer")
+    topic = new_topic(partitions=2)
+    records = [(b"k%d" % (i % 20), b"x") for i in range(200)]
+    produce(broker.bootstrap_servers, topic, records)
+    seen = Recorder()
+    # No periodic commit: that of the revocation is the first, and the one that the fault strikes.
+    options: dict[str, object] = {"commit_interval": 3600.0, "revoke_timeout": 1.0, "stop_timeout": 30.0}
+    options["config"] = {"group.protocol": "consumer"} if protocol == "consumer" else {"heartbeat.interval.ms": 200}
+
+    def member(bootstrap: str) -> LitePushConsumer:
+        settings = ConsumerSettings(workers=4, **options)  # type: ignore[arg-type] # as in `consumer_of`
+        handlers = {topic: handler(seen)}
+        return LitePushConsumer(f"group-{topic}", handlers, bootstrap_servers=bootstrap, settings=settings)
+
+    with KafkaProxy(broker.bootstrap_servers) as proxy, member(proxy.bootstrap_servers) as first:
+        wait_until(lambda: len(set(seen.places())) == 200)
+        with proxy.fault(OFFSET_COMMIT, What.DELAY_ANSWER) as fault, member(broker.bootstrap_servers) as second:
+            wait_until(lambda: first.statistics().revoked)
+            held = fault.went_on
+            proxy.let_go(fault)
+            wait_until(lambda: len(first.statistics().partitions) == len(second.statistics().partitions) == 1)
+            produce(broker.bootstrap_servers, topic, records)
+            wait_until(lambda: len(set(seen.places())) == 400)
+
+    # The revocation ended while the answer was held, which is as long as the test likes.
+    assert held == 0
+    (line,) = [one.getMessage() for one in caplog.records if "not known to have the commit" in one.getMessage()]
+    assert topic in line
+    assert all_committed(broker, topic)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from stepped import Stepped
 
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments
@@ -23,7 +24,11 @@ class FakeConsumer:
 
     def __init__(self, position: int) -> None:
         self.at = position
-        self.committed: list[tuple[int, bool]] = []
+        self.sent: list[int] = []
+        #: What the group has, how long it was waited for at each question, and whether it answers none.
+        self.group: list[TopicPartition] = []
+        self.asked: list[float] = []
+        self.silent = False
         #: The metadata of each commit, and how many characters of it are taken.
         self.metadata: list[str] = []
         self.takes = 4095
@@ -35,14 +40,20 @@ class FakeConsumer:
     def get_watermark_offsets(self, _: TopicPartition, *, cached: bool) -> None:
         assert cached
 
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous, "a commit that is waited for knows no bound"
         if self.fails:
             raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
         self.metadata.append(offsets[0].metadata)
-        if len(offsets[0].metadata) > self.takes and not asynchronous:
-            raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
-        self.committed.append((offsets[0].offset, asynchronous))
-        return None if asynchronous else offsets
+        self.sent.append(offsets[0].offset)
+        if len(offsets[0].metadata) <= self.takes:
+            self.group = offsets
+
+    def committed(self, _: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        self.asked.append(timeout)
+        if self.silent:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return self.group
 
 
 def client(position: int) -> Any:
@@ -65,9 +76,9 @@ def test_a_revocation_in_the_middle_of_a_fetch_commits_only_what_was_tracked() -
     assignment.tracker.complete(block, range(2))
     commits = Commits(assignments, 1.0, time)
 
-    commits.commit_revoked(consumer, [assignment])
+    commits.commit_revoked(consumer, [assignment], 5.0)
 
-    assert consumer.committed == [(12, False)]
+    assert consumer.sent == [12]
 
 
 def test_between_fetches_the_position_moves_the_commit_past_markers() -> None:
@@ -77,7 +88,7 @@ def test_between_fetches_the_position_moves_the_commit_past_markers() -> None:
 
     commits.tick(consumer, 100.0)
 
-    assert consumer.committed == [(15, True)]
+    assert consumer.sent == [15]
 
 
 def test_the_position_does_not_move_the_commit_past_messages_in_flight() -> None:
@@ -88,7 +99,7 @@ def test_the_position_does_not_move_the_commit_past_messages_in_flight() -> None
 
     commits.tick(consumer, 100.0)
 
-    assert consumer.committed == [(12, True)]
+    assert consumer.sent == [12]
 
 
 def test_a_commit_that_fails_is_counted_and_made_again() -> None:
@@ -100,11 +111,11 @@ def test_a_commit_that_fails_is_counted_and_made_again() -> None:
     consumer.fails = False
 
     commits.tick(consumer, 100.5)
-    too_early = list(consumer.committed)
+    too_early = list(consumer.sent)
     commits.tick(consumer, 101.0)
 
     assert too_early == []
-    assert consumer.committed == [(15, True)]
+    assert consumer.sent == [15]
     assert commits.failed == 1
 
 
@@ -117,7 +128,7 @@ def test_an_asynchronous_refusal_is_made_again_too() -> None:
     commits.on_commit(KafkaError(KafkaError.REQUEST_TIMED_OUT), [TopicPartition("topic", 0, 15)])
     commits.tick(consumer, 101.0)
 
-    assert consumer.committed == [(15, True), (15, True)]
+    assert consumer.sent == [15, 15]
     assert commits.failed == 1
 
 
@@ -128,13 +139,13 @@ def test_one_commit_is_under_way_at_a_time_so_that_none_is_overtaken_by_an_older
     commits.tick(consumer, 100.0)
     consumer.at = 20
     commits.tick(consumer, 101.0)
-    before_the_answer = list(consumer.committed)
+    before_the_answer = list(consumer.sent)
 
     commits.on_commit(None, [TopicPartition("topic", 0, 15)])
     commits.tick(consumer, 102.0)
 
-    assert before_the_answer == [(15, True)]
-    assert consumer.committed == [(15, True), (20, True)]
+    assert before_the_answer == [15]
+    assert consumer.sent == [15, 20]
 
 
 def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_more_in_the_end() -> None:
@@ -152,7 +163,7 @@ def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_m
     commits.on_commit(None, [TopicPartition("topic", 0, 20)])
     commits.tick(consumer, 113.0)
 
-    assert consumer.committed == [(15, True), (20, True), (20, True)]
+    assert consumer.sent == [15, 20, 20]
 
 
 def scattered(assignment: Assignment) -> None:
@@ -190,16 +201,53 @@ def test_a_map_that_the_broker_finds_too_long_is_halved_at_once_until_it_is_take
     assert "offset.metadata.max.bytes" in caplog.text
 
 
-@pytest.mark.parametrize("takes", [100, 0])
-def test_a_revocation_commits_with_as_much_of_the_map_as_the_broker_takes(takes: int) -> None:
+def test_a_revocation_commits_without_a_map_where_the_broker_does_not_take_it() -> None:
     assignments, consumer = Assignments(), client(position=15)
     assignment = an_assignment(assignments)
     scattered(assignment)
     commits = Commits(assignments, 1.0, time)
-    consumer.takes = takes
+    consumer.takes = 100
 
-    commits.commit_revoked(consumer, [assignment])
+    commits.commit_revoked(consumer, [assignment], 5.0)
 
-    assert consumer.committed == [(10, False)]
-    assert len(consumer.metadata[-1]) <= takes
-    assert bool(consumer.metadata[-1]) == bool(takes)
+    assert (consumer.group[0].offset, consumer.group[0].metadata) == (10, "")
+    assert assignment.acknowledged
+    # The refusal is heard later, when nobody has the partition any more: it says nothing of the maps of others.
+    assignments.remove([assignment])
+    commits.on_commit(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE), [TopicPartition("topic", 0, 10)])
+    commits.on_commit(None, [TopicPartition("topic", 0, 10)])
+    scattered(an_assignment(assignments))
+    commits.tick(consumer, 100.0)
+    assert len(consumer.metadata[-1]) > 100
+
+
+def test_a_commit_of_a_revocation_that_is_not_answered_in_time_is_said_to_be_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assignments, consumer = Assignments(), client(position=15)
+    assignment = an_assignment(assignments)
+    assignment.tracker.complete(assignment.tracker.register([10]), range(1))
+    commits = Commits(assignments, 1.0, time)
+    consumer.silent = True
+
+    commits.commit_revoked(consumer, [assignment], 5.0)
+
+    assert consumer.sent == [11]
+    (waited,) = consumer.asked
+    assert 0 < waited <= 5
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "the commit of topic[0], which were revoked" in line
+    assert "the next owner handles again" in line
+
+
+def test_a_revocation_whose_coordinator_is_away_ends_within_its_budget() -> None:
+    stepped = Stepped({"t": handler(print)}, commit_interval=3600.0, revoke_timeout=5.0)
+    stepped.feed("t", [(b"k", b"v")])
+    stepped.serve()
+    stepped.broker.coordinator_away(600)
+    before = stepped.broker.clock.monotonic()
+
+    # Leaving revokes.
+    stepped.loop.leave()
+
+    assert stepped.broker.clock.monotonic() - before <= 6

@@ -268,3 +268,17 @@ def test_a_filter_that_fails_on_a_message_lets_those_of_its_key_in_the_batch_go_
 
     assert batches.calls == [[0], [1], [2]]
     assert lines.counts.handled == 3
+
+
+def test_a_message_tells_how_often_its_task_tried_it_before() -> None:
+    bench, seen = Bench(), list[tuple[int, int]]()
+
+    def handle(message: Message) -> None:
+        seen.append((message.offset, message.attempt))
+        if message.offset == 0 and message.attempt < 2:
+            raise RuntimeError("not yet")
+
+    lines, _ = lines_of([row(b"a", 0), row(b"a", 1)], {"orders": handler(handle, retry_policy=waits())})
+    driving.run(lines, bench.time, bench.sleep)
+
+    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0)]

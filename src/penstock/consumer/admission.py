@@ -71,17 +71,20 @@ class Admission:
         return key, answer
 
     @staticmethod
-    def answer(route: Route, key: Hashable, record: Record, now: float) -> Answer | None:
-        """Return what to hand over for a message of a parked key, why not now, or None where it is refused."""
+    def answer(route: Route, key: Hashable, record: Record, now: float, attempts: int) -> Answer | None:
+        """Return what to hand over for a message of a parked key, why not now, or None where it is refused.
+
+        `attempts` is how often it was tried since it was fetched.
+        """
         if not route.gated:
-            return route.message(record)
+            return route.message(record, attempts)
         # At each try: the failure may have been the filter's own, and then nothing has let the message pass yet.
         passes = route.screen(record)
         if not passes:
             return None
         if isinstance(passes, Failed):
             return passes
-        return route.admit(key, record, now, 0)
+        return route.admit(key, record, now, 0, attempts)
 
     @staticmethod
     def done(items: Sequence[Item], station: Station) -> None:

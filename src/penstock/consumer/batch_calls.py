@@ -124,6 +124,8 @@ class BatchCalls:
         assignment = lane.parked[keys[0]].waiting[0][0].assignment
         route = assignment.route
         found: list[tuple[Hashable, Item, Message]] = []
+        # Of each line, the place of its next message.
+        places = Counter(keys[:1])
         lines = [
             _waiting(key, lane.parked[key], assignment, 1 if place == 0 else 0, route.batch)
             for place, key in enumerate(keys)
@@ -135,7 +137,10 @@ class BatchCalls:
                 break
             if key in ended:
                 continue
-            message = self._admission.answer(route, key, item[2], now)
+            place, parked = places[key], lane.parked[key]
+            attempts = parked.tries_behind(place) if place else parked.tries
+            message = self._admission.answer(route, key, item[2], now, attempts)
+            places[key] += 1
             if isinstance(message, Message):
                 found.append((key, item, message))
             else:
@@ -157,14 +162,18 @@ class BatchCalls:
         failed = {} if outcome is None else failures(outcome, len(batch))
         company = _company(batch, outcome, failed)
         done = []
+        behind: Counter[Hashable] = Counter()
         for place, (key, item, _) in enumerate(batch):
             if key in lane.parked:
                 self._parking.behind(lane, key, item)
+                behind[key] += 1
             elif place in failed:
                 self._parking.set_aside(lane, key, item, failed[place], station, company=company)
             else:
                 done.append(item)
         self._admission.done(done, station)
+        for key, count in behind.items():
+            lane.parked[key].count_behind(count)
 
     def _settle_parked(
         self,
@@ -178,17 +187,21 @@ class BatchCalls:
         failed = {} if outcome is None else failures(outcome, len(batch))
         company = _company(batch, outcome, failed)
         stuck: dict[Hashable, Failed] = {}
+        behind: Counter[Hashable] = Counter()
         done = []
         for place, (key, item, _) in enumerate(batch):
             if key not in stuck and place in failed:
                 stuck[key] = failed[place]
-            elif key not in stuck:
+            elif key in stuck:
+                behind[key] += 1
+            else:
                 done.append((key, item))
         self._admission.done([item for _, item in done], station)
         for key, _ in done:
             # Those of a line stand in the batch as they wait.
             self._parking.next_head(heads[key], station)
         for key, failure in stuck.items():
+            heads[key].count_behind(behind[key])
             self._parking.failed(lane, key, heads[key], failure, station, company=company)
 
 

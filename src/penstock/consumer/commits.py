@@ -90,7 +90,7 @@ class Commits:
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
         self._advance_idle(consumer, assignments)
-        self._commit(consumer, assignments, now, wait=False)
+        self._commit(consumer, assignments, now, self._map_chars)
 
     def settle(self, consumer: ConsumerClient, now: float) -> bool:
         """Commit what has changed at the end of a drain; return whether the group has all of it.
@@ -103,52 +103,98 @@ class Commits:
             self._next = now + self.interval_s
             assignments = self._assignments.all()
             self._advance_idle(consumer, assignments)
-            self._commit(consumer, assignments, now, wait=False)
+            self._commit(consumer, assignments, now, self._map_chars)
         return not self._under_way and all(one.acknowledged for one in self._assignments.all())
 
-    def commit_revoked(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
+    def commit_revoked(self, consumer: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit what has changed of revoked partitions, from within a rebalance callback.
 
-        The answer is waited for, unless the last commit failed or stays out: then the coordinator may be away, the
-        client would wait for it as long as a session, and the budget of the revocation would be a wish. The commit goes
-        out before the group is told of the revocation all the same, for the client sends in order.
+        A commit that is waited for in the client knows no bound while the coordinator is away: as long as a session, or
+        a request. Its answer would come from `poll`, which here would hand over messages as well. So the group is asked
+        for its offsets instead, a question that ends in time, which the coordinator answers after the commit, for both
+        go one way. The commit goes out before the group is told of the revocation in any case: the client sends in
+        order.
+
+        Args:
+            consumer: the client.
+            assignments: what is revoked.
+            wait_s: seconds to wait until the group is known to have it. Nothing is waited for where the last commit
+                failed or stays out, for then the coordinator may be away.
         """
         now = self._clock.monotonic()
         late = self._under_way > 0 and now - self._sent_at > _LATE_S
-        wait = not (late or self._failing)
-        while True:
-            limit = self._map_chars
-            self._commit(consumer, assignments, now, wait=wait)
-            # There is no next tick for them. It ends, for the limit falls each time, and without a map no map is long.
-            if self._map_chars == limit:
-                return
+        end = now if late or self._failing else now + wait_s
+        sent = self._commit(consumer, assignments, now, self._map_chars)
+        missing = self._not_taken(consumer, sent, end)
+        if missing and any(one.committed.metadata for one in missing):
+            # It may be the map that the broker refuses, and for these partitions there is no next commit.
+            self._commit(consumer, missing, now, 0)
+            missing = self._not_taken(consumer, missing, end)
+        if missing is None or missing:
+            _log.warning(
+                "the group is not known to have the commit of %s, which were revoked, %.1f s after it was sent; where "
+                "it does not arrive, the next owner handles again what was done since the commit before",
+                ", ".join(map(str, sent if missing is None else missing)),
+                self._clock.monotonic() - now,
+            )
 
-    def _commit(self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, *, wait: bool) -> None:
+    def _not_taken(
+        self, consumer: ConsumerClient, assignments: Sequence[Assignment], end: float
+    ) -> list[Assignment] | None:
+        """Return which of these the group answers to have another commit of than was sent; None without an answer.
+
+        Args:
+            consumer: the client.
+            assignments: of what the last commit is asked for.
+            end: when the answer is waited for no longer.
+        """
+        if not assignments:
+            return []
+        wait_s = end - self._clock.monotonic()
+        if wait_s <= 0:
+            return None
+        try:
+            found = consumer.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
+        except KafkaException as error:
+            _log.info("the group's offsets are not told: %s", reason(error))
+            return None
+        taken = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
+        missing = []
+        for one in assignments:
+            one.acknowledged = taken.get((one.topic, one.partition)) == (one.committed.offset, one.committed.metadata)
+            if not one.acknowledged:
+                missing.append(one)
+        return missing
+
+    def _commit(
+        self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
+    ) -> list[Assignment]:
+        """Send what has changed, with at most so many characters of offset maps; return of which it was sent."""
         points: list[TopicPartition] = []
+        sent: list[Assignment] = []
         self._complete_finished()
         for assignment in assignments:
             if not assignment.known:
                 # The group may stand anywhere; 0 would take it back to the beginning of the log.
                 continue
-            point = assignment.tracker.commit_point(self._map_chars)
+            point = assignment.tracker.commit_point(map_chars)
             if point != assignment.committed or not assignment.acknowledged:
                 assignment.committed = point
                 assignment.acknowledged = False
+                sent.append(assignment)
                 points.append(
                     TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
                 )
         if not points:
-            return
+            return []
         try:
-            if wait:
-                self._note(consumer.commit(offsets=points, asynchronous=False))
-            else:
-                consumer.commit(offsets=points, asynchronous=True)
-                self._overtaken = self._overtaken or self._under_way > 0
-                self._under_way += 1
-                self._sent_at = now
+            consumer.commit(offsets=points, asynchronous=True)
+            self._overtaken = self._overtaken or self._under_way > 0
+            self._under_way += 1
+            self._sent_at = now
         except KafkaException as error:
             self._note_failure(_error_of(error), points)
+        return sent
 
     def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
@@ -212,6 +258,9 @@ class Commits:
         """Commit again at once, with a shorter map: the broker took none of this length."""
         found = [self._assignments.get(one.topic, one.partition) for one in partitions]
         longest = max((len(one.committed.metadata) for one in found if one is not None), default=0)
+        if not longest:
+            # They were revoked meanwhile, so nothing tells how long it was.
+            return
         first = self._map_chars == MAX_METADATA_CHARS
         self._map_chars = min(self._map_chars, longest) // 2
         if self._map_chars < _SHORTEST_MAP:

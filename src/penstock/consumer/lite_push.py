@@ -16,6 +16,7 @@ from penstock.consumer.context import NO_PARTITION
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain, shut_out
 from penstock.consumer.handlers import Handler, check_paced, require_own_topics
+from penstock.consumer.leaving import Leaving
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.retries import RetryPolicy
 from penstock.consumer.settings import ConsumerSettings
@@ -32,8 +33,6 @@ ResultT = TypeVar("ResultT")
 
 #: Seconds between two looks at a poll thread that should end.
 _LOOK_S = 0.5
-#: Seconds that leaving the group may take beyond the time that running handlers have.
-_LEAVE_S = 5.0
 #: Seconds that handlers under way have to end when nothing is drained, so that the work of short ones is not repeated.
 _GRACE_S = 1.0
 
@@ -93,8 +92,7 @@ class LitePushConsumer:
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
         self._loop: PollLoop | None = None
-        self._leaving_since: float | None = None
-        self._said_left_alone = False
+        self._leaving = Leaving(group, self._settings.revoke_timeout, engine.clock)
         self._pool = WorkerPool(
             group,
             workers=self._settings.workers if engine.has_threads else 0,
@@ -303,32 +301,13 @@ class LitePushConsumer:
         if self._thread is None or self._loop is None:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._thread.is_alive() and not self._left_alone(self._loop):
+        while self._thread.is_alive() and not self._leaving.takes_too_long(self._loop):
             step = _LOOK_S if deadline is None else min(_LOOK_S, deadline - time.monotonic())
             if step <= 0:
                 return False
             self._thread.join(step)
         if self._loop.failure is not None:
             raise self._loop.failure
-        return True
-
-    def _left_alone(self, loop: PollLoop) -> bool:
-        """Tell whether leaving the group takes so long that nobody should wait for it."""
-        if not loop.leaving.is_set():
-            return False
-        now = self._engine.clock.monotonic()
-        if self._leaving_since is None:
-            self._leaving_since = now
-        begun = self._leaving_since
-        if now < min(begun + self._settings.revoke_timeout, max(begun, loop.end_by)) + _LEAVE_S:
-            return False
-        if not self._said_left_alone:
-            self._said_left_alone = True
-            _log.warning(
-                "%s cannot leave its group: the coordinator does not answer; the client goes on trying while the "
-                "process lives, and what was not committed is handled again",
-                self._group,
-            )
         return True
 
     def refuse_own_threads(self) -> None:
@@ -399,8 +378,7 @@ class LitePushConsumer:
         context = engine.context()
         if not assigned and not self._loop.leaving.is_set():
             why = self._loop.shut_out()
-            state = "no partition" if why is None else "shut out"
-            return shut_out(engine.handlers, why or NO_PARTITION, context, state)
+            return shut_out(engine.handlers, why or NO_PARTITION, context, "shut out" if why else "no partition")
         return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic(), context)
 
     def __enter__(self) -> Self:

@@ -76,7 +76,7 @@ class ParkedCalls:
             if now >= deadline or route.kind is not station.kind:
                 lane.due.insert(0, key)
                 return False
-            answer = self._admission.answer(route, key, record, now)
+            answer = self._admission.answer(route, key, record, now, parked.tries)
             if isinstance(answer, float):
                 if answer != parked.due_at:
                     parked.due_at = answer

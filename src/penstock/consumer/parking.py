@@ -232,10 +232,10 @@ class Parking:
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
             parked.state = KeyState.SENDING
-            self._send(Outgoing(fetch, index, record, error, parked.attempts, again), lane, key, parked)
+            self._send(Outgoing(fetch, index, record, error, parked.tries, again), lane, key, parked)
         elif handler.on_failure is OnFailure.DROP:
             try:
-                self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.attempts, None))
+                self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.tries, None))
             except PenstockError as too_many:
                 parked.state = KeyState.STOPPING
                 self._fail(too_many)

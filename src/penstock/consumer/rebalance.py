@@ -1,8 +1,8 @@
 """Rebalance callbacks: partitions come, go, and are lost.
 
 The client calls these from within poll, so they run on the poll thread. A revocation has one time budget for all its
-steps: stop handing out, wait for running handlers, commit in the callback, drop the assignments. Nothing here waits
-for another thread's commit.
+steps: stop handing out, wait for running handlers, commit in the callback, drop the assignments. A commit that is not
+answered within what is left of it is left to the client: what it tells is not lost, at worst it is done again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 _COMMITTED_TIMEOUT_S = 10.0
 #: Seconds between two looks at the running handlers.
 _LOOK_S = 0.005
+#: Seconds that the commit has in any case, also where running handlers have used the budget up.
+_COMMIT_S = 0.5
 
 
 class Rebalance:
@@ -94,10 +96,7 @@ class Rebalance:
             return
         revoked = self._assignments.deactivate((one.topic, one.partition) for one in partitions)
         begun = self._clock.monotonic()
-        # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
-        while (busy := self._busy(revoked)) and self._clock.monotonic() < min(
-            begun + self._revoke_timeout, self._end_by()
-        ):
+        while (busy := self._busy(revoked)) and self._left(begun) > 0:
             self._clock.sleep(_LOOK_S)
         if busy:
             _log.warning(
@@ -106,10 +105,15 @@ class Rebalance:
                 _names(partitions),
                 self._clock.monotonic() - begun,
             )
-        self._commits.commit_revoked(consumer, revoked)
+        self._commits.commit_revoked(consumer, revoked, max(_COMMIT_S, self._left(begun)))
         self._drop(consumer, partitions, revoked)
         self.revoked += len(partitions)
         _log.info("revoked: %s", _names(partitions))
+
+    def _left(self, begun: float) -> float:
+        """Return the seconds left of the budget of a revocation."""
+        # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
+        return min(begun + self._revoke_timeout, self._end_by()) - self._clock.monotonic()
 
     def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop partitions that another member may own already: nothing of them may be committed."""

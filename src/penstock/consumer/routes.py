@@ -10,9 +10,9 @@ from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.ordering import Ordering
 from penstock.consumer.rates import Meter, Pace
 from penstock.consumer.retries import RetryPolicy
-from penstock.consumer.retry_topics import RetriedRecord
+from penstock.consumer.retry_topics import RetriedRecord, tries_before
 from penstock.errors import MessageFormatError, PenstockError, raised
-from penstock.message import DecodedMessage, Message, Record
+from penstock.message import DecodedMessage, Message, Record, RetriedMessage
 
 Invoke = Callable[..., object]
 
@@ -147,7 +147,7 @@ class Route:
         except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
             return Failed(raised())
 
-    def admit(self, identity: Hashable, record: Record, now: float, arrival: int) -> Answer:
+    def admit(self, identity: Hashable, record: Record, now: float, arrival: int, attempts: int = 0) -> Answer:
         """Return the message to hand over now, or why not.
 
         Args:
@@ -155,10 +155,11 @@ class Route:
             record: the record.
             now: the time on the engine's clock.
             arrival: its claim to be let through: the lowest of those that wait is first.
+            attempts: as for `message`.
         """
         if (at := self.pace.free_at(identity)) > now:
             return at
-        message = self.message(record)
+        message = self.message(record, attempts)
         if isinstance(message, Failed):
             return message
         if not self.meter.take(now, arrival):
@@ -166,15 +167,22 @@ class Route:
         self.pace.begin(identity, now)
         return message
 
-    def message(self, record: Record) -> Message | Failed:
-        """Return what the handler is given for a record, decoded where a decoder is named."""
+    def message(self, record: Record, attempts: int = 0) -> Message | Failed:
+        """Return what the handler is given for a record, decoded where a decoder is named.
+
+        Args:
+            record: the record.
+            attempts: how often it was tried since it was fetched.
+        """
+        if self.source is not None:
+            attempts += tries_before(record, self.source)
         record = self._as_seen(record)
         decode = self.handler.decoder
         if decode is None:
-            return Message(record)
+            return RetriedMessage(record, attempts) if attempts else Message(record)
         value = record.value()
         try:
-            return DecodedMessage(record, None if value is None else decode(value))
+            return DecodedMessage(record, None if value is None else decode(value), attempts)
         except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
             error = raised()
             failure = MessageFormatError(

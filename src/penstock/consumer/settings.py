@@ -31,7 +31,7 @@ _COOPERATIVE = "cooperative-sticky"
 
 #: What penstock sets unless the user does. By the client's own defaults a full local queue stops fetching for a whole
 #: second, and a fetch brings a megabyte of a partition: together they leave a fast consumer idle half of the time. And
-#: it waits a minute for an answer, a commit within a revocation included.
+#: it waits a minute for a broker that does not answer, before it tries again, and as long to leave a group.
 _DEFAULTS = {
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
@@ -61,7 +61,7 @@ class ConsumerSettings:
         max_parked_bytes: bytes of all such messages. May change while running.
         commit_interval: how often the commit points are committed. May change while running.
         stop_timeout: how long a stop waits for what was taken in, running handlers included.
-        revoke_timeout: how long a revocation waits for running handlers of the revoked partitions.
+        revoke_timeout: how long a revocation waits for running handlers of the revoked partitions, and for its commit.
         stall_after: how long a message may be in a handler before the watchdog reports it.
         dead_letter_limit: when the consumer stops rather than give up one more message; None for never.
         fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.

@@ -228,7 +228,7 @@ class Lines:
                 self._unpark(line)
                 line.attempts = 0
                 continue
-            answer = passes if isinstance(passes, Failed) else route.message(record)
+            answer = passes if isinstance(passes, Failed) else route.message(record, line.attempts)
             if line.attempts == 0:
                 line.since = now
             else:

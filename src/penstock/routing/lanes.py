@@ -64,6 +64,8 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     Attributes:
         waiting: the messages in order, each with its owner and its place in the owner's block; the head is first.
         attempts: how often the head was tried.
+        before: how often the head was handed over behind others, with them, before it was the head.
+        tried: how often the messages behind the head were, in their order; those it does not reach never were.
         alone: how many messages, from the head on, are tried one at a time where others come in batches.
         mates: the keys, this one included, whose messages failed together as one batch: they are tried again so.
         since: when the head was first tried, on the caller's clock.
@@ -75,11 +77,26 @@ class ParkedKey(Generic[OwnerT, RecordT]):
             with. Written once by that somebody, before the key is woken; the holder takes note of it then.
     """
 
-    __slots__ = ("alone", "asked", "attempts", "due_at", "mates", "settled", "since", "state", "waiting")
+    __slots__ = (
+        "alone",
+        "asked",
+        "attempts",
+        "before",
+        "due_at",
+        "mates",
+        "settled",
+        "since",
+        "state",
+        "tried",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
         self.attempts = 0
+        self.before = 0
+        # Made at need: only handlers of batches have any.
+        self.tried: deque[int] | None = None
         self.alone = 0
         self.mates: tuple[Hashable, ...] = ()
         self.asked = False
@@ -88,10 +105,31 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         self.due_at = 0.0
         self.settled: object = None
 
+    @property
+    def tries(self) -> int:
+        """How often the head was handed over."""
+        return self.before + self.attempts
+
+    def tries_behind(self, place: int) -> int:
+        """Return how often a message that waits was handed over; those behind the head have places from 1 on."""
+        tried = self.tried
+        return 0 if tried is None or place > len(tried) else tried[place - 1]
+
+    def count_behind(self, count: int) -> None:
+        """Note that so many messages behind the head were handed over with it, and wait again."""
+        if not count:
+            return
+        if self.tried is None:
+            self.tried = deque()
+        for place in range(min(count, len(self.tried))):
+            self.tried[place] += 1
+        self.tried.extend([1] * (count - len(self.tried)))
+
     def next_head(self) -> None:
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
         self.attempts = 0
+        self.before = self.tried.popleft() if self.tried else 0
         self.alone = max(0, self.alone - 1)
         self.state = KeyState.WAITING
         self.due_at = 0.0
