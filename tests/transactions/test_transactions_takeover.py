@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,9 +18,12 @@ from kafka_tools import ANSWER_S
 from penstock.disposable import LeftBehind
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
+from penstock.transactions.done_records import Note, encode_done
 from penstock.transactions.fencing import Fence, decode_claim, encode_claim, transactional_names
+from penstock.transactions.ids import new_id
 from penstock.transactions.publisher import TRANSACTION_TIMEOUT_MS
-from penstock.transactions.takeover import LogReader
+from penstock.transactions.records import Verdict
+from penstock.transactions.takeover import Inheritance, LogReader
 from waiting import wait_until
 
 #: What a Kafka transaction that nobody ends holds readers back: its time limit, and the broker's look every 10 s.
@@ -228,3 +232,36 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     assert (inheritance.done_end, inheritance.notes, inheritance.unreadable) == (1, [], 0)
     with pytest.raises(KafkaException, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)
+
+
+def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_waited_for(bench: Bench) -> None:
+    topics = bench.topics
+    member = Consumer({"bootstrap.servers": bench.servers, "group.id": topics.coordinators})
+    assert claims(bench)
+    apart = Producer({"bootstrap.servers": bench.servers, "transactional.id": f"apart-{bench.topic}"})
+    apart.init_transactions(ANSWER_S)
+    apart.begin_transaction()
+    # It is fenced by the group here, and moves no position; what it settles comes to the done log a moment later.
+    fenced = [TopicPartition(topics.discarded, 0, 0)]
+    apart.send_offsets_to_transaction(fenced, member.consumer_group_metadata(), ANSWER_S)
+    deadline = time.monotonic() + 60
+    fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
+    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence)
+    asked, found = threading.Event(), list[Inheritance]()
+
+    def step(doing: str) -> None:
+        if "may hold back" in doing:
+            asked.set()
+
+    taking = threading.Thread(target=lambda: found.append(reader.take_over([0], step)[0]), daemon=True)
+    taking.start()
+    assert asked.wait(30)
+    taking.join(3)
+    assert not found, "it went on before what was let through had ended"
+    note = Note(new_id(), 0, Verdict.COMMIT, 0, 0, 0, 0)
+    apart.produce(topics.done, encode_done([note]), partition=0)
+    apart.commit_transaction(ANSWER_S)
+    taking.join(60)
+    member.close()
+
+    assert [one.transaction_id for one in found[0].notes] == [note.transaction_id]

@@ -194,7 +194,10 @@ class LogReader:
 
     def _committed(self, partitions: list[int], step: Step) -> dict[tuple[str, int], Committed]:
         """Return how far each log was read, and where it begins and ends."""
-        places = [TopicPartition(topic, p) for p in partitions for topic in self._names.values()]
+        # What is tried apart moves no position but one of `discarded`, which tells that it is under way: it may have
+        # been let through before the group changed hands, and write to the done log still.
+        topics = [*self._names.values(), self._topics.discarded]
+        places = [TopicPartition(topic, p) for p in partitions for topic in topics]
         consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
         try:
             found: dict[tuple[str, int], Committed] = {}
@@ -206,7 +209,8 @@ class LogReader:
                 open_places = [place for place in places if (place.topic, place.partition) not in found]
                 for place in self._ask_committed(consumer, open_places):
                     if place.error is None:
-                        bounds = consumer.get_watermark_offsets(place, _ANSWER_S)
+                        is_log = place.topic != self._topics.discarded
+                        bounds = consumer.get_watermark_offsets(place, _ANSWER_S) if is_log else (0, 0)
                         found[place.topic, place.partition] = committed_at(place, *bounds)
                 if len(found) < len(places) and time.monotonic() >= patient_until:
                     patient_until = time.monotonic() + _PATIENCE_S
