@@ -73,8 +73,9 @@ class LogTending:
         self._ration = ration
         self._bounds = LogBounds(admin, topics)
         self._asked: dict[int, _Asked] = {}
-        # An answer that was not acted upon yet.
-        self._look: Look | None = None
+        # An answer that was not acted upon yet, with how far the logs had been read when it was asked for: the next
+        # question may be under way by the time, and what was read since lies behind the ends of this one.
+        self._look: tuple[Look, Mapping[int, _Asked]] | None = None
         self._asked_at, self._trimmed_at = float("-inf"), begun
         # Readers that stand still, by log and partition, since a monotonic second.
         self._stands: dict[tuple[str, int], float] = {}
@@ -95,7 +96,7 @@ class LogTending:
         """
         look = self._bounds.answer()
         if look is not None:
-            self._look = look
+            self._look = look, self._asked
             self._tell_of_failures(look)
             for number, partition in owned.items():
                 bounds = look.bounds.get((HALF, number))
@@ -140,9 +141,10 @@ class LogTending:
         that it holds is known, and the positions that are committed next are those of the logs as they are now.
         """
         self._take_deletions(owned)
-        look, self._look = self._look, None
-        if look is not None:
-            for number, asked in self._asked.items():
+        answered, self._look = self._look, None
+        if answered is not None:
+            look, read_to = answered
+            for number, asked in read_to.items():
                 if owned.get(number) is asked.partition:
                     self._compare(asked, look)
         if now - self._trimmed_at >= TEND_S:
