@@ -15,7 +15,7 @@ from penstock.transactions.ids import new_id
 from penstock.transactions.inherited import live_carries, without_payloads
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Settlement
+from penstock.transactions.settlement import Settlement, Share
 from penstock.transactions.trimming import DoneMarks, Mark
 
 GROUP = "orders"
@@ -228,6 +228,8 @@ class World:
         )
         if share is None:
             return
+        # As the coordinator does before it reads on: what is under way keeps its payload.
+        self.mark(share, in_flight=True)
         record = Done(share.notes(), share.carried)
         assert all(half.value for carry in share.carried for _, _, half in carry.halves), "what is carried is whole"
         if self.chance.random() < 0.5:
@@ -249,6 +251,7 @@ class World:
             self.positions = (share.half_checkpoint, share.op_checkpoint)
             if not self.is_draining and self.chance.random() < 0.5:
                 self.go_on_before_it_is_known()
+        self.mark(share, in_flight=False)
         if end == "committed":
             self.settlement.apply(share, self.marks.end)
         elif end.startswith("in doubt"):
@@ -256,6 +259,12 @@ class World:
             notes = [note for _, one in found for note in one.notes]
             self.settlement.settle(notes, live_carries(found))
         self.happened[end] += 1
+
+    def mark(self, share: Share, *, in_flight: bool) -> None:
+        """Note on what a Kafka transaction settles or writes down again that it is under way, or is not any more."""
+        carried = [self.settlement.pending.get(carry.note.transaction_id) for carry in share.carried]
+        for pending in (*share.decided, *filter(None, carried)):
+            pending.in_flight = in_flight
 
     def go_on_before_it_is_known(self) -> None:
         """What was discarded is visible to all: it may be brought back, and read, before the coordinator knows."""
