@@ -248,7 +248,7 @@ def _bounds(look: Look, log: str, wanted: Wanted) -> Bounds:
     return bounds
 
 
-def _read_halves(  # noqa: PLR0917
+def _read_halves(  # noqa: PLR0917 - what one read is made of
     consumer: Consumer, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
 ) -> None:
     read.gone.update(offset for offset in wanted.halves if not bounds.low <= offset < bounds.end)
@@ -274,7 +274,7 @@ def _read_halves(  # noqa: PLR0917
                     read.gone.add(offset)
 
 
-def _read_carries(  # noqa: PLR0917
+def _read_carries(  # noqa: PLR0917 - as for halves
     consumer: Consumer, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
 ) -> None:
     begins = dict(sorted(wanted.carries.items(), key=lambda one: one[1]))
