@@ -91,17 +91,6 @@ def has_ledger(sink: object) -> bool:
     return any(callable(getattr(sink, method, None)) for method in ("position_of", "position"))
 
 
-class Ledgered(Protocol):
-    """A sink with a ledger, which belongs to a query by name."""
-
-    def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return, of those partitions that the query's ledger knows, the next offset that the sink takes.
-
-        Raises:
-            SinkError: the ledger cannot be read.
-        """
-
-
 def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets | None:
     """Return what a sink's ledger says of a query: of each partition that it knows, the next offset.
 
@@ -207,7 +196,6 @@ def _process_run() -> str:
 
 
 __all__ = [
-    "Ledgered",
     "OfQuery",
     "Origin",
     "Sink",
