@@ -1,0 +1,59 @@
+"""Missing rights: what is told, and the command that gives them."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.errors import PenstockError
+from penstock.rights import (
+    MissingRightError,
+    Operation,
+    Resource,
+    Right,
+    group_right,
+    is_missing_right,
+    principal_of,
+    topic_right,
+)
+
+
+def test_a_missing_right_names_operation_resource_and_the_command_that_gives_it() -> None:
+    error = MissingRightError(
+        "messages cannot be sent to topic orders", [topic_right(Operation.WRITE, "orders")], "User:shop"
+    )
+    assert str(error) == (
+        "messages cannot be sent to topic orders: User:shop lacks the right Write on topic orders; an administrator "
+        "gives it with: kafka-acls.sh --bootstrap-server ... --add --allow-principal 'User:shop' --operation Write "
+        "--topic 'orders'"
+    )
+    assert isinstance(error, PenstockError)
+    assert isinstance(error, PermissionError)
+
+
+def test_a_right_on_the_cluster_has_no_name() -> None:
+    right = Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
+    assert str(right) == "IdempotentWrite on cluster"
+    assert right.command("User:a").endswith("--operation IdempotentWrite --cluster")
+    assert group_right("sms").command("User:a").endswith("--operation Read --group 'sms'")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, True),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, True),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, True),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, True),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, False),
+        (KafkaError._AUTHENTICATION, False),
+    ],
+)
+def test_what_brokers_answer_for_want_of_a_right(code: int, expected: bool) -> None:
+    assert is_missing_right(KafkaError(code)) is expected
+    assert is_missing_right(KafkaException(KafkaError(code))) is expected
+
+
+def test_the_principal_is_the_user_where_the_configuration_tells_one() -> None:
+    assert principal_of({"sasl.username": "orders"}) == "User:orders"
+    assert principal_of({}) == "User:<this client>"
