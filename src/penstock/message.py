@@ -6,9 +6,10 @@ asked for, so an empty handler pays for none of them. `Message.of` makes one by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,6 +52,11 @@ class Record(Protocol):
 _read_headers: Callable[[Record], list[tuple[str, bytes | None]] | None] = methodcaller("headers")
 #: Stands for the headers of a record whose own cannot be read; known by its identity.
 UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [("penstock-headers-lost", b"a header name is not UTF-8")]
+
+
+def column(records: Sequence[Record], method: str) -> list[Any]:
+    """Return what a method of each record answers. The records are of one type; no step of the interpreter a record."""
+    return list(map(getattr(type(records[0]), method), records)) if records else []
 
 
 def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
@@ -253,4 +259,4 @@ class FixedRecord:
         return (_NO_TIMESTAMP, -1) if self.timestamp_ms is None else (1, self.timestamp_ms)
 
 
-__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record", "RetriedMessage", "headers_of"]
+__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record", "RetriedMessage", "column", "headers_of"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.ordering import Keyless, Order, Ordering
@@ -131,7 +133,17 @@ def test_small_headers_of_many_messages_are_weighed_by_some_of_them() -> None:
     routed.router.route([FixedRecord("t", 0, i, b"k", b"v", (("h", b"x" * 100),), None) for i in range(1000)], 0.0)
 
     assert routed.current.tracker.bytes_in_flight >= 1000 * 100
-    assert not routed.current.large_headers
+    assert not routed.current.weighs_each
+
+
+@pytest.mark.parametrize("senders", [2, 3, 4, 8, 10, 16, 32])
+def test_large_keys_that_come_by_turns_with_small_ones_are_seen(senders: int) -> None:
+    routed = Routed()
+    keys = [b"x" * 10_000 if i % senders == senders - 1 else b"k" for i in range(2_000)]
+
+    routed.router.route([FixedRecord("t", 0, i, key, b"v", (), None) for i, key in enumerate(keys)], 0.0)
+
+    assert sum(map(len, keys)) <= routed.current.tracker.bytes_in_flight <= sum(map(len, keys)) + 2_000 * 1_000
 
 
 class UnreadableRecord(FixedRecord):

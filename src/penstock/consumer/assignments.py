@@ -32,7 +32,6 @@ class Assignment:
         "end",
         "full_since",
         "is_sought",
-        "large_headers",
         "map_at",
         "map_look",
         "map_room",
@@ -43,6 +42,7 @@ class Assignment:
         "start",
         "topic",
         "tracker",
+        "weighs_each",
     )
 
     def __init__(
@@ -79,8 +79,8 @@ class Assignment:
         self.map_look = 0.0
         #: Whether the client was sent to where its first message will tell; its own position says nothing before.
         self.is_sought = False
-        #: Whether a message with large headers was seen: from then on each is weighed with its own.
-        self.large_headers = False
+        #: Whether a message with a large key or large headers was seen: from then on each is weighed with its own.
+        self.weighs_each = False
         #: The end of the partition's log as the client last heard of it, or None.
         self.end: int | None = None
 

@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock import config as check
 from penstock.errors import ConfigurationError, MessageFormatError
-from penstock.message import Message, Record
+from penstock.message import Message, Record, column
 from penstock.routing import lane_of
 
 #: What stands for a message's key: bytes, text, or None where it has none.
@@ -108,7 +108,7 @@ class Ordering:
         lanes = self._lanes
         if self._order is Order.KEY:
             if self._key is None:
-                keys = [record.key() for record in records]
+                keys: list[bytes | None] = column(records, "key")
             else:
                 keys = [self._routed_key(self._key, record) for record in records]
             if None not in keys:

@@ -13,7 +13,7 @@ from itertools import groupby
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
 from penstock.consumer.keying import Keying
 from penstock.consumer.weighing import weight_of_all
-from penstock.message import Record
+from penstock.message import Record, column
 from penstock.routing import Run, Scheduler
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Router:
     def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
         """Return where each message comes from; its partition alone where there is one topic only."""
         if self._only_topic:
-            return [record.partition() for record in batch]
+            return column(batch, "partition")
         return [(record.topic(), record.partition()) for record in batch]
 
     def _put(
@@ -157,7 +157,7 @@ class Router:
 
 def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:
     """Yield stretches whose offsets rise, with these: one, save where the log went back between two fetches."""
-    offsets = [record.offset() for record in records]
+    offsets: list[int] = column(records, "offset")
     if offsets == sorted(offsets):  # in C; what follows is for one batch in the life of a log
         yield records, offsets
         return
