@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka.admin import AdminClient
 
 from penstock.rights import Resource, Right, is_missing_right
 
@@ -84,7 +84,7 @@ class AskedRights:
 def _held(asked: Future[Any]) -> Sequence[str] | None:
     """Return the operations that the client may do, by the client library's names; None where that is not told."""
     try:
-        operations: list[AclOperation] | None = asked.result().authorized_operations
+        operations = asked.result().authorized_operations
     except KafkaException as error:
         return () if is_missing_right(error) else None
     names = [one.name for one in operations or ()]

@@ -55,7 +55,7 @@ class LastingProducer:
         key: bytes | None = None,
         *,
         headers: Sequence[tuple[str, str | bytes | None]] = (),
-        on_delivery: DeliveryCallback,
+        on_delivery: DeliveryCallback | None = None,
     ) -> None:
         """Queue a message.
 
@@ -71,7 +71,8 @@ class LastingProducer:
             self._out -= 1
             # "Purged" is what becomes of all that a failing client has: why it failed says more.
             is_purged = error is not None and error.code() in _PURGED
-            on_delivery(self._failure if is_purged and self._failure is not None else error, message)
+            if on_delivery is not None:
+                on_delivery(self._failure if is_purged and self._failure is not None else error, message)
 
         try:
             self._client.produce(topic, value, key, headers=headers, on_delivery=delivered)
@@ -90,6 +91,10 @@ class LastingProducer:
         """Wait for deliveries; return how many are still out."""
         self._served(lambda: self._client.flush(timeout))
         return self._out
+
+    def purge(self) -> None:
+        """Give up what is queued and on its way; the delivery callbacks are told so."""
+        self._client.purge()
 
     def _served(self, serve: Callable[[], int]) -> int:
         # A client that fails raises here instead of calling back, and goes on with its callbacks at the next call.

@@ -71,10 +71,7 @@ class MemoryProducer:
             self._waiting += 1
             unwritten = Message(topic=topic, partition=max(0, partition), key=key, value=value)
             if fault is not None and fault.effect is Effect.REFUSED:
-                error = fault.error
-                if error.fatal():
-                    self._failure, error = error, KafkaError(codes.PURGE_QUEUE)
-                self._reports.append((on_delivery, error, unwritten))
+                self._reports.append((on_delivery, self._refusal(fault.error), unwritten))
                 return
             delay_s = 0.0 if fault is None else fault.seconds
 
@@ -87,16 +84,23 @@ class MemoryProducer:
             if fault is not None and fault.effect is Effect.ARRIVES_LATE:
                 self._coordinator.later(delay_s, lambda: self._reports.append((on_delivery, *write())))
                 return
-            refused, message = write()
+            error, message = write()
             if fault is None:
-                self._reports.append((on_delivery, refused, message))
+                self._reports.append((on_delivery, error, message))
             elif fault.effect is Effect.ANSWER_LOST:
                 self._reports.append((on_delivery, fault.error, message))
             elif fault.effect is Effect.ANSWER_LATE:
-                self._coordinator.later(delay_s, lambda: self._reports.append((on_delivery, refused, message)))
+                self._coordinator.later(delay_s, lambda: self._reports.append((on_delivery, error, message)))
             else:
-                self._reports.append((on_delivery, refused, message))
+                self._reports.append((on_delivery, error, message))
                 self._coordinator.later(delay_s, write)
+
+    def _refusal(self, error: KafkaError) -> KafkaError:
+        """Return what is reported of a message that was refused."""
+        if not error.fatal():
+            return error
+        self._failure = error
+        return KafkaError(codes.PURGE_QUEUE)
 
     def purge(self) -> None:
         """Give nothing up: what was produced is in the log already, and its report comes with the next poll."""
