@@ -251,7 +251,9 @@ class Engine:
 
     def context(self) -> Context:
         """Return what is known beside the messages, for explanations. Any thread."""
-        return Context(self.outbox.words, (lambda _topic: None) if self.loop is None else self.loop.trouble)
+        if self.loop is None:
+            return Context(self.outbox.words, lambda _topic: None)
+        return Context(self.outbox.words, self.loop.topic_watch.trouble, self.loop.rights_watch.trouble)
 
     def end_by(self) -> float:
         """Return when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked for."""

@@ -46,7 +46,8 @@ class Explanation:
         worker: name of the thread or task that has it.
         detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
             a parked one of its key, the place of that, in whatever topic.
-        trouble: what is wrong with the topic: it does not exist, or no broker tells of it; or None.
+        trouble: what is wrong with the topic: it does not exist, no broker tells of it, or which right is missing and
+            what gives it; or None.
     """
 
     topic: str
@@ -144,6 +145,8 @@ def _within(
     if (trouble := context.trouble(assignment.topic)) is not None:
         # What the client last heard of the log's end says nothing then.
         said = replace(said, trouble=trouble, lag=None)
+    if (missing := context.missing(assignment.topic)) is not None:
+        said = replace(said, trouble=missing)
     if said.blocking_offset is None:
         return said
     place = (assignment, said.blocking_offset)
@@ -162,9 +165,23 @@ def shut_out(
     handlers: Mapping[str, Handler], why: str, context: Context | None = None, state: str = "shut out"
 ) -> list[Explanation]:
     """Return an explanation of each topic for a consumer that has no partition."""
-    trouble = (context or nothing_known()).trouble
+    context = context or nothing_known()
     return [
-        Explanation(topic, -1, one.name, None, -1, -1, 0, 0, 0, 0, paused=why, state=state, trouble=trouble(topic))
+        Explanation(
+            topic,
+            -1,
+            one.name,
+            None,
+            -1,
+            -1,
+            0,
+            0,
+            0,
+            0,
+            paused=why,
+            state=state,
+            trouble=context.missing(topic) or context.trouble(topic),
+        )
         for topic, one in handlers.items()
     ]
 

@@ -89,14 +89,14 @@ class FetchErrors:
         return False
 
     def _missing_right(self, error: KafkaError, topic: str | None) -> None:
-        self._rights_watch.hurry()
-        self._refused(f"{self._rights_watch.refusal(error, topic)}; it goes on by itself once it is given")
+        now = self._clock.monotonic()
+        self._refusal = (now, self._rights_watch.refused(error, topic, now))
 
     def _refused(self, why: str) -> None:
-        """Say why the brokers do not let this member take part; the client tries again every other second."""
+        """Say why the group does not take this member; the client tries again every other second."""
         now = self._clock.monotonic()
-        former, self._refusal = self._refusal, (now, why)
-        if now - self._refusal_said >= _SAY_AGAIN_S or (former is not None and former[1] != why):
+        self._refusal = (now, why)
+        if now - self._refusal_said >= _SAY_AGAIN_S:
             self._refusal_said = now
             _log.warning("%s", why)
 

@@ -277,10 +277,6 @@ class PollLoop:
         for topic, counts in topics.items():
             polled(topic, counts, seconds)
 
-    def trouble(self, topic: str) -> str | None:
-        """Return what is wrong with a topic, or None. Any thread."""
-        return self.rights_watch.trouble(topic) or self.topic_watch.trouble(topic)
-
     def shut_out(self) -> str | None:
         """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
         return self._errors.shut_out()

@@ -33,8 +33,8 @@ _EVERY_S = 4.0
 _SAY_AGAIN_S = 60.0
 
 _CONSEQUENCES = {
-    Operation.READ: "nothing of it is handled",
-    Operation.WRITE: "dead letters and retries for it are held, with their keys and offsets",
+    Operation.READ: "nothing more of it is handled",
+    Operation.WRITE: "what is to be written there is held, with its key and its offset",
 }
 
 
@@ -54,7 +54,7 @@ def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Ite
 
 
 class RightsWatch:
-    """Asks for the rights of a consumer. On the poll thread once that runs, save `trouble` and `refusal`.
+    """Asks for the rights of a consumer. On the poll thread once that runs, save `trouble` and `is_shut_out`.
 
     Args:
         group: the consumer group.
@@ -130,10 +130,14 @@ class RightsWatch:
                 self._said.pop(right, None)
                 _log.info("%s has the right %s now: what waited for it goes on", self._principal, right)
         for right in missing:
-            if now - self._said.get(right, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-                self._said[right] = now
-                _log.error("%s; it goes on by itself once it is given", self._text(right))
+            self._say(right, now)
         self._missing = missing
+
+    def _say(self, right: Right, now: float) -> None:
+        """Log that a right is missing, unless that was done a moment ago."""
+        if now - self._said.get(right, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+            self._said[right] = now
+            _log.error("%s; it goes on by itself once it is given", self._text(right))
 
     def _text(self, right: Right) -> str:
         what = (
@@ -153,16 +157,20 @@ class RightsWatch:
         """Whether the group is known to be closed to this client. Any thread."""
         return any(right.resource is Resource.GROUP for right in self._missing)
 
-    def refusal(self, error: KafkaError, topic: str | None) -> str:
-        """Return what a refusal means that the consumer has met: what is missing and what gives it. Any thread.
+    def refused(self, error: KafkaError, topic: str | None, now: float) -> str:
+        """Take a refusal that the consumer has met; return what is missing and what gives it.
 
         Args:
             error: what the broker answered.
             topic: the topic it was about, where it was about one.
+            now: the time on the engine's clock.
         """
+        self.hurry()
+        right = group_right(self._group)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
-            return self._text(topic_right(Operation.READ, topic))
-        return self._text(group_right(self._group))
+            right = topic_right(Operation.READ, topic)
+        self._say(right, now)
+        return self._text(right)
 
 
 __all__ = ["RightsWatch", "needed_rights"]
