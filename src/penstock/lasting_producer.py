@@ -75,7 +75,7 @@ class LastingProducer:
                 on_delivery(self._failure if is_purged and self._failure is not None else error, message)
 
         try:
-            self._client.produce(topic, value, key, headers=headers, on_delivery=delivered)
+            self._client.produce(topic, value, key, headers=list(headers), on_delivery=delivered)
         except KafkaException as error:
             self._note(error)
             # The client says no more than that it failed; what it was is told by its next poll.
