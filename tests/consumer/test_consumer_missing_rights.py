@@ -42,9 +42,7 @@ def of_topic(test: TestApp) -> Explanation:
     return next(one for one in test.explain() if one.topic == "t")
 
 
-@pytest.mark.parametrize(
-    "right", [READ, WRITE, GROUP, WRITE_RETRY, READ_RETRY], ids=str
-)
+@pytest.mark.parametrize("right", [READ, WRITE, GROUP, WRITE_RETRY, READ_RETRY], ids=str)
 def test_an_app_does_not_start_without_a_right_that_it_will_need_and_says_what_gives_it(right: Right) -> None:
     broker = TestBroker()
     broker.create_topic("t")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, cast
 
@@ -49,9 +49,9 @@ class DeadLetter:
     topic: str
     partition: int
     offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: HeaderList
+    key: bytes | None = field(repr=False)
+    value: bytes | None = field(repr=False)
+    headers: HeaderList = field(repr=False)
     timestamp_ms: int
     origin: DeadLetterOrigin | None
 

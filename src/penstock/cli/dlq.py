@@ -76,9 +76,9 @@ def show(
         str | None, typer.Argument(metavar="[PARTITION:OFFSET]", help="One dead letter; the newest when left out.")
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The newest so many, in the order of their time.")] = None,
-    payload: Annotated[bool, typer.Option("--payload", help="Print the key and the value, too.")] = False,
+    payload: Annotated[bool, typer.Option("--payload", help="Print key, value and the exception's text, too.")] = False,
 ) -> None:
-    """Print dead letters: where they come from, why they died, their headers.
+    """Print dead letters: where they come from, what they died of and where, their headers.
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """

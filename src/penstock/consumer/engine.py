@@ -93,6 +93,7 @@ class Engine:
         self.limits = DeadLetterLimits(settings.dead_letter_limit, self._handled)
         self.outbox = Outbox(group, clock, self.timers, self.limits)
         self.outbox.fail = self.fail
+        self.outbox.exception_texts = settings.exception_texts
         #: Set by who runs the engine: called with the slots of ready lanes, and to have stuck workers relieved.
         self.on_ready: Callable[[Sequence[int]], None] = lambda _: None
         self.relieve: Callable[[], bool] = lambda: False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.consumer.context import Context, Place, nothing_known, parked_ahead
@@ -38,7 +38,7 @@ class Explanation:
             "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
             the group does not take this member and "no partition" where it gives it none;
             "position not known yet" where the group has no offset, or did not tell it, and no message came.
-        key: what the messages that wait for it have in common with it; bytes for a key.
+        key: what the messages that wait for it have in common with it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
         age: seconds in the handler, or since its first try when it is parked; None elsewhere.
         due_in: seconds until its next try, when it is parked; None where there is none by the clock.
@@ -63,7 +63,7 @@ class Explanation:
     paused: str | None
     blocking_offset: int | None = None
     state: str = "idle"
-    key: object = None
+    key: object = field(default=None, repr=False)
     attempt: int = 0
     age: float | None = None
     due_in: float | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.cluster import Clock, ProducerClient
 from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.failure_text import failure_text
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.retries import Timers
@@ -76,8 +77,8 @@ class Outgoing:
 
     fetch: Fetch
     index: int
-    record: Record
-    error: BaseException
+    record: Record = field(repr=False)
+    error: BaseException = field(repr=False)
     attempts: int
     retry: int | None
     shed: Shed = Shed.NOTHING
@@ -116,6 +117,8 @@ class Outbox:
         self._held = 0
         #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
         self.trace: Trace | None = None
+        #: Whether the log shows the texts of what handlers raised. Set before the start.
+        self.exception_texts = False
         #: Whom the brokers take the producer for.
         self.principal = THIS_CLIENT
         #: Called with an error that must stop the consumer. Set before the start.
@@ -213,7 +216,11 @@ class Outbox:
         place = f"{one.fetch.assignment}@{one.record.offset()}"
         if one.retry is not None and handler.on_failure is not OnFailure.STOP:
             _log.error(
-                "%s is not taken by %s: %s; it is given up at once", place, topic, reason(error), exc_info=one.error
+                "%s is not taken by %s: %s; it is given up at once\n%s",
+                place,
+                topic,
+                reason(error),
+                failure_text(one.error, texts=self.exception_texts),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
                 self._queue.append((replace(one, retry=None), durable, True))

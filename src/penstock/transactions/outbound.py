@@ -87,6 +87,10 @@ class OutboundMessage(NamedTuple):
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
 
+    def __repr__(self) -> str:
+        """Name the topic, never the key or the value."""
+        return f"<OutboundMessage for {self.topic}>"
+
 
 class Publishable(NamedTuple):
     """A transaction to publish: all its messages or none."""
@@ -98,6 +102,10 @@ class Publishable(NamedTuple):
     line: Line | None
     #: Where it was discarded: the name under which it would have been published.
     discards: str | None = None
+
+    def __repr__(self) -> str:
+        """Name the transaction, never a key or a value."""
+        return f"<Publishable {self.transaction_id}>"
 
     @property
     def topics(self) -> tuple[str, ...]:
