@@ -104,6 +104,11 @@ class Node:
             self._let_users_in(self._security, deadline)
 
     @property
+    def address(self) -> str:
+        """The address for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
     def inside(self) -> str:
         """The address at which this process needs no right and no password; where there are none, that of clients."""
         return f"{HOST}:{self._inside_port}"
@@ -114,16 +119,17 @@ class Node:
         Raises:
             DevBrokerError: it was not in time.
         """
-        # Whether the client would trust the broker is another question: its certificate may be one that expired.
-        unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
-        address = f"{HOST}:{self.port}"
-        client = AdminClient({**config, **unchecked, "bootstrap.servers": address, "logger": _silent()})
+        settings: dict[str, Any] = {**config, "bootstrap.servers": self.address, "logger": _silent()}
+        if "ssl.ca.location" in config:
+            # Whether the client would trust the broker is another question: its certificate may be one that expired.
+            settings["enable.ssl.certificate.verification"] = "false"
+        client = AdminClient(settings)
         client.poll(0)  # the client library makes its unsecured tokens here
         try:
             client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             raise DevBrokerError(
-                f"the embedded broker at {address} does not let a user in: {reason(error)}; "
+                f"the embedded broker at {self.address} does not let a user in: {reason(error)}; "
                 f"read its log {self.log_path}"
             ) from error
 
@@ -210,7 +216,7 @@ class Node:
 
     def _failed(self, what: str) -> DevBrokerError:
         return DevBrokerError(
-            f"the embedded Kafka {KAFKA_VERSION} at {HOST}:{self.port} did not start: {what}. "
+            f"the embedded Kafka {KAFKA_VERSION} at {self.address} did not start: {what}. "
             f"Correct what its last lines name:\n{last_lines(self.log_path)}"
         )
 
