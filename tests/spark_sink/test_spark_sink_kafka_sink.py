@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from kafka_tools import read_all
+from penstock.clients import making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
-from penstock.spark_sink import KafkaSink, kafka_ledger, start_sink
+from penstock.spark_sink import KafkaSink, start_sink
 from penstock.spark_sink.kafka_ledger import Row
 from penstock.spark_sink.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
 
@@ -106,7 +107,7 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
             looks.append((written, sum(len(values(broker, topic, left_open=True)) for topic in topics)))
             super().commit_transaction(timeout)
 
-    monkeypatch.setattr(kafka_ledger, "Producer", Looking)
+    monkeypatch.setattr(making, "Producer", Looking)
     frame = frame_of("value STRING, to STRING", [(n % 3, n, f"{n}", topics[n % 2]) for n in range(30)])
     sink(frame, 0)
     sink(frame, 0)

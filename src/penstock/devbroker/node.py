@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
+from penstock import clients
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.jars import KAFKA_VERSION, last_lines
 from penstock.devbroker.java import JavaRuntime
@@ -94,9 +95,9 @@ class Node:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
         silent = logging.getLogger("penstock.devbroker.silent")
         silent.disabled = True
-        settings = {"bootstrap.servers": f"{HOST}:{self.port}", "transactional.id": _WARM_UP_ID, "logger": silent}
+        settings = {"transactional.id": _WARM_UP_ID, "logger": silent}
         try:
-            Producer(settings).init_transactions(max(0.1, deadline - time.monotonic()))
+            clients.producer(f"{HOST}:{self.port}", settings).init_transactions(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             raise self._failed(f"its transaction coordinator did not load: {reason(error)}") from error
 

@@ -1,0 +1,86 @@
+"""Makes all Kafka clients, each from the user's one configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from penstock.client_log import ClientLog
+from penstock.clients.kinds import Kind
+from penstock.config import ClientConfig, not_empty
+from penstock.errors import ConfigurationError
+
+#: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
+#: later than the broker is back.
+_LONGEST_RECONNECT_MS = 1_000
+
+#: Shared by all clients: what they say of one broker is the same.
+client_log = ClientLog(logging.getLogger("penstock.kafka"))
+
+
+def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
+    """Return a consumer.
+
+    Args:
+        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
+        config: settings by librdkafka's names; what only producers take is left out.
+
+    Raises:
+        ConfigurationError: the client library refused a setting.
+    """
+    try:
+        return Consumer(settings(Kind.CONSUMER, bootstrap_servers, config))
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refused(error) from error
+
+
+def producer(bootstrap_servers: str, config: ClientConfig) -> Producer:
+    """Return a producer; otherwise as `consumer`."""
+    try:
+        return Producer(settings(Kind.PRODUCER, bootstrap_servers, config))
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refused(error) from error
+
+
+def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
+    """Return an admin client; otherwise as `consumer`."""
+    try:
+        return AdminClient(settings(Kind.ADMIN, bootstrap_servers, config))
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refused(error) from error
+
+
+def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a client of that kind is made from: what it takes, the addresses, and our log, rationed.
+
+    Raises:
+        ConfigurationError: no addresses, or the addresses are given twice and differ.
+    """
+    not_empty("bootstrap_servers", bootstrap_servers)
+    given = config.get("bootstrap.servers", bootstrap_servers)
+    if given != bootstrap_servers:
+        raise ConfigurationError(
+            f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
+        )
+    made = {"logger": client_log, **kind.taken(config), "bootstrap.servers": bootstrap_servers}
+    if "reconnect.backoff.ms" not in config:
+        made.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
+    return made
+
+
+def log_of(config: ClientConfig) -> Any:
+    """Return where a client of this configuration writes its log: the user's `logger`, or ours."""
+    return config.get("logger", client_log)
+
+
+def _refused(error: Exception) -> ConfigurationError:
+    inner = error.args[0] if error.args else error
+    said = f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(error)
+    return ConfigurationError(f"the Kafka client refused its configuration: {said}; correct that key in config")
+
+
+__all__ = ["admin", "client_log", "consumer", "log_of", "producer", "settings"]
