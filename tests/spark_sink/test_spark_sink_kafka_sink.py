@@ -198,7 +198,8 @@ def test_a_transaction_takes_whole_offsets_up_to_its_bound() -> None:
         ({"topic": "ledger", "ledger_topic": "ledger"}, "must differ"),
         ({"parallelism": 0}, "parallelism"),
         ({"config": {"transactional.id": "canary-4711"}}, r"config\['transactional.id'\] belongs to KafkaSink"),
-        ({"config": {"oauth_cb": print}}, "cannot travel to Spark's executors"),
+        ({"config": {"oauth_cb": print}}, "cannot travel to Spark's executors; name the function as text"),
+        ({"config": {"error_cb": print}}, "cannot travel to Spark's executors"),
     ],
 )
 def test_a_wrong_setting_is_named_without_secrets(settings: dict[str, Any], named: str) -> None:

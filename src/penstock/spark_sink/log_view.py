@@ -220,9 +220,7 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
     """Let the library judge the settings on the driver, so that no task is started with wrong ones."""
     try:
         clients.consumer(options.bootstrap_servers, consumer_config(options)).close()
-    except ConfigurationError as refused:
-        # The library repeats some values, and any of them may be a secret: only names are taken from its text, and the
-        # error is not chained for the same reason.
+    except clients.ClientRefusedError as refused:
         complaint = str(refused)
         found = [name for name in options.client if f'"{name}"' in complaint] + _NAMED.findall(complaint)
         named = next((name for name in found if name in options.client), None)
