@@ -76,6 +76,11 @@ def test_what_is_no_token_is_not_shown() -> None:
     assert "canary-4711" not in str(caught.value)
 
 
+def test_a_token_that_has_expired_is_told() -> None:
+    with pytest.raises(BrokerConnectionError, match="returned one that expired at 7 seconds since the epoch"):
+        tokens(oauth_cb=lambda _: ("abc", 7))
+
+
 def test_a_token_that_is_missing_later_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     left = ["first"]
 

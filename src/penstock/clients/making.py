@@ -15,7 +15,9 @@ from penstock.clients.tokens import with_tokens
 from penstock.config import ClientConfig, not_empty
 from penstock.errors import ConfigurationError
 
-ClientT = TypeVar("ClientT")
+ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
+
+_UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 
 #: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
 #: later than the broker is back.
@@ -79,7 +81,7 @@ def log_of(config: ClientConfig) -> Any:
 
 def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> ClientT:
     try:
-        return make(config)
+        client = make(config)
     except (KafkaException, TypeError, ValueError) as error:
         inner = error.args[0] if error.args else error
         said = f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(error)
@@ -88,6 +90,11 @@ def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> 
         for value in config.values():
             if isinstance(value, str):
                 said = said.replace(f'"{value}"', '"***"')
+    else:
+        if str(config.get(_UNSECURED, "")).lower() == "true":
+            # The library makes these tokens where events are served, which a client that only answers questions is not.
+            client.poll(0)
+        return client
     raise ClientRefusedError(f"the Kafka client refused its configuration: {said}; correct that key in config")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,12 @@ class Tokens:
             raise NoTokenError(
                 f"no token for Kafka: config[{KEY!r}] ({name}) must return (token, seconds since the epoch at which it "
                 f"expires), but returned a {type(told).__name__}"
+            )
+        if told[1] <= time.time():
+            # The library would take it for none, and wait.
+            raise NoTokenError(
+                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {told[1]:.0f} seconds since"
+                f" the epoch, {time.time() - told[1]:.0f} s ago; see that it counts in seconds, and to both clocks"
             )
         return told
 
