@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
 
+from penstock import clients
 from penstock.devbroker.certificates import write_private
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.jars import KAFKA_VERSION, last_lines
@@ -119,12 +119,9 @@ class Node:
         Raises:
             DevBrokerError: it was not in time.
         """
-        settings: dict[str, Any] = {**config, "bootstrap.servers": self.address, "logger": _silent()}
-        if "ssl.ca.location" in config:
-            # Whether the client would trust the broker is another question: its certificate may be one that expired.
-            settings["enable.ssl.certificate.verification"] = "false"
-        client = AdminClient(settings)
-        client.poll(0)  # the client library makes its unsecured tokens here
+        # Whether the client would trust the broker is another question: its certificate may be one that expired.
+        unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
+        client = clients.admin(self.address, {**config, **unchecked, "logger": _silent()})
         try:
             client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
@@ -143,13 +140,9 @@ class Node:
 
     def _load_transactions(self, deadline: float) -> None:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
-        settings: dict[str, Any] = {
-            "bootstrap.servers": self.inside,
-            "transactional.id": _WARM_UP_ID,
-            "logger": _silent(),
-        }
+        settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, "logger": _silent()}
         try:
-            Producer(settings).init_transactions(max(0.1, deadline - time.monotonic()))
+            clients.producer(self.inside, settings).init_transactions(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             raise self._failed(f"its transaction coordinator did not load: {reason(error)}") from error
 
