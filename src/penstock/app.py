@@ -327,6 +327,7 @@ class App:
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
+            MissingRightError: the brokers do not allow what it needs; the message says what gives it.
             ConfigurationError: there is nothing to run, `coordinator` is none, PySpark or Java is missing for a sink,
                 a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
             SinkError: a sink cannot store what its query gives it.

@@ -26,10 +26,12 @@ class Rights:
     """What the brokers answered.
 
     Attributes:
-        missing: rights that were asked for and that the client lacks.
+        held: rights that were asked for and that the client has.
+        missing: those that it lacks.
         unknown: those of which nothing was told: there is no such topic, or the brokers do not tell rights.
     """
 
+    held: tuple[Right, ...] = ()
     missing: tuple[Right, ...] = ()
     unknown: tuple[Right, ...] = ()
 
@@ -71,14 +73,14 @@ class AskedRights:
     def wait(self) -> Rights:
         """Return what was answered, waiting for it."""
         told = {place: _held(future) for place, future in self._asked.items()}
-        missing, unknown = [], []
+        held, missing, unknown = [], [], []
         for right in self._needed:
-            held = told.get((right.resource, right.name))
-            if held is None:
+            allowed = told.get((right.resource, right.name))
+            if allowed is None:
                 unknown.append(right)
-            elif right.operation.name not in held:
-                missing.append(right)
-        return Rights(tuple(missing), tuple(unknown))
+            else:
+                (held if right.operation.name in allowed else missing).append(right)
+        return Rights(tuple(held), tuple(missing), tuple(unknown))
 
 
 def _held(asked: Future[Any]) -> Sequence[str] | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from commands import commands
 from penstock.app import App
 from penstock.cluster import KafkaCluster
 from penstock.consumer import retry
@@ -215,3 +218,31 @@ def test_a_producer_that_may_write_nowhere_fails_for_ever_and_its_follower_write
     wait_until(is_sent, timeout=60)
 
     assert producer.replaced >= 1
+
+
+def test_doctor_tells_which_rights_of_an_app_are_missing_and_run_ends_with_a_sentence(
+    secured_app: SecuredApp,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = secured_app
+    one.give_all()
+    take(one.broker, one.user, one.rights["letters"])
+    module = ModuleType("secured_orders")
+    module.app = one.app()  # type: ignore[attr-defined] # a module takes any
+    monkeypatch.setitem(sys.modules, "secured_orders", module)
+    command = commands(monkeypatch, capsys)
+
+    told, run = command("doctor", "--app", "secured_orders:app"), command("run", "secured_orders:app")
+    give(one.broker, one.user, one.rights["letters"])
+    after = command("doctor", "--app", "secured_orders:app")
+
+    line = f"--allow-principal 'User:{one.user.name}' --operation Write --topic '{one.letters}'"
+    assert told.code == run.code == 1
+    assert line in told.err
+    assert line in run.err
+    assert "Traceback" not in told.err + run.err
+    assert f"missing  Write on topic {one.letters}" in told.out
+    assert f"ok       Read on group {one.group}" in told.out
+    assert after.code == 0
+    assert "missing  " not in after.out

@@ -39,6 +39,7 @@ from penstock.kafka import TopicSpec
 from penstock.lasting_producer import LastingProducer
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
+from penstock.rights import Right
 from penstock.routing import Scheduler
 
 if TYPE_CHECKING:
@@ -271,9 +272,7 @@ class Engine:
         """
         partitions = cluster.require_topics(self.handlers)
         made = self._made_topics()
-        rights = RightsWatch(
-            self.group, needed_rights(self.group, self.routes, made), cluster.principal, cluster.ask_rights
-        )
+        rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         untold = rights.require()
         limits = cluster.message_limits({topic for sources in made.values() for topic in sources})
         cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in made.items())
@@ -311,6 +310,10 @@ class Engine:
             polled=None if self.telemetry is None else self.telemetry.polled,
         )
         return self.loop
+
+    def needed_rights(self) -> dict[Right, list[str]]:
+        """Return what the brokers must allow, and of each right which topics come to a halt without it."""
+        return needed_rights(self.group, self.routes, self._made_topics())
 
     def _made_topics(self) -> dict[str, tuple[str, ...]]:
         """Return the topics for dead letters and retries, each with those whose messages it takes."""

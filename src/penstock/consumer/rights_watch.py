@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.asked_rights import Rights
-from penstock.cluster import RightsAnswer
+from penstock.cluster import Cluster, RightsAnswer
 from penstock.kafka import reason
 from penstock.rights import (
     MissingRightError,
@@ -51,6 +51,22 @@ def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Ite
     needed |= {topic_right(Operation.READ, topic): [topic] for topic in consumed}
     needed |= {topic_right(Operation.WRITE, topic): list(sources) for topic, sources in written.items()}
     return needed
+
+
+def check_rights(needed: Iterable[Right], consumed: Iterable[str], cluster: Cluster) -> tuple[Rights, str]:
+    """Return which of the rights the clients have, and whom the brokers take them for.
+
+    Of a topic that does not exist nothing is told: one for dead letters or retries is created at the start, with the
+    right to create it.
+
+    Raises:
+        BrokerConnectionError: no broker answered.
+        MissingRightError: a topic that is read cannot even be seen.
+        TopicNotFoundError: a topic that is read does not exist.
+        ConfigurationError: the Kafka client refused its configuration.
+    """
+    cluster.require_topics(consumed)
+    return cluster.ask_rights(needed).wait(), cluster.principal
 
 
 class RightsWatch:
@@ -173,4 +189,4 @@ class RightsWatch:
         return self._text(right)
 
 
-__all__ = ["RightsWatch", "needed_rights"]
+__all__ = ["RightsWatch", "check_rights", "needed_rights"]

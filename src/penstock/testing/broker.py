@@ -172,7 +172,9 @@ class TestBroker:
     def ask_rights(self, needed: Iterable[Right]) -> AnsweredRights:
         """Return the answer to which rights are missing."""
         with self._lock:
-            return AnsweredRights(Rights(tuple(right for right in needed if right in self.missing_rights)))
+            wanted, missing = list(needed), set(self.missing_rights)
+        lacked = tuple(right for right in wanted if right in missing)
+        return AnsweredRights(Rights(tuple(right for right in wanted if right not in missing), lacked))
 
     # Topics and records
 
