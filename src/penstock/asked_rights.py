@@ -73,14 +73,16 @@ class AskedRights:
     def wait(self) -> Rights:
         """Return what was answered, waiting for it."""
         told = {place: _held(future) for place, future in self._asked.items()}
-        held, missing, unknown = [], [], []
-        for right in self._needed:
-            allowed = told.get((right.resource, right.name))
-            if allowed is None:
-                unknown.append(right)
-            else:
-                (held if right.operation.name in allowed else missing).append(right)
-        return Rights(tuple(held), tuple(missing), tuple(unknown))
+        allowed = {right: told.get((right.resource, right.name)) for right in self._needed}
+        return Rights(
+            held=tuple(
+                right for right, names in allowed.items() if names is not None and right.operation.name in names
+            ),
+            missing=tuple(
+                right for right, names in allowed.items() if names is not None and right.operation.name not in names
+            ),
+            unknown=tuple(right for right, names in allowed.items() if names is None),
+        )
 
 
 def _held(asked: Future[Any]) -> Sequence[str] | None:

@@ -10,6 +10,7 @@ from stepped import Stepped
 
 from penstock.app import App
 from penstock.consumer import Explanation, handler, retry
+from penstock.consumer.explain import shut_out as shut_out_explanations
 from penstock.message import Message
 from penstock.rights import MissingRightError, Operation, Right, group_right, topic_right
 from penstock.testing import TestApp, TestBroker
@@ -168,6 +169,9 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_on
         world.broker.advance(SOON_S)
         world.poll()
     while_missing, shut_out = world.consumer.client, world.loop.shut_out()
+    engine = world.consumer.engine
+    said = str(shut_out_explanations(engine.handlers, shut_out or "", engine.context())[0])
+    assigned, failed = engine.assignments.all(), engine.commits.failed
     world.broker.missing_rights.clear()
     while world.consumer.client is ended:
         world.broker.advance(1)
@@ -181,7 +185,10 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_on
 
     assert world.broker.faults.happened.total() == 1
     assert while_missing is ended
+    assert assigned == []
+    assert failed == 0
     assert shut_out is not None
+    assert said == f"t: no partition; {shut_out}"
     assert group_right("g").command("User:test") in shut_out
     assert world.consumer.client is not ended
     assert world.loop.failure is None

@@ -75,7 +75,8 @@ class Explanation:
     def __str__(self) -> str:
         """Say it in a sentence."""
         if self.partition < 0:
-            return f"{self.topic}: no partition; {self.paused}" + (f"; {self.trouble}" if self.trouble else "")
+            besides = "" if self.trouble in (None, self.paused) else f"; {self.trouble}"
+            return f"{self.topic}: no partition; {self.paused}{besides}"
         place = f"{self.topic}[{self.partition}]"
         besides = "" if self.paused is None else f", paused ({self.paused})"
         besides += "" if self.trouble is None else f", {self.trouble}"

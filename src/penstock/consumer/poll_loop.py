@@ -267,7 +267,7 @@ class PollLoop:
             self._router.route(batch, self._clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
         for error, topic in errors:
             if self._errors.take(error, topic) and self._renew_at is None:
-                self._renew_at = self._clock.monotonic() + _RENEW_S
+                self._client_ended()
 
     def _tell(self, polled: Polled, batch: list[ClientMessage], seconds: float) -> None:
         topics: dict[str, Counter[int]] = {}
@@ -282,19 +282,20 @@ class PollLoop:
         """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
         return self._errors.shut_out()
 
-    def _renew_client(self, now: float) -> None:
-        """Go on with a new client where the last has ended for want of a right, once that is not known to be missing.
+    def _client_ended(self) -> None:
+        """Give up what a client had that has ended: nothing of that can be committed any more."""
+        self._renew_at = self._clock.monotonic() + _RENEW_S
+        assigned = [TopicPartition(one.topic, one.partition) for one in self._assignments.all()]
+        if assigned:
+            self._rebalance.on_lost(self._consumer, assigned)
 
-        What it had is lost without a commit, and handled again by whoever is given it.
-        """
+    def _renew_client(self, now: float) -> None:
+        """Go on with a new client where the last has ended for want of a right, once that is not missing."""
         if self._renew_at is None or now < self._renew_at:
             return
         self._renew_at = now + _RENEW_S
         if self.rights_watch.is_shut_out:
             return
-        assigned = [TopicPartition(one.topic, one.partition) for one in self._assignments.all()]
-        if assigned:
-            self._rebalance.on_lost(self._consumer, assigned)
         # The destructor of a client waits for its threads, so it runs on a thread that nobody waits for. Its callbacks
         # do not come from there: those are called by `close` only.
         former, self._consumer = [self._consumer], self._make_consumer()
