@@ -73,16 +73,14 @@ class AskedRights:
     def wait(self) -> Rights:
         """Return what was answered, waiting for it."""
         told = {place: _held(future) for place, future in self._asked.items()}
-        allowed = {right: told.get((right.resource, right.name)) for right in self._needed}
-        return Rights(
-            held=tuple(
-                right for right, names in allowed.items() if names is not None and right.operation.name in names
-            ),
-            missing=tuple(
-                right for right, names in allowed.items() if names is not None and right.operation.name not in names
-            ),
-            unknown=tuple(right for right, names in allowed.items() if names is None),
-        )
+        held: list[Right] = []
+        missing: list[Right] = []
+        unknown: list[Right] = []
+        for right in self._needed:
+            names = told.get((right.resource, right.name))
+            which = unknown if names is None else held if right.operation.name in names else missing
+            which.append(right)
+        return Rights(tuple(held), tuple(missing), tuple(unknown))
 
 
 def _held(asked: Future[Any]) -> Sequence[str] | None:
