@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.lasting_producer import RENEW_AFTER_S, LastingProducer
+from penstock.lasting_producer import RENEW_AFTER_S, LastingProducer, cause_of
 from penstock.testing import TestBroker
 
 #: What a broker answers to a client that may write nowhere and asks for the id of an idempotent producer.
@@ -94,3 +94,17 @@ def test_an_error_that_is_not_fatal_is_raised_as_it_came_and_replaces_nothing() 
 
     assert world.reports == [(b"1", KafkaError.TOPIC_AUTHORIZATION_FAILED)]
     assert world.producer.replaced == 0
+
+
+def test_why_a_client_failed_is_heard_of_it_once_it_says_no_more_than_that_it_did() -> None:
+    broker = TestBroker()
+    broker.create_topic("t", 1)
+    client = broker.producer({})
+    broker.fail("produce", REFUSED)
+    client.produce("t", b"1", b"k")
+    with pytest.raises(KafkaException) as raised:
+        client.produce("t", b"2", b"k")
+
+    assert raised.value.args[0].code() == KafkaError._FATAL
+    assert cause_of(raised.value, client.poll).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+    assert cause_of(raised.value, client.poll).code() == KafkaError._FATAL

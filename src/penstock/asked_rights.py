@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from penstock.rights import Resource, Right, is_missing_right
+from penstock.rights import MissingRightError, Resource, Right, is_missing_right
 
 #: What every client may that is told anything of a topic or a group: an answer without it is none.
 _TOLD = "DESCRIBE"
@@ -83,6 +83,23 @@ class AskedRights:
         return Rights(tuple(held), tuple(missing), tuple(unknown))
 
 
+def require_rights(admin: AdminClient, needed: Iterable[Right], what: str, principal: str, timeout_s: float) -> None:
+    """Ask, and wait for the answer. Where the brokers tell nothing, whatever is tried next says what is the matter.
+
+    Args:
+        admin: an admin client of the one who needs the rights.
+        needed: rights on topics and on groups.
+        what: what they are needed for, as the beginning of a sentence.
+        principal: whom the brokers take the client for.
+        timeout_s: seconds that a broker may take to answer.
+
+    Raises:
+        MissingRightError: some are missing; all those are named.
+    """
+    if missing := AskedRights(admin, needed, timeout_s).wait().missing:
+        raise MissingRightError(what, missing, principal)
+
+
 def _held(asked: Future[Any]) -> Sequence[str] | None:
     """Return the operations that the client may do, by the client library's names; None where that is not told."""
     try:
@@ -93,4 +110,4 @@ def _held(asked: Future[Any]) -> Sequence[str] | None:
     return names if _TOLD in names else None
 
 
-__all__ = ["AskedRights", "Rights"]
+__all__ = ["AskedRights", "Rights", "require_rights"]

@@ -129,8 +129,24 @@ class LastingProducer:
         return True
 
 
+def cause_of(error: KafkaException, poll: Callable[[float], object]) -> KafkaError:
+    """Return what a producer was refused with; where it says no more than that it failed fatally, why that was.
+
+    Args:
+        error: what `produce` raised.
+        poll: the client's, which raises why it failed, once.
+    """
+    found: KafkaError = error.args[0]
+    if found.code() == _FATAL:
+        try:
+            poll(0)
+        except KafkaException as told:
+            found = told.args[0]
+    return found
+
+
 def _is_fatal(error: KafkaError) -> bool:
     return error.fatal() or error.code() == _FATAL
 
 
-__all__ = ["RENEW_AFTER_S", "LastingProducer"]
+__all__ = ["RENEW_AFTER_S", "LastingProducer", "cause_of"]
