@@ -80,8 +80,11 @@ def differences(
 
 
 def _is_used(right: Right, others: Iterable[Right], asked: Iterable[AskedRight]) -> bool:
-    """Tell whether something was asked for that this right gives and none of the others."""
-    return any(covers(right, one) and not any(covers(other, one) for other in others) for one in asked)
+    """Tell whether this right itself was asked for, not only one that it contains, and none of the others gives it."""
+    return any(
+        covers(right, one) and one.operation == right.operation and not any(covers(other, one) for other in others)
+        for one in asked
+    )
 
 
 def as_table(part: str, names: Mapping[str, str], asked: Iterable[AskedRight]) -> str:

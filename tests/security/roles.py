@@ -17,6 +17,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 import penstock
+from commands import Command
 from penstock.devbroker import DevBroker, User
 from penstock.transactions import FileStore, HalfMessage, SqlStore, TransactionState
 from penstock.transactions.store import CoordinatorOptions
@@ -35,12 +36,14 @@ class World:
         user: the role's user.
         names: what each placeholder of the table stands for here.
         folder: for databases and stores in files.
+        command: runs `penstock ARGUMENTS...`.
     """
 
     broker: DevBroker
     user: User
     names: Mapping[str, str]
     folder: Path
+    command: Command
 
     @property
     def config(self) -> Mapping[str, str]:
@@ -53,6 +56,14 @@ class World:
     @property
     def admin_config(self) -> Mapping[str, str]:
         return self.broker.admin_config
+
+    def run(self, *arguments: str, config: Mapping[str, str] | None = None) -> str:
+        """Run a command, as the user unless settings are given, and return what it prints."""
+        settings = [f"{name}={value}" for name, value in (config or self.config).items()]
+        options = [text for setting in settings for text in ("--config", setting)]
+        ended = self.command(*arguments, "--bootstrap-servers", self.servers, *options)
+        assert ended.code in {0, None}, ended
+        return ended.out
 
     def was_allowed(self, operation: str, name: str) -> bool:
         """Tell whether the user has asked for this, and was allowed to."""
@@ -92,6 +103,11 @@ def make_store(world: World) -> None:
         pass
 
 
+def make_store_with_audit(world: World) -> None:
+    make_store(world)
+    world.broker.create_topic(f"{world.names['prefix']}.audit")
+
+
 def application(world: World) -> None:
     handled: list[bytes | None] = []
     app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
@@ -117,12 +133,12 @@ def application_that_gives_up(world: World) -> None:
 
 
 @contextmanager
-def coordinated(world: World, config: Mapping[str, str]) -> Iterator[penstock.Coordinator]:
-    """Run a coordinator of the store in Kafka as that user."""
+def coordinated(world: World, config: Mapping[str, str], timeout: float = 0.2) -> Iterator[penstock.Coordinator]:
+    """Run a coordinator of the store in Kafka as that user, which asks after `timeout` seconds."""
     coordinator = penstock.Coordinator(
         bootstrap_servers=world.servers,
         prefix=world.names["prefix"],
-        transaction_timeout=0.2,
+        transaction_timeout=timeout,
         check_interval=0.2,
         check_max=3,
         config=config,
@@ -156,24 +172,20 @@ def check_responder(world: World) -> None:
         return TransactionState.COMMIT
 
     with coordinated(world, world.admin_config) as running, transactional(world, world.config, check=check) as sending:
-        sending.send(world.names["topic"], value=b"canary", execute=lambda _: TransactionState.UNKNOWN)
+        sending.send(world.names["topic"], value=b"canary", execute=undecided)
         wait_until(asked.is_set, STEP_S)
         wait_until(lambda: running.statistics().committed == 1, STEP_S)
 
 
 def kafka_coordinator(world: World) -> None:
     """Publish, roll back, ask, discard."""
-
-    def check(_half: HalfMessage) -> TransactionState:
-        return TransactionState.UNKNOWN
-
     with (
         coordinated(world, world.config) as running,
-        transactional(world, world.admin_config, check=check) as sending,
+        transactional(world, world.admin_config, check=undecided) as sending,
     ):
         sending.send(world.names["topic"], value=b"canary", execute=lambda _: None, wait="published")
         sending.send(world.names["topic"], value=b"canary", execute=lambda _: TransactionState.ROLLBACK)
-        sending.send(world.names["topic"], value=b"canary", execute=lambda _: TransactionState.UNKNOWN)
+        sending.send(world.names["topic"], value=b"canary", execute=undecided)
         wait_until(lambda: running.statistics().discarded == 1, STEP_S)
         wait_until(lambda: running.statistics().rolled_back == 1, STEP_S)
         # What the topic refuses is told to operators.
@@ -187,6 +199,60 @@ def kafka_coordinator(world: World) -> None:
             return all(world.was_allowed("DELETE", log) for log in logs)
 
         wait_until(everything_is_trimmed, STEP_S, interval=0.5)
+
+
+def undecided(_half: HalfMessage) -> TransactionState:
+    return TransactionState.UNKNOWN
+
+
+def see_a_refusal(world: World, sending: penstock.TransactionalProducer) -> None:
+    """Send what the topic refuses, and list what is pending until the coordinator's complaint is read."""
+    sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=lambda _: None)
+
+    def is_read() -> bool:
+        world.run("tx", "ls", "--prefix", world.names["prefix"])
+        return world.was_allowed("READ", f"{world.names['prefix']}.status")
+
+    wait_until(is_read, STEP_S, interval=0.2)
+
+
+def look_at_transactions(world: World) -> None:
+    """Look at what is pending, what an administrator decided, and what was discarded."""
+    prefix = ("--prefix", world.names["prefix"])
+    topic = world.names["topic"]
+    with (
+        coordinated(world, world.admin_config, timeout=STEP_S),
+        transactional(world, world.admin_config) as sending,
+    ):
+        first, second = (sending.send(topic, value=b"canary", execute=undecided).transaction_id for _ in range(2))
+        world.run("tx", "discard", second, *prefix, config=world.admin_config)
+        assert first in world.run("tx", "ls", *prefix)
+        assert "canary" in world.run("tx", "show", first, "--payload", *prefix)
+        assert second in world.run("tx", "ls", "--discarded", *prefix)
+        assert "discard" in world.run("tx", "show", second, *prefix)
+        see_a_refusal(world, sending)
+
+
+def decide_transactions(world: World) -> None:
+    prefix = ("--prefix", world.names["prefix"])
+    topic = world.names["topic"]
+    with (
+        coordinated(world, world.admin_config) as running,
+        transactional(world, world.admin_config, check=undecided) as sending,
+    ):
+        sending.send(topic, value=b"canary", execute=undecided)
+        wait_until(lambda: running.statistics().discarded == 1, STEP_S)
+    with (
+        coordinated(world, world.admin_config, timeout=STEP_S) as running,
+        transactional(world, world.admin_config) as sending,
+    ):
+        discarded = world.run("tx", "ls", "--discarded", *prefix).split("\n")[1].split()[0]
+        world.run("tx", "resume", discarded, *prefix)
+        world.run("tx", "commit", discarded, *prefix)
+        sent = sending.send(topic, value=b"canary", execute=undecided)
+        world.run("tx", "rollback", sent.transaction_id, *prefix)
+        see_a_refusal(world, sending)
+        wait_until(lambda: running.statistics().committed == 1, STEP_S)
 
 
 Store = SqlStore | FileStore
@@ -249,16 +315,15 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]]) -> None:
         stores: returns the coordinator's store and the producer's.
     """
     topic = world.names["topic"]
-    options: dict[str, Any] = {"check": lambda _: TransactionState.UNKNOWN}
     for is_second in (False, True):
         its, theirs = stores()
         with (
             its.settler(OPTIONS) as running,
-            penstock.TransactionalProducer(world.names["group"], store=theirs, **options) as sending,
+            penstock.TransactionalProducer(world.names["group"], store=theirs, check=undecided) as sending,
         ):
             sending.send(topic, value=b"canary", execute=lambda _: None, wait="published")
             if is_second:
-                sending.send(topic, value=b"canary", execute=lambda _: TransactionState.UNKNOWN)
+                sending.send(topic, value=b"canary", execute=undecided)
                 wait_until(lambda running=running: running.statistics().discarded == 1, STEP_S)
                 wait_until(lambda: any(one.operation == "DELETE" for one in world.broker.asked(world.user)), STEP_S)
 
@@ -269,6 +334,8 @@ PREPARATIONS: dict[str, Role] = {
     "producer": make_store,
     "producer that answers checks": make_store,
     "coordinator": make_store,
+    "operator who looks": make_store_with_audit,
+    "operator who decides": make_store_with_audit,
     "producer on a SqlStore": make_sql_store,
     "coordinator of a SqlStore": make_sql_store,
     "process with a FileStore": make_file_store,

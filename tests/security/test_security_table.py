@@ -10,6 +10,7 @@ import roles
 from rights_table import DOCUMENT, as_table, differences, documented, filled_in
 from roles import Role, World
 
+from commands import Command, commands
 from penstock.devbroker import AskedRight, DevBroker, User
 from rights import Right, give
 
@@ -22,6 +23,8 @@ PARTS: dict[str, Role] = {
     "producer": roles.producer,
     "producer that answers checks": roles.check_responder,
     "coordinator": roles.kafka_coordinator,
+    "operator who looks": roles.look_at_transactions,
+    "operator who decides": roles.decide_transactions,
     "producer on a SqlStore": roles.sql_producer,
     "coordinator of a SqlStore": roles.sql_coordinator,
     "process with a FileStore": roles.file_store,
@@ -32,17 +35,22 @@ PARTS: dict[str, Role] = {
 HARMLESS = {("cluster", "IDEMPOTENT_WRITE"), ("cluster", "CREATE")}
 
 
+@pytest.fixture
+def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return commands(monkeypatch, capsys)
+
+
 def test_every_part_of_the_table_is_run() -> None:
     assert set(TABLE) == set(PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(
-    part: str, secured: DevBroker, new_user: Callable[..., User], tmp_path: Path
+    part: str, secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, penstock_command: Command
 ) -> None:
     user = new_user()
     names = {name: f"{user.name}-{name}" for name in ("app", "topic", "group", "prefix")}
-    world = World(secured, user, names, tmp_path)
+    world = World(secured, user, names, tmp_path, penstock_command)
     roles.PREPARATIONS.get(part, roles.make_topic)(world)
     give(secured, user, [filled_in(right, names) for right in TABLE[part].needed])
 
@@ -91,6 +99,7 @@ def test_a_row_that_is_missing_is_found(right: tuple[str, str, str]) -> None:
         ("| app | group | `<app>` | READ |", Right("group", "shop", "READ")),
         ("| app | topic | `<topic>` | WRITE |", Right("topic", "orders", "WRITE")),
         ("| app | topic | `<topic>` | DESCRIBE |", Right("topic", "orders", "DESCRIBE")),
+        ("| app | topic | `*` | WRITE |", Right("topic", "", "WRITE", is_prefix=True)),
     ],
 )
 def test_a_row_too_many_is_found(row: str, superfluous: Right) -> None:
