@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,24 @@ def documented(text: str) -> dict[str, Documented]:
                 kind.setdefault(part, set()).add(right)
     parts = needed.keys() | optional.keys()
     return {part: Documented(frozenset(needed.get(part, ())), frozenset(optional.get(part, ()))) for part in parts}
+
+
+def commanded(text: str) -> dict[str, set[Right]]:
+    """Return what the lines for `kafka-acls.sh` give to each user."""
+    given: dict[str, set[Right]] = {}
+    for line in text.splitlines():
+        if line.startswith("--add --allow-principal User:"):
+            words = line.split()
+            options = list(itertools.pairwise(words))
+            named = [word for option, word in options if option == "--operation"]
+            operations = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word).upper() for word in named]
+            is_prefix = ("--resource-pattern-type", "prefixed") in options
+            for option in ("--topic", "--group", "--transactional-id"):
+                kind = option.strip("-").replace("-", "_")
+                for name in (word for given_option, word in options if given_option == option):
+                    rights = given.setdefault(words[2].removeprefix("User:"), set())
+                    rights.update(Right(kind, name, operation, is_prefix) for operation in operations)
+    return given
 
 
 def filled_in(right: Right, names: Mapping[str, str]) -> Right:

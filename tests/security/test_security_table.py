@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import roles
-from rights_table import DOCUMENT, as_table, differences, documented, filled_in
+from rights_table import DOCUMENT, as_table, commanded, covers, differences, documented, filled_in
 from roles import Role, World
 
 from commands import Command, commands
@@ -44,6 +44,27 @@ def test_every_part_of_the_table_is_run() -> None:
     assert set(TABLE) == set(PARTS)
 
 
+@pytest.mark.parametrize(
+    ("user", "parts"),
+    [
+        ("shop", ["producer", "producer that answers checks"]),
+        ("coordinator", ["coordinator"]),
+        ("ops", ["operator who looks", "operator who decides"]),
+    ],
+)
+def test_the_commands_give_what_the_table_names(user: str, parts: list[str]) -> None:
+    names = {"prefix": "penstock", "group": "orders", "topic": "orders"}
+    named = {filled_in(right, names) for part in parts for right in TABLE[part].needed}
+    contained = {
+        right
+        for right in named
+        if right.operation == "DESCRIBE"
+        and any(covers(other, asking_for(right)) for other in named if other.operation != "DESCRIBE")
+    }
+
+    assert commanded(DOCUMENT.read_text())[user] == named - contained
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(
     part: str, secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, penstock_command: Command
@@ -63,6 +84,10 @@ def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(
     missing, superfluous = differences(TABLE[part], names, asked)
     assert missing == [], as_table(part, names, missing)
     assert superfluous == []
+
+
+def asking_for(right: Right) -> AskedRight:
+    return AskedRight(right.operation, right.resource, right.name, allowed=True, request="Any")
 
 
 ROWS = """
