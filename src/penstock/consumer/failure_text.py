@@ -26,6 +26,11 @@ def failure_text(error: BaseException, *, texts: bool) -> str:
     return "\n".join("".join(_told(one)) for one in reversed(list(_chain(error))))
 
 
+def short_text(error: BaseException) -> str:
+    """Return the text of an error of ours, and the class of any other."""
+    return str(error) if _is_ours(error) else _kind(error)
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     one: BaseException | None = error
@@ -36,13 +41,21 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _told(error: BaseException) -> Iterator[str]:
-    kind = type(error)
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
-    yield kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    if isinstance(error, PenstockError) and kind.__module__.startswith("penstock."):
+    yield _kind(error)
+    if _is_ours(error):
         yield f": {error}"
 
 
-__all__ = ["failure_text"]
+def _kind(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_ours(error: BaseException) -> bool:
+    return isinstance(error, PenstockError) and type(error).__module__.startswith("penstock.")
+
+
+__all__ = ["failure_text", "short_text"]

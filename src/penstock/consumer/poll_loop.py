@@ -19,7 +19,7 @@ from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
 from penstock.consumer.draining import DrainLog
-from penstock.consumer.failure_text import failure_text
+from penstock.consumer.failure_text import failure_text, short_text
 from penstock.consumer.fetch_errors import FetchErrors
 from penstock.consumer.intake import STOPPING, Intake
 from penstock.consumer.outbox import Outbox
@@ -135,7 +135,11 @@ class PollLoop:
             if self.failure is not None:
                 return
             self.failure = error
-        _log.error("the consumer stops\n%s", failure_text(error, texts=self._outbox.exception_texts))
+        _log.error(
+            "the consumer stops: %s\n%s",
+            short_text(error),
+            failure_text(error, texts=self._outbox.exception_texts),
+        )
         self.request_leave(self._revoke_timeout)
 
     def request_stop(self, drain_s: float | None = None) -> None:
