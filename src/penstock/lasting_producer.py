@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import inf
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -18,6 +19,8 @@ _FATAL = KafkaError._FATAL  # noqa: SLF001 - the client library's names of its l
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - as above
 #: Seconds between two new clients: each asks the brokers for an id.
 RENEW_AFTER_S = 4.0
+#: Seconds that one poll of a flush waits.
+_FLUSH_LOOK_S = 0.1
 
 
 class LastingProducer:
@@ -85,26 +88,28 @@ class LastingProducer:
 
     def poll(self, timeout: float = 0) -> int:
         """Call the delivery callbacks that are due, those of a client that failed included."""
-        return self._served(lambda: self._client.poll(timeout))
-
-    def flush(self, timeout: float = -1) -> int:
-        """Wait for deliveries; return how many are still out."""
-        self._served(lambda: self._client.flush(timeout))
-        return self._out
-
-    def purge(self) -> None:
-        """Give up what is queued and on its way; the delivery callbacks are told so."""
-        self._client.purge()
-
-    def _served(self, serve: Callable[[], int]) -> int:
         # A client that fails raises here instead of calling back, and goes on with its callbacks at the next call.
         try:
-            return serve()
+            return self._client.poll(timeout)
         except KafkaException as error:
             self._note(error)
             if self._failure is None:
                 raise
             return 0
+
+    def flush(self, timeout: float = -1) -> int:
+        """Wait for deliveries; return how many are still out."""
+        # By polls: the client's own flush (confluent-kafka 2.16, seen) ends with a SystemError where the client fails
+        # meanwhile, and the reason is lost.
+        end = self._clock.monotonic() + timeout if timeout >= 0 else inf
+        self.poll(0)
+        while self._out and (left := end - self._clock.monotonic()) > 0:
+            self.poll(min(_FLUSH_LOOK_S, left))
+        return self._out
+
+    def purge(self) -> None:
+        """Give up what is queued and on its way; the delivery callbacks are told so."""
+        self._client.purge()
 
     def _note(self, error: KafkaException) -> None:
         found = error.args[0] if error.args else None

@@ -7,6 +7,7 @@ another replay.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -256,12 +257,14 @@ class Replay:
         self, producer: Producer, chosen: Sequence[tuple[DeadLetter, str]], failures: list[PenstockError]
     ) -> int:
         """Wait for what was sent; return how much has no answer. A producer that failed fatally says why, first."""
-        try:
-            return producer.flush(_DELIVERY_S + 5)
-        except KafkaException as error:
-            failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
-            # What it had is reported as failed now.
-            return producer.flush(_POLL_S)
+        # By polls: the client's own flush loses the reason where it fails meanwhile.
+        deadline = time.monotonic() + _DELIVERY_S + 5
+        while len(producer) and time.monotonic() < deadline:
+            try:
+                producer.poll(_POLL_S)
+            except KafkaException as error:
+                failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
+        return len(producer)
 
     def _produce(
         self,
