@@ -50,7 +50,7 @@ def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
     """A dead letter that failed completes its offset."""
-    patch.setattr(Outbox, "_hold", lambda self, one, durable, *rest: durable())
+    patch.setattr(Outbox, "_hold", lambda self, one, durable, *rest, **options: durable())
 
 
 def keeps_handling_what_was_revoked(patch: pytest.MonkeyPatch) -> None:

@@ -12,19 +12,25 @@ from types import TracebackType
 from typing import Self
 
 from penstock.config import positive, positive_int
+from penstock.devbroker.access import AccessControl
 from penstock.devbroker.jars import kafka_jars
 from penstock.devbroker.java import find_java
-from penstock.devbroker.node import HOST, STOP_TIMEOUT_S, Node
+from penstock.devbroker.node import STOP_TIMEOUT_S, Node
+from penstock.devbroker.security import Security
 from penstock.devbroker.settings import check_config
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 
 
-class DevBroker:
+class DevBroker(AccessControl):
     """A Kafka broker on 127.0.0.1 that ends with this process, however this process ends.
 
     Topics are not created by being asked for: `auto.create.topics.enable` is false. One thread at a time may call
     its methods; which one does not matter, and the broker outlives the thread that started it.
+
+    With `security=`, clients have to prove who they are, as users made with `user`, and with `acls=True` they may do
+    only what `allow` gave them. It is there to develop and test against, and guards nothing: the broker talks to
+    itself on further ports of 127.0.0.1 that ask for nothing, and signs its certificates itself.
 
     Args:
         port: port to listen on; None takes a free one.
@@ -32,6 +38,16 @@ class DevBroker:
         config: broker settings by Kafka's names, over the defaults.
         start_timeout: seconds within which the broker must answer. Fetching Kafka the first time is not counted.
         progress: whether to show the progress of that; None shows it when standard error is a terminal.
+        security: how clients connect: `sasl_ssl` (SCRAM-SHA-256, SCRAM-SHA-512 or PLAIN over TLS), `sasl_plaintext`
+            (the same without TLS), `ssl` (clients have certificates, whose common name is the user) or `oauthbearer`
+            (tokens without a signature, over TLS). None takes plain text without users.
+        acls: whether users may do only what they were allowed to.
+        users: passwords of users that are there from the start, by name. Only they can use PLAIN.
+        expired_certificate: whether the broker shows a certificate that ended a day ago.
+
+    Raises:
+        ConfigurationError: an option is out of its range, or two contradict each other.
+        DevBrokerError: `security` with TLS, and the extra `dev-broker-tls` is not installed.
     """
 
     def __init__(
@@ -42,11 +58,16 @@ class DevBroker:
         config: Mapping[str, str] | None = None,
         start_timeout: float = 60.0,
         progress: bool | None = None,
+        security: Security | str | None = None,
+        acls: bool = False,
+        users: Mapping[str, str] | None = None,
+        expired_certificate: bool = False,
     ) -> None:
         positive("start_timeout", start_timeout)
         if port is not None and not 1 <= port <= 65_535:  # noqa: PLR2004 - the range of TCP
             raise ConfigurationError(f"port must be between 1 and 65535, but is {port!r}")
         check_config(config or {})
+        super().__init__(security, acls=acls, users=users, expired_certificate=expired_certificate)
         self._wanted_port = port
         self._data_dir = data_dir
         self._config = dict(config or {})
@@ -57,7 +78,7 @@ class DevBroker:
     @property
     def bootstrap_servers(self) -> str:
         """The address for clients, `127.0.0.1:PORT`."""
-        return f"{HOST}:{self._running_node().port}"
+        return self._running_node().address
 
     @property
     def pid(self) -> int:
@@ -91,7 +112,16 @@ class DevBroker:
         folder, temporary = self._folder()
         node: Node | None = None
         try:
-            node = Node(java, jars, folder, temporary=temporary, port=self._wanted_port, config=self._config)
+            security = self._security_in(folder)
+            node = Node(
+                java,
+                jars,
+                folder,
+                temporary=temporary,
+                port=self._wanted_port,
+                config=self._config,
+                security=security,
+            )
             node.start(time.monotonic() + self._start_timeout_s)
         except BaseException:
             # Ctrl-C included: nothing may be left behind by a start that failed.
@@ -100,7 +130,7 @@ class DevBroker:
             if temporary:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._node = node
+        self._node, self._security = node, security
         return self
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
@@ -115,8 +145,8 @@ class DevBroker:
             PenstockError: the broker refused to create it; the message says why.
         """
         positive_int("partitions", partitions)
-        admin = admin_client(self.bootstrap_servers, {})
-        ensure_topics(admin, self.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
+        inside = self._running_node().inside
+        ensure_topics(admin_client(inside, {}), inside, [TopicSpec(name, partitions, dict(config or {}))])
 
     def stop(self) -> None:
         """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs."""
