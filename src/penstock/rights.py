@@ -6,11 +6,12 @@ resource, so each place that asks names both; here they become one message and o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
@@ -58,15 +59,18 @@ class Right:
         operation: what it allows.
         resource: the kind of what it is held on.
         name: its name; empty for the cluster.
+        is_prefix: whether it is held on all that begin with that name.
     """
 
     operation: Operation
     resource: Resource
     name: str = ""
+    is_prefix: bool = False
 
     def __str__(self) -> str:
         """Return it as it stands in a sentence: `Write on topic orders`."""
-        return f"{self.operation.value} on {self.resource.value} {self.name}".rstrip()
+        name = f"{self.name}*" if self.is_prefix else self.name
+        return f"{self.operation.value} on {self.resource.value} {name}".rstrip()
 
     def command(self, principal: str) -> str:
         """Return the command that gives it to `principal`."""
@@ -77,7 +81,8 @@ class Right:
         )
 
     def _named(self) -> str:
-        return f"--{self.resource.value} '{self.name}'"
+        pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
+        return f"--{self.resource.value} '{self.name}'{pattern}"
 
 
 def topic_right(operation: Operation, topic: str) -> Right:
@@ -88,6 +93,11 @@ def topic_right(operation: Operation, topic: str) -> Right:
 def group_right(group: str, operation: Operation = Operation.READ) -> Right:
     """Return a right on a consumer group: to join it and commit its offsets, where nothing else is said."""
     return Right(operation, Resource.GROUP, group)
+
+
+def transactional_right(prefix: str) -> Right:
+    """Return the right to publish under all transactional ids that begin so; it holds the right to Describe them."""
+    return Right(Operation.WRITE, Resource.TRANSACTIONAL_ID, prefix, is_prefix=True)
 
 
 class MissingRightError(PenstockError, PermissionError):
@@ -106,15 +116,41 @@ class MissingRightError(PenstockError, PermissionError):
 
 def missing_right_text(what: str, rights: Sequence[Right], principal: str) -> str:
     """Return the sentence that tells what was tried, what is missing and the commands that give it."""
+    return f"{what}: {lacking_text(rights, principal)}"
+
+
+def lacking_text(rights: Sequence[Right], principal: str) -> str:
+    """Return the part of it that tells what is missing and the commands that give it."""
     named = " and ".join(str(right) for right in rights)
     commands = "; ".join(right.command(principal) for right in rights)
-    return f"{what}: {principal} lacks the right {named}; an administrator gives it with: {commands}"
+    return f"{principal} lacks the right {named}; an administrator gives it with: {commands}"
 
 
 def is_missing_right(error: KafkaException | KafkaError) -> bool:
     """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
     return isinstance(inner, KafkaError) and inner.code() in _REFUSALS
+
+
+def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 5.0) -> list[str]:
+    """Return those topics that the client may not see: a broker leaves them out of its lists, as if there were none.
+
+    Whether they exist is not told to who may not see them. What is not known for want of an answer is left out.
+
+    Args:
+        admin: an admin client.
+        topics: names of topics that are missing in a list.
+        timeout_s: seconds for each of the answers.
+    """
+    hidden = []
+    for name in topics:
+        try:
+            found = admin.list_topics(topic=name, timeout=timeout_s).topics.get(name)
+        except KafkaException:
+            continue
+        if found is not None and found.error is not None and is_missing_right(found.error):
+            hidden.append(name)
+    return hidden
 
 
 def principal_of(config: ClientConfig) -> str:
@@ -129,8 +165,11 @@ __all__ = [
     "Resource",
     "Right",
     "group_right",
+    "hidden_topics",
     "is_missing_right",
+    "lacking_text",
     "missing_right_text",
     "principal_of",
     "topic_right",
+    "transactional_right",
 ]

@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -30,6 +31,7 @@ from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.observing import observe
 from penstock.transactions.owned import Counts, OwnedPartition
@@ -161,6 +163,7 @@ class Coordinator:
         self._failure: BaseException | None = None
         self._counts = Counts()
         self._ration = RationedLog()
+        self._rights = MissingRights(given)
         # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
         self._membership: Membership | None = None
         # Made by start() under its lock, then the coordinator's thread's.
@@ -220,7 +223,8 @@ class Coordinator:
         """Return counts since the start and what is pending now. Safe from any thread."""
         membership = self._membership
         # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
-        return self._counts.statistics(list(membership.owned.values()) if membership is not None else [])
+        owned = list(membership.owned.values()) if membership is not None else []
+        return replace(self._counts.statistics(owned), missing_rights=tuple(self._rights.told().values()))
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
@@ -251,7 +255,7 @@ class Coordinator:
             return [slot.transactional_id for slot in slots] or names.all
 
         fence = Fence(servers, self._for_producers, topics, ids, left)
-        logs = LogReader(servers, self._for_consumers, topics, stopping.is_set, fence)
+        logs = LogReader(servers, self._for_consumers, topics, stopping.is_set, fence, rights=self._rights)
         membership = Membership(
             servers,
             self._for_consumers,
@@ -260,11 +264,12 @@ class Coordinator:
             own=own,
             instance=self._instance,
             session_timeout_s=self._session_timeout,
+            rights=self._rights,
         )
 
         def make(transactional_id: str, *, apart: bool) -> Publisher:
             claim = partial(_claim, ids)
-            return Publisher(servers, self._for_producers, topics, transactional_id, claim, apart=apart)
+            return Publisher(servers, self._for_producers, topics, transactional_id, claim, self._rights, apart=apart)
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)
@@ -274,7 +279,7 @@ class Coordinator:
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._for_producers}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        asker = Asker(self._admin, sends, topics, self._ration, clock)
+        asker = Asker(self._admin, sends, topics, self._ration, clock, rights=self._rights)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
         questions = Questions(
             policy=self._policy,
@@ -295,9 +300,10 @@ class Coordinator:
             left=left,
             limit=GroupLimit(self._target_latency),
             questions=questions,
-            status=StatusLog(sends, topics).tell,
+            status=StatusLog(sends, topics, self._rights).tell,
             counts=self._counts,
             ration=self._ration,
+            rights=self._rights,
             stopping=stopping,
         )
         self._membership = membership
