@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import TopicPartition
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.kafka import (
     TopicSpec,
     admin_client,
-    base_config,
-    client_refused,
     ensure_topics,
     message_limits,
     require_topics,
@@ -177,10 +176,7 @@ class KafkaCluster:
         Raises:
             ConfigurationError: the client refused a setting.
         """
-        try:
-            return Consumer(base_config(self._bootstrap_servers, config))  # type: ignore[return-value] # overloads per argument
-        except KafkaException as error:
-            raise client_refused(error) from error
+        return clients.consumer(self._bootstrap_servers, config)  # type: ignore[return-value] # overloads per argument
 
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:
         """Make a producer.
@@ -188,10 +184,7 @@ class KafkaCluster:
         Raises:
             ConfigurationError: the client refused a setting.
         """
-        try:
-            return Producer(base_config(self._bootstrap_servers, config))  # type: ignore[return-value] # takes more than is used
-        except KafkaException as error:
-            raise client_refused(error) from error
+        return clients.producer(self._bootstrap_servers, config)  # type: ignore[return-value] # takes more than is used
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many partitions each topic has.

@@ -1,6 +1,6 @@
 """What the engines share of Kafka: is a broker there, do topics exist, make the missing ones; how to fetch many.
 
-Consumers and producers are made by the engines themselves; nothing here keeps a connection.
+Nothing here keeps a connection.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -20,32 +19,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.client_log import ClientLog
-from penstock.config import ClientConfig, not_empty
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
+from penstock.clients import admin as admin_client
+from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
 #: Seconds that one look at the metadata may take, and between two looks.
 _METADATA_LOOK_S = 5.0
 _LOOK_S = 0.02
-
-#: Keys of a client configuration that an admin client understands too, by prefix.
-_CONNECTION_PREFIXES = (
-    "sasl.",
-    "ssl.",
-    "security.",
-    "socket.",
-    "broker.",
-    "bootstrap.",
-    "enable.ssl",
-    "client.",
-    "reconnect.",
-)
-
-#: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
-#: later than the broker is back.
-_LONGEST_RECONNECT_MS = 1_000
 
 #: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
 #: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
@@ -81,8 +62,6 @@ _TRANSIENT = frozenset(
 )
 
 _log = logging.getLogger("penstock.kafka")
-#: Shared by all clients: what they say of one broker is the same.
-_client_log = ClientLog(_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,44 +79,6 @@ class TopicSpec:
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
     is_optional: bool = False
-
-
-def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
-    """Return a client configuration: the user's keys, the addresses, and the library's log in ours, rationed.
-
-    Raises:
-        ConfigurationError: no addresses, or the addresses are given twice and differ.
-    """
-    not_empty("bootstrap_servers", bootstrap_servers)
-    given = config.get("bootstrap.servers", bootstrap_servers)
-    if given != bootstrap_servers:
-        raise ConfigurationError(
-            f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
-        )
-    settings: dict[str, Any] = {"logger": _client_log, **config, "bootstrap.servers": bootstrap_servers}
-    if "reconnect.backoff.ms" not in config:
-        settings.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
-    return settings
-
-
-def connection_config(config: ClientConfig) -> dict[str, Any]:
-    """Return those settings that say how brokers are reached, which every kind of client understands."""
-    return {key: value for key, value in config.items() if key.startswith(_CONNECTION_PREFIXES)}
-
-
-def admin_client(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
-    """Return an admin client with the connection settings of `config` and nothing else of it."""
-    try:
-        return AdminClient(base_config(bootstrap_servers, connection_config(config)))
-    except KafkaException as error:
-        raise client_refused(error) from error
-
-
-def client_refused(error: KafkaException) -> ConfigurationError:
-    """Translate the client library's refusal of a configuration."""
-    return ConfigurationError(
-        f"the Kafka client refused its configuration: {reason(error)}; correct that key in config"
-    )
 
 
 def reason(error: KafkaException | KafkaError) -> str:
@@ -285,8 +226,6 @@ __all__ = [
     "CONNECT_TIMEOUT_S",
     "TopicSpec",
     "admin_client",
-    "base_config",
-    "client_refused",
     "ensure_topics",
     "is_transient",
     "message_limits",

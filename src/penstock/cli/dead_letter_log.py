@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from penstock import clients
 from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
-from penstock.kafka import CONNECT_TIMEOUT_S, base_config, reason
+from penstock.kafka import CONNECT_TIMEOUT_S, reason
 from penstock.message import Record, headers_of
 from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
 
@@ -73,17 +74,15 @@ class DeadLetterLog:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._consumer = Consumer(
-            base_config(
-                bootstrap_servers,
-                {
-                    "group.id": REPLAY_GROUP,
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "earliest",
-                    "isolation.level": "read_committed",
-                    "enable.partition.eof": True,
-                },
-            )
+        self._consumer = clients.consumer(
+            bootstrap_servers,
+            {
+                "group.id": REPLAY_GROUP,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            },
         )
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:

@@ -14,10 +14,11 @@ from enum import Enum
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from penstock import clients
 from penstock.cli.dead_letter_log import REPLAY_GROUP, DeadLetter, DeadLetterLog
 from penstock.dead_letter_headers import replayed
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
-from penstock.kafka import base_config, reason
+from penstock.kafka import reason
 from penstock.offsets import OffsetMap, Tracker, decode, owner_of
 
 #: Seconds a message may take to be acknowledged.
@@ -149,18 +150,16 @@ class Replay:
         return self._limit is not None and self.outcome.sent.total() >= self._limit
 
     def _connect(self) -> Producer:
-        return Producer(
-            base_config(
-                self._bootstrap_servers,
-                {
-                    "enable.idempotence": True,
-                    "linger.ms": 0,
-                    # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
-                    "batch.num.messages": 1,
-                    "delivery.timeout.ms": _DELIVERY_S * 1000,
-                    "message.max.bytes": _MAX_MESSAGE_BYTES,
-                },
-            )
+        return clients.producer(
+            self._bootstrap_servers,
+            {
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
+                "batch.num.messages": 1,
+                "delivery.timeout.ms": _DELIVERY_S * 1000,
+                "message.max.bytes": _MAX_MESSAGE_BYTES,
+            },
         )
 
     def _run_partition(self, number: int) -> None:

@@ -162,33 +162,15 @@ class ConsumerSettings:
         return OFFSET_BEGINNING if named in {"earliest", "smallest", "beginning"} else None
 
     def producer_config(self) -> dict[str, Any]:
-        """Return the configuration of the producer of dead letters and retries: what of the user's it understands."""
-        shared = {key: value for key, value in self.config.items() if not key.startswith(_CONSUMER_ONLY)}
+        """Return the configuration of the producer of dead letters and retries."""
         # What could be read must not be refused here for its size: the topic's own limit decides.
-        return {**_PRODUCER_DEFAULTS, **shared, "enable.idempotence": True, "linger.ms": 5}
+        return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True, "linger.ms": 5}
 
 
 #: Of `message.max.bytes` the most that the client library lets a producer be told. A topic's own limit counts for what
 #: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
 #: in company.
 _PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}
-
-
-#: Settings of a consumer that a producer does not know, by prefix.
-_CONSUMER_ONLY = (
-    "auto.",
-    "fetch.",
-    "group.",
-    "heartbeat.",
-    "isolation.",
-    "max.partition.",
-    "max.poll.",
-    "partition.assignment",
-    "queued.",
-    "session.",
-    "check.crcs",
-    "allow.auto",
-)
 
 
 __all__ = ["ConsumerSettings"]

@@ -14,8 +14,9 @@ from typing import TypeVar
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock import clients
 from penstock.config import ClientConfig, not_empty
-from penstock.kafka import admin_client, base_config, client_refused, reason
+from penstock.kafka import admin_client, reason
 from penstock.spark_sink.planning import Offsets
 from penstock.spark_sink.planning import TopicPartition as Part
 
@@ -79,11 +80,9 @@ class GroupOffsets:
         # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
         # confluent-kafka-python 1982, confluent-kafka-javascript 374).
         own = {key: value for key, value in (config or {}).items() if not key.startswith(_OF_A_MEMBER)}
-        settings = base_config(bootstrap_servers, own) | {"group.id": group, "enable.auto.commit": False}
-        try:
-            self._reader: Consumer = Consumer(settings)
-        except KafkaException as error:
-            raise client_refused(error) from error
+        self._reader: Consumer = clients.consumer(
+            bootstrap_servers, {**own, "group.id": group, "enable.auto.commit": False}
+        )
         #: Kinds of complaints that were made since it last went well.
         self._told: set[str] = set()
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from penstock import kafka
+from penstock.clients import require_travelling
 from penstock.config import ClientConfig, not_empty, positive_int, reserved
 from penstock.errors import ConfigurationError, SinkError
 from penstock.garbage import imports_set_aside
@@ -124,11 +125,7 @@ class KafkaSink:
         positive_int("parallelism", self.parallelism)
         reserved(self.config, _OWNED, "KafkaSink")
         for key, value in self.config.items():
-            if not isinstance(value, str | int | float | bool):
-                raise ConfigurationError(
-                    f"config[{key!r}] is a {type(value).__name__}, which cannot travel to Spark's executors; "
-                    "use settings that are texts or numbers"
-                )
+            require_travelling(key, value)
         object.__setattr__(self, "config", dict(self.config))
 
     def check(self, schema: StructType) -> None:

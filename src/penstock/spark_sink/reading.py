@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock import kafka
+from penstock import clients, kafka
 from penstock.errors import SourceError
 from penstock.garbage import collection_put_off
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
@@ -61,7 +61,7 @@ def read_range(options: SourceOptions, schema: pa.Schema, wanted: OffsetRange) -
     Raises:
         SourceError: the range cannot be read; the message names partition and offsets.
     """
-    consumer = Consumer(consumer_config(options))
+    consumer = clients.consumer(options.bootstrap_servers, consumer_config(options))
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
         yield from _batches(consumer, options, schema, wanted)
