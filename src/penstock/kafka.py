@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -21,6 +22,14 @@ from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients import admin as admin_client
 from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
+from penstock.rights import (
+    UNKNOWN_PRINCIPAL,
+    MissingRightError,
+    Operation,
+    hidden_topics,
+    is_missing_right,
+    topic_right,
+)
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
@@ -149,14 +158,29 @@ def require_topics(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
     return {name: counts[name] for name in wanted}
 
 
-def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[TopicSpec]) -> dict[str, int]:
+def ensure_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    specs: Iterable[TopicSpec],
+    *,
+    needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
+    principal: str = UNKNOWN_PRINCIPAL,
+) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
     A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
     and is refused is left out of what is returned, and a warning tells.
 
+    Args:
+        admin: an admin client.
+        bootstrap_servers: Kafka's addresses.
+        specs: the topics.
+        needs: what the caller does with topics, by name, to be told where they are not to be seen.
+        principal: who the caller is, to be told then.
+
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: one is not to be seen, or is missing and may not be created.
         PenstockError: the broker refused to create one; the message says why.
     """
     wanted = {spec.name: spec for spec in specs}
@@ -173,10 +197,13 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
             try:
                 future.result()
             except KafkaException as error:
-                # Two processes that start together both create: the loser finds what it wanted.
-                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                # Two processes that start together both create: the loser finds what it wanted, if it may see it.
+                is_hidden = bool(hidden_topics(admin, [name]))
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and not is_hidden:
                     continue
                 if not wanted[name].is_optional:
+                    if is_hidden or is_missing_right(error):
+                        raise _may_not(name, needs.get(name, ()), principal, is_hidden=is_hidden) from error
                     raise PenstockError(
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"
@@ -189,6 +216,15 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
         _await_metadata(admin, set(made))
         counts = {**counts, **made}
     return {name: counts[name] for name in wanted}
+
+
+def _may_not(topic: str, needs: Sequence[Operation], principal: str, *, is_hidden: bool) -> MissingRightError:
+    """Return the error of a client that may not see a topic, or may not create one that is missing."""
+    if is_hidden:
+        rights = [topic_right(operation, topic) for operation in needs or (Operation.DESCRIBE,)]
+        return MissingRightError(f"topic {topic} is not to be seen, if it is there", rights, principal)
+    create = topic_right(Operation.CREATE, topic)
+    return MissingRightError(f"topic {topic} is missing and could not be created", [create], principal)
 
 
 def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:

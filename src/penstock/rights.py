@@ -26,6 +26,8 @@ _REFUSALS = frozenset(
         KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
     }
 )
+#: Who a client is whose configuration does not tell: the name in its certificate, or in its token.
+UNKNOWN_PRINCIPAL = "User:<this client>"
 
 
 class Resource(Enum):
@@ -156,10 +158,11 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 
 def principal_of(config: ClientConfig) -> str:
     """Return whom the broker takes a client for, as far as its configuration tells."""
     user = config.get("sasl.username")
-    return f"User:{user}" if user else "User:<this client>"
+    return f"User:{user}" if user else UNKNOWN_PRINCIPAL
 
 
 __all__ = [
+    "UNKNOWN_PRINCIPAL",
     "MissingRightError",
     "Operation",
     "Resource",

@@ -21,6 +21,7 @@ from penstock.config import ClientConfig, a_telemetry, positive, positive_int, r
 from penstock.disposable import Disposable, LeftBehind, NotAnsweredError
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import admin_client
+from penstock.rights import Operation, principal_of
 from penstock.transactions.asking import Asker
 from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import INCOMPLETE_S, CheckPolicy, require_checks
@@ -71,6 +72,17 @@ _OWNED = {
 }
 
 #: Beginnings of settings that only a producer, or only a consumer, understands.
+
+#: What it does with its topics.
+_LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
+_NEEDS = {
+    "half": (Operation.READ, Operation.DELETE, Operation.DESCRIBE_CONFIGS),
+    "op": _LOG_NEEDS,
+    "done": _LOG_NEEDS,
+    "check": (Operation.WRITE,),
+    "discarded": (Operation.READ, Operation.WRITE),
+    "status": (Operation.WRITE,),
+}
 
 
 class Coordinator:
@@ -171,6 +183,8 @@ class Coordinator:
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
+            MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
+                it may not do is told in the log, by `statistics` and `penstock tx ls`, and waits until it may.
             ConfigurationError: the client library refused a setting, or a topic of the store has one that can lose
                 transactions and cannot be mended with the rights of this client.
             StoppedError: it was stopped before.
@@ -226,8 +240,9 @@ class Coordinator:
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
         servers, stopping = self._bootstrap_servers, self._stopping
-        topics = open_topics(self._admin, servers, self._prefix, self._partitions)
-        mend_settings(self._admin, servers, topics, refuses=True)
+        principal = principal_of(self._config)
+        topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
+        mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
 
         clock = BrokerClock()
         left = LeftBehind(f"the coordinator of {self._prefix}")

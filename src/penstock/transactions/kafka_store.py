@@ -23,11 +23,22 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.kafka import admin_client, partition_counts, reason
+from penstock.rights import (
+    MissingRightError,
+    Operation,
+    group_right,
+    hidden_topics,
+    is_missing_right,
+    principal_of,
+    topic_right,
+)
 from penstock.transactions.cancelling_in_kafka import cancel
 from penstock.transactions.delivery import AckedProducer, Report, wire_headers
 from penstock.transactions.inspection import Inspection
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.op_batches import OpBatches
 from penstock.transactions.published import DoneWatch
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import (
     Author,
     CheckRequest,
@@ -68,7 +79,7 @@ def _log_lost(error: TransactionError | None) -> None:
 class _Storing:
     """Halves on their way into the log. Reports come from the delivery thread, refusals from the sending one."""
 
-    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "error", "halves", "partition", "posted")
+    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "_why", "error", "halves", "partition", "posted")
 
     def __init__(
         self,
@@ -76,6 +87,7 @@ class _Storing:
         partition: int,
         told: ToldPrepared,
         describe: Callable[[_Storing], HalfNotStoredError],
+        why: Callable[[KafkaError], str],
     ) -> None:
         self.halves = halves
         self.partition = partition
@@ -84,6 +96,7 @@ class _Storing:
         self.error: str | None = None
         self._told = told
         self._describe = describe
+        self._why = why
         self._offsets = [0] * len(halves)
         # Guards what is left to be reported and the error.
         self._lock = threading.Lock()
@@ -96,12 +109,12 @@ class _Storing:
         elif error is None:
             self._told(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
         else:
-            self._settle(1, reason(error))
+            self._settle(1, self._why(error))
 
     def report_part(self, number: int, error: KafkaError | None, message: Message) -> None:
         """Take the delivery report of one half of several."""
         self._offsets[number] = message.offset() or 0
-        self._settle(1, None if error is None else reason(error))
+        self._settle(1, None if error is None else self._why(error))
 
     def fail(self, count: int, cause: str) -> None:
         """Take in that the last so many were not taken by the client library."""
@@ -169,9 +182,18 @@ class KafkaStore:
 
         Raises:
             BrokerConnectionError: no broker answered.
+            MissingRightError: this client may not see one of them, or may not create it.
         """
-        self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
-        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False)
+        principal = principal_of(self._config)
+        self._topics = open_topics(
+            self._admin,
+            self._bootstrap_servers,
+            self._prefix,
+            self._partitions,
+            needs={"half": [Operation.WRITE], "op": [Operation.WRITE]},
+            principal=principal,
+        )
+        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
         look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
@@ -201,6 +223,7 @@ class KafkaStore:
 
         Raises:
             TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
             ConfigurationError: the topic has no such partition, or belongs to the store.
             StoppedError: the store belongs to the process that this one was forked from.
         """
@@ -216,6 +239,9 @@ class KafkaStore:
                 self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
             count = self._targets.get(topic)
         if count is None:
+            if hidden_topics(self._admin, [topic]):
+                right = topic_right(Operation.DESCRIBE, topic)
+                raise MissingRightError(f"topic {topic} is not to be seen", [right], principal_of(self._config))
             raise TopicNotFoundError(
                 f"no such topic at {self._bootstrap_servers}: {topic}; create it first, or correct the name"
             )
@@ -231,7 +257,8 @@ class KafkaStore:
         first = halves[0]
         key = first.key if ordering_key is None else ordering_key
         partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
-        storing = _Storing(halves, partition, told, self._not_stored)
+        why = partial(self._sends.why, self._topics.half)
+        storing = _Storing(halves, partition, told, self._not_stored, why)
         report: Report = storing.report
         for number, half in enumerate(halves):
             if number:
@@ -241,7 +268,8 @@ class KafkaStore:
                     self._topics.half, partition, half.key, half.value, headers=encode_half(half), report=report
                 )
             except (KafkaException, StoppedError) as error:
-                storing.fail(len(halves) - number, reason(error) if isinstance(error, KafkaException) else str(error))
+                cause = why(error.args[0]) if isinstance(error, KafkaException) else str(error)
+                storing.fail(len(halves) - number, cause)
                 return
 
     def _not_stored(self, storing: _Storing) -> HalfNotStoredError:
@@ -308,7 +336,8 @@ class KafkaStore:
 
     def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
         """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
-        return self._why.cause(transaction_id, topics)
+        lacking = "" if self._watch is None else self._watch.lacking
+        return f"a right to be seen: {lacking}" if lacking else self._why.cause(transaction_id, topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the questions to a producer group: its share of `<prefix>.check`."""
@@ -321,6 +350,8 @@ class KafkaCheckSource:
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, group: str) -> None:
         self._group = group
         self._topics = topics
+        self._rights = MissingRights(config)
+        self._ration = RationedLog()
         settings: dict[str, Any] = {
             **config,
             "group.id": topics.checkers(group),
@@ -352,7 +383,7 @@ class KafkaCheckSource:
     def _read(self, message: Message) -> CheckRequest | None:
         error = message.error()
         if error is not None:
-            _log.warning("%s cannot be read: %s; it is tried again", self._topics.check, reason(error))
+            self._tell_not_read(error)
             # Errors come back at once: without a pause this would spin.
             time.sleep(0.1)
             return None
@@ -361,6 +392,16 @@ class KafkaCheckSource:
         except MessageFormatError as bad:
             _log.warning("%s[%s]@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
             return None
+
+    def _tell_not_read(self, error: KafkaError) -> None:
+        if is_missing_right(error):
+            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            checkers = group_right(self._topics.checkers(self._group))
+            right = checkers if is_group else topic_right(Operation.READ, self._topics.check)
+            self._rights.refused(f"checks of group {self._group} cannot be answered", right)
+        else:
+            text = "%s cannot be read: %s; it is tried again"
+            self._ration.warn("check", text, self._topics.check, reason(error))
 
     def close(self) -> None:
         """Leave the group, so that another producer gets its questions at once."""

@@ -201,11 +201,14 @@ class LogReader:
         """
         consumer = self._consumer("read_uncommitted")
         try:
-            for answer in consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S):
-                if answer.error is not None:
-                    raise KafkaException(answer.error)
+            answer = consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
+        except KafkaException:
+            self._look_for_right()
+            raise
         finally:
             consumer.close()
+        if answer.error is not None:
+            raise KafkaException(answer.error)
 
     def _committed(self, partitions: list[int], step: Step) -> dict[tuple[str, int], Committed]:
         """Return how far each log was read, and where it begins and ends."""
@@ -268,6 +271,7 @@ class LogReader:
             if is_missing_right(error):
                 self._rights.refused(self._not_told, group_right(self._topics.coordinators))
                 raise
+            self._look_for_right()
             # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
             _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))
             time.sleep(_POLL_S)
@@ -279,6 +283,16 @@ class LogReader:
         if any(answer.error is not None for answer in answers):
             time.sleep(_POLL_S)
         return answers
+
+    def _look_for_right(self) -> None:
+        """Note it where the group is forbidden: a consumer that is nobody's member is told nothing, and times out."""
+        coordinators = self._topics.coordinators
+        answer = self._admin.describe_consumer_groups([coordinators], request_timeout=_COORDINATOR_S)[coordinators]
+        try:
+            answer.result(_COORDINATOR_S + 1)
+        except (KafkaException, TimeoutError) as error:
+            if isinstance(error, KafkaException) and is_missing_right(error):
+                self._rights.refused(self._not_told, group_right(coordinators))
 
     def done(
         self,

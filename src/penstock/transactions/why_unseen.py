@@ -115,7 +115,7 @@ def looker(admin: AdminClient, servers: str, inspection: Inspection, topics: Sto
 
     def look() -> Seen:
         counts = partition_counts(admin, servers, _ANSWER_S)
-        return Seen(frozenset(counts), inspection.statuses(), _coordinators(admin, topics))
+        return Seen(frozenset(counts), inspection.seen_statuses(), _coordinators(admin, topics))
 
     return look
 
