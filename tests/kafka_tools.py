@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as ClientMessage
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 
 from penstock.message import Message
 from waiting import wait_until
@@ -200,3 +200,17 @@ class Recorder:
     def places(self) -> list[tuple[int, int]]:
         """Return partition and offset of each call."""
         return [(call.partition, call.offset) for call in list(self.calls)]
+
+
+def limit(admin: AdminClient, topic: str, size: int) -> None:
+    """Set the largest batch that a topic takes, and wait until its broker knows."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result()
+
+    def is_known() -> bool:
+        found = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)])
+        return next(iter(found.values())).result()["max.message.bytes"].value == str(size)
+
+    wait_until(is_known)

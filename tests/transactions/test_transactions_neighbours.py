@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
 from transaction_tools import Bench
 
+from kafka_tools import limit
 from penstock.devbroker import DevBroker
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Coordinator, Outgoing
@@ -23,20 +24,6 @@ from waiting import wait_until
 #: Seconds within which publishing goes on after a broker is back; wanted are 10, on a machine with nothing else to do.
 SOON_S = 30.0
 FROZEN_S = 20.0
-
-
-def limit(admin: AdminClient, topic: str, size: int) -> None:
-    """Set the largest batch that a topic takes, and wait until its broker knows."""
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    for done in admin.incremental_alter_configs([resource]).values():
-        done.result()
-
-    def is_known() -> bool:
-        found = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)])
-        return next(iter(found.values())).result()["max.message.bytes"].value == str(size)
-
-    wait_until(is_known)
 
 
 def restarted(broker: DevBroker, how: str) -> None:

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from kafka_proxy import END_TXN, KafkaProxy, What
-from kafka_tools import read_all
+from kafka_tools import limit, read_all
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.done_log import DoneLog, create_done_log, decode_ids, encode_ids
@@ -212,6 +212,34 @@ def test_a_topic_that_was_deleted_is_named_also_where_the_end_is_in_doubt(
     assert list(faults) == [gone]
     assert faults[gone].whole
     assert "Unknown topic or partition" in faults[gone].why
+
+
+def test_after_a_topic_took_no_markers_others_are_published_with_another_id_by_the_same_owner(
+    bench: Bench, new_topic: Callable[..., str], admin: AdminClient
+) -> None:
+    sick = new_topic()
+    first = bench.outbound()
+    first.open()
+    first.publish([bench.entry("before"), bench.entry("sick", topic=sick)])
+    # Smaller than the marker that ends a transaction: the broker can end none there any more.
+    limit(admin, sick, 10)
+    refused, well = bench.entry("refused", topic=sick), bench.entry("well")
+
+    outcome = first.publish([refused, well])
+
+    assert outcome.published == ids([well])
+    assert list(outcome.refused) == ids([refused])
+    assert outcome.faults[sick].whole
+    more = bench.entry("more")
+    assert first.publish([more]).published == ids([more])
+    assert first.opened == 1, "nobody had to read the done log"
+    assert bench.visible() == ["before", "well", "more"]
+    # Whoever comes next shuts that id out, too.
+    second = bench.outbound()
+    assert second.open() >= set(ids([well, more]))
+    with pytest.raises(InDoubtError):
+        first.publish([bench.entry("late")])
+    assert bench.visible() == ["before", "well", "more"]
 
 
 def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench) -> None:

@@ -55,6 +55,9 @@ _MARKER_BYTES = 200
 _POLL_S = 0.1
 #: Seconds after which it is looked what a transaction waits for, and between two looks.
 _LOOK_S = 1.5
+#: Seconds after which another id is used, where the last transaction still waits for its markers. Usual are
+#: milliseconds.
+_MARKERS_S = 0.5
 #: Seconds before an abort, seen with librdkafka 2.16.
 _CLEARING_S = 0.3
 #: Seconds for a question whether brokers answer, and know a topic.
@@ -76,6 +79,10 @@ class InDoubtError(PenstockError):
     def __init__(self, text: str, faults: Mapping[str, Fault] | None = None) -> None:
         super().__init__(text)
         self.faults: Mapping[str, Fault] = faults or {}
+
+
+class _IdLostError(Exception):
+    """The last transaction of the producer waits for its markers. Nothing of the one begun since was sent."""
 
 
 class OutboundMessage(NamedTuple):
@@ -195,6 +202,8 @@ class Outbound:
         self._done = done
         self._name = transactional_id
         self._producer: Producer | None = None
+        # Have the other ids since `open`; nothing was sent with them. One takes over where an id is lost for long.
+        self._spare: list[Producer] = []
         self._visibility = Visibility(done.admin, (done.topic, done.partition))
         # Topics that were there when they were first published to.
         self._found: set[str] = set()
@@ -230,23 +239,20 @@ class Outbound:
         """
         self.close()
         for other in shut_out:
-            for producer in self._initialised(other):
-                _discard(producer)
+            _discard(*self._initialised(other))
         # What the predecessor left open is ended, and its markers are written, when this returns.
         producer, *spare = self._initialised(self._name)
-        for one in spare:
-            _discard(one)
         try:
             self._goes_on()
             self.known_to, found = self._done.read(self._goes_on)
         except (KafkaException, TimeoutError) as error:
-            _discard(producer)
+            _discard(producer, *spare)
             cause = reason(error) if isinstance(error, KafkaException) else error
             raise InDoubtError(f"{self._name} cannot open: {cause}; trying again helps") from error
         except BaseException:
-            _discard(producer)
+            _discard(producer, *spare)
             raise
-        self._producer = producer
+        self._producer, self._spare = producer, spare
         self.opened += 1
         return found
 
@@ -267,8 +273,7 @@ class Outbound:
                 if producer is not None:
                     made.append(producer)
         except BaseException:
-            for one in made:
-                _discard(one)
+            _discard(*made)
             raise
         if not made:
             raise InDoubtError(f"{name} cannot open: the last transactions of all its ids wait for their markers")
@@ -301,11 +306,12 @@ class Outbound:
         raise InDoubtError(f"{transactional_id} cannot open: {reason(first)}; trying again helps") from first
 
     def close(self) -> None:
-        """Discard the producer with all it holds."""
+        """Discard the producers with all they hold."""
         producer, self._producer = self._producer, None
+        spare, self._spare = self._spare, []
         self._found.clear()
         if producer is not None:
-            _discard(producer)
+            _discard(producer, *spare)
 
     def publish(self, entries: Iterable[Publishable], *, until_visible: bool = False) -> Outcome:
         """Publish transactions in their order, in as few Kafka transactions as it takes.
@@ -326,7 +332,11 @@ class Outbound:
         try:
             left = self._without_missing(list(entries), outcome)
             while left:
-                blame = self._transaction(left)
+                try:
+                    blame = self._transaction(left)
+                except _IdLostError:
+                    left = _divide(left, {}, self._with_another_id(left, {}), outcome)
+                    continue
                 if blame is None:
                     outcome.published.extend(entry.transaction_id for entry in left)
                     break
@@ -389,11 +399,32 @@ class Outbound:
         if self._apart:
             refused = {name: why for name, (_, why) in blame.messages.items()}
         self._found.difference_update(faults)
-        too_small = self._take_no_markers([topic for topic, _ in blame.messages.values()])
-        if too_small:
-            # Nothing more can be done with this transactional id until that is mended.
-            raise InDoubtError(f"{self._name}: a Kafka transaction cannot end: {blame.cause}", {**faults, **too_small})
+        if self._take_no_markers([topic for topic, _ in blame.messages.values()]):
+            faults = self._with_another_id(entries, faults)
         return _divide(entries, refused, faults, outcome)
+
+    def _with_another_id(self, entries: list[Publishable], faults: Mapping[str, Fault]) -> dict[str, Fault]:
+        """Go on with another transactional id: nothing can be done with this one until a topic takes its markers.
+
+        Nothing is in doubt: the transaction that waits for them was aborted, or its commit was acknowledged. And
+        whoever shuts this publisher out takes all ids. (A healthy one may wait, too, and for ever: Kafka forgets to
+        complete those whose markers were sent together with one that a topic did not take.)
+
+        Returns:
+            The faults, and those of all topics of the entries that take no markers.
+
+        Raises:
+            InDoubtError: there is no other id.
+        """
+        topics = {message.topic for entry in entries for message in entry.messages}
+        found = {**faults, **self._take_no_markers(topics | self._found)}
+        why = f"{self._name}: its last transaction does not end: its markers are not taken"
+        if self._producer is None or not self._spare:
+            raise InDoubtError(why, found)
+        _log.warning("%s; it goes on with another transactional id", why)
+        _discard(self._producer)
+        self._producer = self._spare.pop(0)
+        return found
 
     def _take_no_markers(self, topics: Iterable[str]) -> dict[str, Fault]:
         """Return those topics whose longest message is so short that transactions there never end."""
@@ -471,7 +502,7 @@ class Outbound:
         """Wait until all is delivered or something failed: what comes behind a failed message would time out.
 
         Raises:
-            InDoubtError: the transaction before does not end.
+            _IdLostError: the transaction before does not end.
         """
         begun = time.monotonic()
         look_s = _LOOK_S
@@ -479,19 +510,14 @@ class Outbound:
             self._goes_on()
             producer.poll(_POLL_S)
             waited_s = time.monotonic() - begun
+            if waited_s > _MARKERS_S and self._added.is_concurrent:
+                raise _IdLostError
             if waited_s > look_s and not self._blame.cause:
                 look_s += _LOOK_S
-                self._require_markers(topics)
                 for topic, fault in self._missing(producer, topics).items():
                     self._blame.topics[topic] = self._blame.cause = fault.why
             if waited_s > _SEND_TIMEOUT_S + 1:
                 self._blame.cause = f"{len(producer)} messages were not delivered within {_SEND_TIMEOUT_S:g} s"
-
-    def _require_markers(self, topics: set[str]) -> None:
-        """Raise where nothing can be sent, since the transaction before waits for its markers."""
-        if self._added.is_concurrent:
-            faults = self._take_no_markers(topics | self._found)
-            raise InDoubtError(f"{self._name}: its last transaction does not end: its markers are not taken", faults)
 
     def _await_visible(self) -> None:
         if self._notes_places and self._done_offset is not None:
@@ -604,16 +630,17 @@ def _divide(
     return left
 
 
-def _discard(producer: Producer) -> None:
-    """Drop what a producer holds; its destructor closes it, when the caller lets go of it.
+def _discard(*producers: Producer) -> None:
+    """Drop what producers hold; their destructors close them, when the caller lets go of them.
 
     `close()` would try to abort first, and warn where it was fenced or has failed, which is what it is closed for. What
     it left open its successor ends.
     """
-    try:
-        producer.purge()
-    except KafkaException as error:
-        _log.info("what a Kafka producer held could not be dropped: %s", reason(error))
+    for producer in producers:
+        try:
+            producer.purge()
+        except KafkaException as error:
+            _log.info("what a Kafka producer held could not be dropped: %s", reason(error))
 
 
 __all__ = ["InDoubtError", "Outbound", "OutboundMessage", "Outcome", "Publishable", "lanes_of"]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import FileBench, StoreBench, counted, settled
 
 from databases import TestDatabase
-from kafka_tools import read_all
+from kafka_tools import limit, read_all
 from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
 from penstock.kafka import TopicSpec, ensure_topics
@@ -42,13 +42,6 @@ def bench(request: pytest.FixtureRequest, broker: DevBroker, new_topic: Made, tm
     made = bench_of(request.param, broker.bootstrap_servers, new_topic(partitions=1), tmp_path)
     yield made
     made.close()
-
-
-def limit(admin: AdminClient, topic: str, size: int) -> None:
-    """Set the longest message that a topic takes."""
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result()
 
 
 def delete(admin: AdminClient, topic: str) -> None:
