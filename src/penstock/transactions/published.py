@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.config import ClientConfig
@@ -124,6 +124,9 @@ class DoneWatch:
     def _take(self, message: Message) -> None:
         error = message.error()
         if error is not None:
+            if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                # It is nobody's member, and needs none.
+                return
             if is_missing_right(error):
                 self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
             else:

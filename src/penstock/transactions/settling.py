@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.disposable import LeftBehind
 from penstock.kafka import partition_counts, reason
-from penstock.rights import Operation, hidden_topics, is_missing_right, topic_right
+from penstock.rights import Operation, group_right, hidden_topics, is_missing_right, topic_right
 from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit, message_bytes
 from penstock.transactions.log_tending import LogTending
@@ -358,7 +358,9 @@ class Settling:
 
     def _tell_not_read(self, topic: str, error: KafkaError) -> None:
         if is_missing_right(error):
-            self._rights.refused(f"the log {topic} cannot be read", topic_right(Operation.READ, topic))
+            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, topic)
+            self._rights.refused(f"the log {topic or self._topics.half} cannot be read", right)
         else:
             self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
 

@@ -366,7 +366,9 @@ class LogReader:
                     behind.discard(partition)
                 return
             if is_missing_right(error):
-                self._rights.refused(self._not_told, topic_right(Operation.READ, self._topics.done))
+                is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+                group, log = group_right(self._topics.coordinators), topic_right(Operation.READ, self._topics.done)
+                self._rights.refused(self._not_told, group if is_group else log)
             raise KafkaException(error)
         try:
             found[partition].records.append((offset, without_payloads(decode_done(message.value()))))

@@ -27,6 +27,7 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.kafka import admin_client, partition_counts
+from penstock.rights import MissingRightError, Operation, hidden_topics, principal_of, topic_right
 from penstock.transactions.cancelling import not_cancelled, not_pending
 from penstock.transactions.file.folder import OsFolder
 from penstock.transactions.file.journal import Decide, Journal, Outcome, Prepare
@@ -198,6 +199,7 @@ class FileStore:
 
         Raises:
             TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
             ConfigurationError: the topic has no such partition, or belongs to the store.
             BrokerConnectionError: no broker answered.
         """
@@ -208,6 +210,9 @@ class FileStore:
             self._targets = partition_counts(self._admin, self.bootstrap_servers)
             count = self._targets.get(topic)
         if count is None:
+            if hidden_topics(self._admin, [topic]):
+                right = topic_right(Operation.DESCRIBE, topic)
+                raise MissingRightError(f"topic {topic} is not to be seen", [right], principal_of(self.config))
             raise TopicNotFoundError(
                 f"no such topic at {self.bootstrap_servers}: {topic}; create it first, or correct the name"
             )

@@ -28,6 +28,7 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.kafka import admin_client, partition_counts
+from penstock.rights import MissingRightError, Operation, hidden_topics, principal_of, topic_right
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.administration import SqlAdministration
@@ -195,6 +196,7 @@ class SqlStore:
 
         Raises:
             TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
             ConfigurationError: the topic has no such partition, or belongs to a store.
         """
         count = self._targets.get(topic)
@@ -204,6 +206,9 @@ class SqlStore:
             raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
         self._targets = found = partition_counts(self._admin, self.bootstrap_servers)
         if topic not in found:
+            if hidden_topics(self._admin, [topic]):
+                right = topic_right(Operation.DESCRIBE, topic)
+                raise MissingRightError(f"topic {topic} is not to be seen", [right], principal_of(self.config))
             raise TopicNotFoundError(
                 f"no such topic at {self.bootstrap_servers}: {topic}; create it first, or correct the name"
             )
