@@ -208,9 +208,10 @@ def ensure_topics(
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"
                     ) from error
-                _log.warning(
-                    "topic %s is missing and could not be created: %s; it is done without", name, reason(error)
-                )
+                # Of one that is hidden nobody knows whether it is missing.
+                level = logging.INFO if is_hidden else logging.WARNING
+                text = "topic %s is missing and could not be created: %s; it is done without"
+                _log.log(level, text, name, reason(error))
                 del wanted[name]
         made = {spec.name: spec.partitions for spec in missing if spec.name in wanted}
         _await_metadata(admin, set(made))

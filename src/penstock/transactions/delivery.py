@@ -34,6 +34,8 @@ _PURGE_S = 5.0
 #: Seconds between two replacements of a producer that a fatal error ended.
 _HEAL_EVERY_S = 1.0
 _LAST_TRIES = 3
+#: Seconds between two looks at topics that may not be seen, and for one.
+_LOOK_S = 1.0
 #: What befalls records because their producer has ended.
 _OF_PRODUCER = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the library's public constants look so
 
@@ -123,6 +125,9 @@ class AckedProducer:
             "acks": "all",
         }
         self._principal = principal_of(config)
+        # Topics that were refused. Added by any thread, taken out by the delivery thread: single steps on a set.
+        self._forbidden: set[str] = set()
+        self._looked_at = float("-inf")
         # What ended a producer last. Written by the delivery thread, read by any: a single value.
         self._fatal: KafkaError | None = None
         self._bootstrap_servers = bootstrap_servers
@@ -310,6 +315,7 @@ class AckedProducer:
         cause = fatal if error.code() in _OF_PRODUCER and fatal is not None else error
         if not is_missing_right(cause):
             return reason(cause)
+        self._forbidden.add(topic)
         # Who may write to any topic may do so idempotently; Kafka asks for a right of its own below 2.8 only (KIP-679).
         return f"{reason(cause)}: {lacking_text([topic_right(Operation.WRITE, topic)], self._principal)}"
 
@@ -346,6 +352,7 @@ class AckedProducer:
             try:
                 self._poll(self._producer)
                 self.after_reports()
+                self._look_again()
                 while self._ended:
                     self._serve_last(self._ended.pop())
             except:  # noqa: E722 - see `raised`; whatever a report raised, the other senders are told
@@ -362,6 +369,21 @@ class AckedProducer:
                 raise
             self._fatal = inner
             self._heal(producer, error)
+
+    def _look_again(self) -> None:
+        """Have the client look at topics again that it may not have seen: it would remember that for minutes."""
+        now = time.monotonic()
+        if not self._forbidden or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        # A copy of a set is one step under the interpreter lock.
+        for topic in self._forbidden.copy():
+            try:
+                found = self._producer.list_topics(topic, timeout=_LOOK_S).topics.get(topic)
+            except KafkaException:
+                continue
+            if found is not None and found.error is None:
+                self._forbidden.discard(topic)
 
     def _serve_last(self, ended: Producer) -> None:
         """Serve the last reports of a producer that was replaced."""

@@ -80,7 +80,7 @@ def mend_settings(
     Raises:
         ConfigurationError: something is wrong and cannot be mended; the message names the command that mends it.
     """
-    for name, settings in _described(admin, (topics.half, topics.op, topics.done), principal).items():
+    for name, settings in _described(admin, (topics.half, topics.op, topics.done), principal, is_duty=refuses).items():
         wrong = wrong_settings(settings, is_done=name == topics.done)
         if not wrong:
             continue
@@ -108,8 +108,17 @@ def _command(bootstrap_servers: str, topic: str, wrong: Mapping[str, str]) -> st
     )
 
 
-def _described(admin: AdminClient, names: tuple[str, ...], principal: str) -> dict[str, dict[str, str | None]]:
-    """Return the settings of topics that the broker tells; of the others it is said that they are not known."""
+def _described(
+    admin: AdminClient, names: tuple[str, ...], principal: str, *, is_duty: bool
+) -> dict[str, dict[str, str | None]]:
+    """Return the settings of topics that the broker tells; of the others it is said that they are not known.
+
+    Args:
+        admin: an admin client.
+        names: the topics.
+        principal: who asks.
+        is_duty: whether whoever asks should have the right to; a producer may leave it to the coordinator.
+    """
     resources = {ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names}
     deadline = time.monotonic() + _NEW_S
     found: dict[str, dict[str, str | None]] = {}
@@ -126,10 +135,11 @@ def _described(admin: AdminClient, names: tuple[str, ...], principal: str) -> di
             break
         time.sleep(_POLL_S)
     for name, error in failures.items():
-        need = ""
-        if is_missing_right(error):
+        need, is_lacking = "", is_missing_right(error)
+        if is_lacking:
             need = f": {lacking_text([topic_right(Operation.DESCRIBE_CONFIGS, name)], principal)}"
-        _log.warning(
+        _log.log(
+            logging.INFO if is_lacking and not is_duty else logging.WARNING,
             "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
             "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s%s",
             name,
