@@ -17,7 +17,7 @@ from penstock.transactions import Coordinator, CoordinatorStatistics, Transactio
 from penstock.transactions.file import FileStore
 from penstock.transactions.model import HalfMessage, PendingTransaction, TransactionState
 from penstock.transactions.sql import SqlStore
-from penstock.transactions.store import CoordinatorOptions, Store
+from penstock.transactions.store import CoordinatorOptions, Settler, Store
 from penstock.transactions.topics import StoreTopics, open_topics
 from rights import Right, give, on_group, on_topic, on_transactional_id
 from waiting import wait_until
@@ -166,22 +166,39 @@ class KafkaSecured(SecuredStore):
 class RelaySecured(SecuredStore):
     """A store in a database or in files."""
 
-    def __init__(self, broker: DevBroker, user: User, prefix: str, where: str | Path, *targets: str) -> None:
+    def __init__(
+        self,
+        broker: DevBroker,
+        user: User,
+        prefix: str,
+        where: str | Path,
+        *targets: str,
+        rights: Sequence[Right] | None = None,
+        started: bool = True,
+    ) -> None:
         super().__init__(broker, user, prefix)
+        self._where = where
         self.kind = "file" if isinstance(where, Path) else "sql"
-        give(broker, user, relay_rights(prefix, "file." if self.kind == "file" else "sql-", *targets))
+        needed = relay_rights(prefix, "file." if self.kind == "file" else "sql-", *targets)
+        give(broker, user, needed if rights is None else rights)
         self.store: Store
-        if isinstance(where, Path):
-            self.store = FileStore(where, bootstrap_servers=broker.bootstrap_servers, prefix=prefix, config=user.config)
+        self.settler: Settler
+        self._producer: TransactionalProducer
+        self.renew()
+        if started:
+            self.open.enter_context(self._producer)
+            self.settler.start()
+            self.open.callback(self.settler.stop)
+
+    def renew(self) -> None:
+        """Make the objects of a store anew, as a new process would; they are not started."""
+        servers, config = self.broker.bootstrap_servers, self.user.config
+        if isinstance(self._where, Path):
+            self.store = FileStore(self._where, bootstrap_servers=servers, prefix=self.prefix, config=config)
         else:
-            self.store = SqlStore(
-                where, bootstrap_servers=broker.bootstrap_servers, prefix=prefix, config=user.config, shards=1
-            )
+            self.store = SqlStore(self._where, bootstrap_servers=servers, prefix=self.prefix, config=config, shards=1)
         self.settler = self.store.settler(CoordinatorOptions(transaction_timeout_s=600.0))
         self._producer = TransactionalProducer("orders", store=self.store)
-        self.open.enter_context(self._producer)
-        self.settler.start()
-        self.open.callback(self.settler.stop)
 
     @property
     def producer(self) -> TransactionalProducer:

@@ -24,6 +24,7 @@ from penstock.transactions.delivery import wire_headers
 from penstock.transactions.done_records import Done, Note, decode_done
 from penstock.transactions.log_bounds import topic_ids
 from penstock.transactions.log_identity import DONE, HALF, OP
+from penstock.transactions.missing_rights import is_group_forbidden
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.obstacles import Obstacle, obstacles
 from penstock.transactions.pending import Pending
@@ -36,6 +37,7 @@ from penstock.transactions.topics import StoreTopics
 T = TypeVar("T")
 
 _ANSWER_S = 10.0
+_COMMITTED_S = 3.0
 _READ_S = 60.0
 _POLL_S = 0.2
 _MESSAGES = 1_000
@@ -247,7 +249,6 @@ class Inspection:
     def _inheritances(self, numbers: Iterable[int]) -> dict[int, Inheritance]:
         """Return what a coordinator would start from, and say where a log is not what was read."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
-        self._ask(self._require_group)
         ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
         places = [TopicPartition(topic, n) for n in numbers for topic in names.values()]
         committed = {(one.topic, one.partition): one for one in self._ask(partial(_committed, places))}
@@ -262,18 +263,6 @@ class Inspection:
             read = DoneRead(bounds[DONE][number][1], done[number])
             found[number] = inherited(logs, ids, read, partial(tell_of_log, names, number))
         return found
-
-    def _require_group(self, _: Consumer) -> None:
-        """Raise where the group is forbidden: a consumer that is nobody's member is told nothing, and times out."""
-        group = self._topics.coordinators
-        try:
-            self._admin.describe_consumer_groups([group], request_timeout=_ANSWER_S)[group].result(_ANSWER_S)
-        except KafkaException as error:
-            if is_missing_right(error):
-                raise
-        except TimeoutError:
-            # The next question tells.
-            return
 
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
         wanted = [TopicPartition(topic, number) for number in numbers]
@@ -357,7 +346,12 @@ class Inspection:
 
 
 def _committed(places: list[TopicPartition], asker: Consumer) -> list[TopicPartition]:
-    found = asker.committed(places, _ANSWER_S)
+    try:
+        found = asker.committed(places, _COMMITTED_S)
+    except KafkaException:
+        if is_group_forbidden(asker):
+            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
+        raise
     for one in found:
         if one.error is not None and is_missing_right(one.error):
             raise KafkaException(one.error)

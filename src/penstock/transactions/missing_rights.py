@@ -7,11 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from confluent_kafka import Consumer, KafkaError
+
 from penstock.config import ClientConfig
 from penstock.rights import Right, lacking_text, missing_right_text, principal_of
 
 _log = logging.getLogger("penstock.transactions")
 
+#: Errors of a consumer that are looked through, and seconds for that.
+_HEARD = 10
+_HEAR_S = 0.1
 #: Seconds between two log lines that say the same.
 _SAY_EVERY_S = 30.0
 #: Seconds after which a right that was not missed again counts as given.
@@ -75,4 +80,18 @@ class MissingRights:
             return {str(right): text for right, (_, text) in self._missed.items()}
 
 
-__all__ = ["MissingRights"]
+def is_group_forbidden(consumer: Consumer) -> bool:
+    """Tell whether a consumer has heard that its group is forbidden: questions for positions only time out then.
+
+    The answer to its search for the group's coordinator comes among the messages. (To ask an admin client about the
+    group would be plainer, but while brokers are away librdkafka 2.16 ends the process in that: an assertion on
+    `eonce->refcnt`.)
+
+    Args:
+        consumer: one that reads nothing now.
+    """
+    heard = (message.error() for message in consumer.consume(_HEARD, _HEAR_S))
+    return any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in heard)
+
+
+__all__ = ["MissingRights", "is_group_forbidden"]

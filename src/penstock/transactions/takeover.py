@@ -43,7 +43,7 @@ from penstock.transactions.log_identity import (
     known_ids,
     starts_of,
 )
-from penstock.transactions.missing_rights import MissingRights
+from penstock.transactions.missing_rights import MissingRights, is_group_forbidden
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.topics import StoreTopics
 
@@ -203,7 +203,7 @@ class LogReader:
         try:
             answer = consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
         except KafkaException:
-            self._look_for_right()
+            self._look_for_right(consumer)
             raise
         finally:
             consumer.close()
@@ -271,7 +271,7 @@ class LogReader:
             if is_missing_right(error):
                 self._rights.refused(self._not_told, group_right(self._topics.coordinators))
                 raise
-            self._look_for_right()
+            self._look_for_right(consumer)
             # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
             _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))
             time.sleep(_POLL_S)
@@ -284,15 +284,9 @@ class LogReader:
             time.sleep(_POLL_S)
         return answers
 
-    def _look_for_right(self) -> None:
-        """Note it where the group is forbidden: a consumer that is nobody's member is told nothing, and times out."""
-        coordinators = self._topics.coordinators
-        answer = self._admin.describe_consumer_groups([coordinators], request_timeout=_COORDINATOR_S)[coordinators]
-        try:
-            answer.result(_COORDINATOR_S + 1)
-        except (KafkaException, TimeoutError) as error:
-            if isinstance(error, KafkaException) and is_missing_right(error):
-                self._rights.refused(self._not_told, group_right(coordinators))
+    def _look_for_right(self, consumer: Consumer) -> None:
+        if is_group_forbidden(consumer):
+            self._rights.refused(self._not_told, group_right(self._topics.coordinators))
 
     def done(
         self,
