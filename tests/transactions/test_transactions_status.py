@@ -42,6 +42,7 @@ statuses = st.builds(
     left_behind=whole,
     targets=reasons,
     refused=reasons,
+    rights=reasons,
 )
 SICK = Status("one", 0, (0,), targets={"sick": "message too large"})
 
