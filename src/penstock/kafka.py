@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
     AdminClient,
     ConfigResource,
@@ -22,14 +24,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients import admin as admin_client
 from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
-from penstock.rights import (
-    UNKNOWN_PRINCIPAL,
-    MissingRightError,
-    Operation,
-    hidden_topics,
-    is_missing_right,
-    topic_right,
-)
+from penstock.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
@@ -141,21 +136,67 @@ def partition_counts(
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
-def require_topics(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> dict[str, int]:
+def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
+    """Return those topics that the brokers say nothing of because this client has no right on them.
+
+    In the list of all topics they are left out, as are those that do not exist; asked by name, the brokers tell. Of one
+    that does not exist they tell so only who may know of it. Where they do not answer, none is returned.
+    """
+    names = sorted(set(topics))
+    if not names:
+        return []
+    asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
+    return [name for name, future in asked.items() if _is_hidden(future)]
+
+
+def _is_hidden(asked: Future[Any]) -> bool:
+    try:
+        asked.result()
+    except KafkaException as error:
+        return is_missing_right(error)
+    return False
+
+
+def require_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    topics: Iterable[str],
+    *,
+    to: Operation = Operation.READ,
+    principal: str = THIS_CLIENT,
+) -> dict[str, int]:
     """Return the number of partitions of each named topic.
+
+    Args:
+        admin: an admin client of the one who will use them.
+        bootstrap_servers: the addresses, for messages.
+        topics: names of the topics.
+        to: what they are needed for: the right to ask for where a topic cannot be seen.
+        principal: whom the brokers take the client for.
 
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: this client may not know of a topic; all such are named.
         TopicNotFoundError: at least one topic does not exist; all missing ones are named.
     """
     counts = partition_counts(admin, bootstrap_servers)
     wanted = list(topics)
     missing = sorted(name for name in wanted if name not in counts)
+    if hidden := hidden_topics(admin, missing):
+        raise MissingRightError(
+            f"{_topics(hidden)} cannot be seen at {bootstrap_servers}",
+            [topic_right(to, name) for name in hidden],
+            principal,
+        )
     if missing:
         raise TopicNotFoundError(
             f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
         )
     return {name: counts[name] for name in wanted}
+
+
+def _topics(names: Sequence[str]) -> str:
+    return f"topic{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def ensure_topics(
@@ -164,7 +205,7 @@ def ensure_topics(
     specs: Iterable[TopicSpec],
     *,
     needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
-    principal: str = UNKNOWN_PRINCIPAL,
+    principal: str = THIS_CLIENT,
 ) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
@@ -172,15 +213,15 @@ def ensure_topics(
     and is refused is left out of what is returned, and a warning tells.
 
     Args:
-        admin: an admin client.
-        bootstrap_servers: Kafka's addresses.
+        admin: an admin client of the one who will use them.
+        bootstrap_servers: the addresses, for messages.
         specs: the topics.
-        needs: what the caller does with topics, by name, to be told where they are not to be seen.
-        principal: who the caller is, to be told then.
+        needs: what topics are needed for, by name: the rights to ask for where one cannot be seen.
+        principal: whom the brokers take the client for.
 
     Raises:
         BrokerConnectionError: no broker answered.
-        MissingRightError: one is not to be seen, or is missing and may not be created.
+        MissingRightError: this client may not create one, or not see one that is there.
         PenstockError: the broker refused to create one; the message says why.
     """
     wanted = {spec.name: spec for spec in specs}
@@ -203,7 +244,7 @@ def ensure_topics(
                     continue
                 if not wanted[name].is_optional:
                     if is_hidden or is_missing_right(error):
-                        raise _may_not(name, needs.get(name, ()), principal, is_hidden=is_hidden) from error
+                        raise _not_created(name, principal, needs.get(name, ()), is_hidden=is_hidden) from error
                     raise PenstockError(
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"
@@ -219,13 +260,21 @@ def ensure_topics(
     return {name: counts[name] for name in wanted}
 
 
-def _may_not(topic: str, needs: Sequence[Operation], principal: str, *, is_hidden: bool) -> MissingRightError:
-    """Return the error of a client that may not see a topic, or may not create one that is missing."""
+def _not_created(name: str, principal: str, needs: Sequence[Operation], *, is_hidden: bool) -> MissingRightError:
+    """Return the error of a topic that this client may not create, or that is there and cannot be seen."""
+    create = topic_right(Operation.CREATE, name)
     if is_hidden:
-        rights = [topic_right(operation, topic) for operation in needs or (Operation.DESCRIBE,)]
-        return MissingRightError(f"topic {topic} is not to be seen, if it is there", rights, principal)
-    create = topic_right(Operation.CREATE, topic)
-    return MissingRightError(f"topic {topic} is missing and could not be created", [create], principal)
+        needed = [topic_right(operation, name) for operation in needs]
+        return MissingRightError(
+            f"topic {name} cannot be seen, nor created where it does not exist",
+            needed or [topic_right(Operation.WRITE, name), create],
+            principal,
+        )
+    return MissingRightError(
+        f"topic {name} is missing and could not be created (somebody who may can create it by hand, too)",
+        [create],
+        principal,
+    )
 
 
 def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
@@ -264,6 +313,7 @@ __all__ = [
     "TopicSpec",
     "admin_client",
     "ensure_topics",
+    "hidden_topics",
     "is_transient",
     "message_limits",
     "not_answered",

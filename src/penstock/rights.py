@@ -6,12 +6,11 @@ resource, so each place that asks names both; here they become one message and o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
@@ -26,8 +25,10 @@ _REFUSALS = frozenset(
         KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
     }
 )
-#: Who a client is whose configuration does not tell: the name in its certificate, or in its token.
-UNKNOWN_PRINCIPAL = "User:<this client>"
+
+
+#: Stands for the principal where the configuration does not tell it, as with certificates and tokens.
+THIS_CLIENT = "User:<this client>"
 
 
 class Resource(Enum):
@@ -134,41 +135,19 @@ def is_missing_right(error: KafkaException | KafkaError) -> bool:
     return isinstance(inner, KafkaError) and inner.code() in _REFUSALS
 
 
-def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 5.0) -> list[str]:
-    """Return those topics that the client may not see: a broker leaves them out of its lists, as if there were none.
-
-    Whether they exist is not told to who may not see them. What is not known for want of an answer is left out.
-
-    Args:
-        admin: an admin client.
-        topics: names of topics that are missing in a list.
-        timeout_s: seconds for each of the answers.
-    """
-    hidden = []
-    for name in topics:
-        try:
-            found = admin.list_topics(topic=name, timeout=timeout_s).topics.get(name)
-        except KafkaException:
-            continue
-        if found is not None and found.error is not None and is_missing_right(found.error):
-            hidden.append(name)
-    return hidden
-
-
 def principal_of(config: ClientConfig) -> str:
     """Return whom the broker takes a client for, as far as its configuration tells."""
     user = config.get("sasl.username")
-    return f"User:{user}" if user else UNKNOWN_PRINCIPAL
+    return f"User:{user}" if user else THIS_CLIENT
 
 
 __all__ = [
-    "UNKNOWN_PRINCIPAL",
+    "THIS_CLIENT",
     "MissingRightError",
     "Operation",
     "Resource",
     "Right",
     "group_right",
-    "hidden_topics",
     "is_missing_right",
     "lacking_text",
     "missing_right_text",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 
-from penstock.rights import Operation, group_right, hidden_topics, topic_right, transactional_right
+from penstock.rights import Operation, group_right, topic_right, transactional_right
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.faults import AddWatch, is_forbidden
 from penstock.transactions.missing_rights import MissingRights
@@ -146,30 +144,6 @@ def test_a_target_that_may_not_be_seen_is_told_by_what_is_missing_and_not_as_abs
     assert wait_until(lambda: known("bad")) == "is not to be seen: lacks it"
     assert (wait_until(lambda: known("gone")) or "").startswith("does not exist")
     wait_until(lambda: targets.has("well", 1))
-
-
-class Lists:
-    """Answers what a broker does to a client with few rights."""
-
-    def __init__(self, **errors: int | None) -> None:
-        self._errors = errors
-
-    def list_topics(self, topic: str, timeout: float) -> Any:
-        assert timeout > 0
-        code = self._errors[topic]
-        if code == KafkaError._TRANSPORT:
-            raise KafkaException(KafkaError(code))
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=None if code is None else KafkaError(code))})
-
-
-def test_topics_that_may_not_be_seen_are_told_from_those_that_are_not_there() -> None:
-    admin: Any = Lists(
-        seen=None,
-        hidden=KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        absent=KafkaError.UNKNOWN_TOPIC_OR_PART,
-        unknown=KafkaError._TRANSPORT,
-    )
-    assert hidden_topics(admin, ["seen", "hidden", "absent", "unknown"]) == ["hidden"]
 
 
 def test_a_refused_send_names_the_right_and_any_other_failure_does_not() -> None:

@@ -67,7 +67,8 @@ class ConsumerSettings:
         fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.
         run_seconds: a worker's time slice with one lane.
         telemetry: where spans and metrics go; None for none.
-        config: librdkafka's keys as they are.
+        exception_texts: whether the log shows the texts of what handlers raise, which often quote the message.
+        config: librdkafka's keys as they are. Not part of `repr`: passwords are among them.
     """
 
     workers: int = 16
@@ -86,7 +87,8 @@ class ConsumerSettings:
     fetch_size: int = 10_000
     run_seconds: float = 0.01
     telemetry: Telemetry | None = None
-    config: ClientConfig = field(default_factory=dict)
+    exception_texts: bool = False
+    config: ClientConfig = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Check every option; raise `ConfigurationError` for the first that is wrong."""
@@ -116,6 +118,7 @@ class ConsumerSettings:
                 "give penstock.DeadLetterLimit(consecutive=...) or (ratio=...)"
             )
         check.a_telemetry(self.telemetry)
+        check.a_boolean("exception_texts", self.exception_texts)
         if not isinstance(self.config, Mapping):
             raise ConfigurationError(
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"

@@ -104,6 +104,11 @@ class Node:
             self._let_users_in(self._security, deadline)
 
     @property
+    def address(self) -> str:
+        """The address for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
     def inside(self) -> str:
         """The address at which this process needs no right and no password; where there are none, that of clients."""
         return f"{HOST}:{self._inside_port}"
@@ -116,13 +121,12 @@ class Node:
         """
         # Whether the client would trust the broker is another question: its certificate may be one that expired.
         unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
-        address = f"{HOST}:{self.port}"
-        client = clients.admin(address, {**config, **unchecked, "logger": _silent()})
+        client = clients.admin(self.address, {**config, **unchecked, "logger": _silent()})
         try:
             client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             raise DevBrokerError(
-                f"the embedded broker at {address} does not let a user in: {reason(error)}; "
+                f"the embedded broker at {self.address} does not let a user in: {reason(error)}; "
                 f"read its log {self.log_path}"
             ) from error
 
@@ -205,7 +209,7 @@ class Node:
 
     def _failed(self, what: str) -> DevBrokerError:
         return DevBrokerError(
-            f"the embedded Kafka {KAFKA_VERSION} at {HOST}:{self.port} did not start: {what}. "
+            f"the embedded Kafka {KAFKA_VERSION} at {self.address} did not start: {what}. "
             f"Correct what its last lines name:\n{last_lines(self.log_path)}"
         )
 

@@ -11,7 +11,7 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
@@ -43,7 +43,7 @@ class Job:
     """
 
     route: Route
-    items: list[tuple[Hashable, Record]]
+    items: list[tuple[Hashable, Record]] = field(repr=False)
     work: Message | list[Message]
     begun: float
 

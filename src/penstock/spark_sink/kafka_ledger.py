@@ -89,6 +89,10 @@ class Row(NamedTuple):
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
 
+    def __repr__(self) -> str:
+        """Name the place, never the key or the value."""
+        return f"<Row {self.source}@{self.offset} for {self.to}>"
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -201,12 +201,12 @@ class _Rows:
 
     with_headers: bool
     pace: _Pace
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list, repr=False)
+    values: list[bytes | None] = field(default_factory=list, repr=False)
     offsets: array[int] = field(default_factory=lambda: array("q"))
     #: Type and milliseconds of each timestamp, in turns.
     times: array[int] = field(default_factory=lambda: array("q"))
-    headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list)
+    headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list, repr=False)
     size_bytes: int = 0
 
     def room(self, example: Message) -> int:

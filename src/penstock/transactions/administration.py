@@ -17,8 +17,8 @@ from confluent_kafka import KafkaException
 
 from penstock.config import ClientConfig
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
-from penstock.kafka import admin_client, partition_counts
-from penstock.rights import MissingRightError, Operation, hidden_topics, principal_of, topic_right
+from penstock.kafka import admin_client, hidden_topics, partition_counts
+from penstock.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.transactions.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.delivery import ANY_SIZE, AckedProducer, LateProducer
 from penstock.transactions.done_records import Note

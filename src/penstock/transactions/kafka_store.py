@@ -17,16 +17,12 @@ from penstock.errors import (
     ConfigurationError,
     HalfNotStoredError,
     StoppedError,
-    TopicNotFoundError,
     TransactionError,
 )
-from penstock.kafka import admin_client, partition_counts
+from penstock.kafka import admin_client, partition_counts, require_topics
 from penstock.rights import (
-    MissingRightError,
     Operation,
-    hidden_topics,
     principal_of,
-    topic_right,
 )
 from penstock.transactions.cancelling_in_kafka import cancel
 from penstock.transactions.delivery import AckedProducer, Report
@@ -230,12 +226,11 @@ class KafkaStore:
                 self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
             count = self._targets.get(topic)
         if count is None:
-            if hidden_topics(self._admin, [topic]):
-                right = topic_right(Operation.DESCRIBE, topic)
-                raise MissingRightError(f"topic {topic} is not to be seen", [right], principal_of(self._config))
-            raise TopicNotFoundError(
-                f"no such topic at {self._bootstrap_servers}: {topic}; create it first, or correct the name"
-            )
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self._config)
+            count = require_topics(
+                self._admin, self._bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
+            )[topic]
         if partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
 

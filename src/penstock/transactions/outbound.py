@@ -30,8 +30,8 @@ from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[a
 from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
-from penstock.kafka import reason
-from penstock.rights import Operation, Right, hidden_topics, is_missing_right, topic_right, transactional_right
+from penstock.kafka import hidden_topics, reason
+from penstock.rights import Operation, Right, is_missing_right, topic_right, transactional_right
 from penstock.transactions.done_log import DoneLog, encode_ids
 from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
 from penstock.transactions.faults import AddWatch, Blamed, Fault, blamed, is_forbidden
@@ -97,6 +97,10 @@ class OutboundMessage(NamedTuple):
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
 
+    def __repr__(self) -> str:
+        """Name the topic, never the key or the value."""
+        return f"<OutboundMessage for {self.topic}>"
+
 
 class Publishable(NamedTuple):
     """A transaction to publish: all its messages or none."""
@@ -108,6 +112,10 @@ class Publishable(NamedTuple):
     line: Line | None
     #: Where it was discarded: the name under which it would have been published.
     discards: str | None = None
+
+    def __repr__(self) -> str:
+        """Name the transaction, never a key or a value."""
+        return f"<Publishable {self.transaction_id}>"
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
 from penstock.disposable import LeftBehind
-from penstock.kafka import partition_counts, reason
-from penstock.rights import Operation, group_right, hidden_topics, is_missing_right, topic_right
+from penstock.kafka import hidden_topics, partition_counts, reason
+from penstock.rights import Operation, group_right, is_missing_right, topic_right
 from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit, message_bytes
 from penstock.transactions.log_tending import LogTending

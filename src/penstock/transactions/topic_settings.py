@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not all in i
 
 from penstock.errors import ConfigurationError
 from penstock.kafka import reason
-from penstock.rights import UNKNOWN_PRINCIPAL, Operation, is_missing_right, lacking_text, topic_right
+from penstock.rights import THIS_CLIENT, Operation, is_missing_right, lacking_text, topic_right
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -64,7 +64,7 @@ def mend_settings(
     topics: StoreTopics,
     *,
     refuses: bool,
-    principal: str = UNKNOWN_PRINCIPAL,
+    principal: str = THIS_CLIENT,
 ) -> None:
     """Look at the settings of half, op and done, and mend what is wrong, with a line in the log.
 

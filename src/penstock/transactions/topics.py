@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.kafka import CONNECT_TIMEOUT_S, TopicSpec, ensure_topics, reason
-from penstock.rights import UNKNOWN_PRINCIPAL, Operation
+from penstock.rights import THIS_CLIENT, Operation
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
 #: cost throughput, for each takes requests and transaction markers of its own.
@@ -141,7 +141,7 @@ def open_topics(
     partitions: int,
     *,
     needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
-    principal: str = UNKNOWN_PRINCIPAL,
+    principal: str = THIS_CLIENT,
 ) -> StoreTopics:
     """Create the topics of a store where they are absent, and return them with their real partition counts.
 

@@ -22,12 +22,11 @@ from penstock.errors import (
     HalfNotStoredError,
     StoppedError,
     StoreFailedError,
-    TopicNotFoundError,
     TransactionError,
     TransactionRefusedError,
 )
-from penstock.kafka import admin_client, partition_counts
-from penstock.rights import MissingRightError, Operation, hidden_topics, principal_of, topic_right
+from penstock.kafka import admin_client, partition_counts, require_topics
+from penstock.rights import Operation, principal_of
 from penstock.transactions.cancelling import not_cancelled, not_pending
 from penstock.transactions.file.folder import OsFolder
 from penstock.transactions.file.journal import Decide, Journal, Outcome, Prepare
@@ -210,12 +209,11 @@ class FileStore:
             self._targets = partition_counts(self._admin, self.bootstrap_servers)
             count = self._targets.get(topic)
         if count is None:
-            if hidden_topics(self._admin, [topic]):
-                right = topic_right(Operation.DESCRIBE, topic)
-                raise MissingRightError(f"topic {topic} is not to be seen", [right], principal_of(self.config))
-            raise TopicNotFoundError(
-                f"no such topic at {self.bootstrap_servers}: {topic}; create it first, or correct the name"
-            )
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self.config)
+            count = require_topics(
+                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
+            )[topic]
         if partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
 

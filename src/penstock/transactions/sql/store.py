@@ -23,12 +23,11 @@ from penstock.errors import (
     HalfNotStoredError,
     StoppedError,
     StoreConnectionError,
-    TopicNotFoundError,
     TransactionError,
     TransactionRefusedError,
 )
-from penstock.kafka import admin_client, partition_counts
-from penstock.rights import MissingRightError, Operation, hidden_topics, principal_of, topic_right
+from penstock.kafka import admin_client, partition_counts, require_topics
+from penstock.rights import Operation, principal_of
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.administration import SqlAdministration
@@ -206,11 +205,10 @@ class SqlStore:
             raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
         self._targets = found = partition_counts(self._admin, self.bootstrap_servers)
         if topic not in found:
-            if hidden_topics(self._admin, [topic]):
-                right = topic_right(Operation.DESCRIBE, topic)
-                raise MissingRightError(f"topic {topic} is not to be seen", [right], principal_of(self.config))
-            raise TopicNotFoundError(
-                f"no such topic at {self.bootstrap_servers}: {topic}; create it first, or correct the name"
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self.config)
+            found |= require_topics(
+                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
             )
         if partition is not None and not 0 <= partition < found[topic]:
             raise ConfigurationError(

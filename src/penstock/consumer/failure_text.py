@@ -1,0 +1,48 @@
+"""How the log tells of what a handler raised: which kind it was and where, and its text only where that is wanted.
+
+The text of an exception often quotes the message. Those of our own errors never do.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+
+from penstock.errors import PenstockError
+
+
+def failure_text(error: BaseException, *, texts: bool) -> str:
+    """Return an error with its stack and those it came from, the first cause first. Never raises.
+
+    Args:
+        error: what was raised.
+        texts: whether the texts of errors that are not ours are shown, as Python shows them.
+    """
+    if texts:
+        try:
+            return "".join(traceback.format_exception(error)).rstrip()
+        except Exception as unprintable:  # noqa: BLE001 - the user's __str__ may raise anything
+            return f"(its stack cannot be had: {type(unprintable).__name__})"
+    return "\n".join("".join(_told(one)) for one in reversed(list(_chain(error))))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    kind = type(error)
+    if error.__traceback__ is not None:
+        yield "Traceback (most recent call last):\n"
+        yield from traceback.format_tb(error.__traceback__)
+    yield kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(error, PenstockError) and kind.__module__.startswith("penstock."):
+        yield f": {error}"
+
+
+__all__ = ["failure_text"]
