@@ -66,14 +66,18 @@ def store(secured: DevBroker) -> Iterator[KafkaSecured]:
     ("rights", "named"),
     [
         (lambda t: on_topic(t.half, "read"), "Read on topic {t.half}"),
-        (lambda t: on_topic(t.done, "read"), "Read on topic {t.done}"),
-        (lambda t: on_topic(t.op, "write"), "Write on topic {t.op}"),
+        pytest.param(lambda t: on_topic(t.done, "read"), "Read on topic {t.done}", marks=pytest.mark.chaos),
+        pytest.param(lambda t: on_topic(t.op, "write"), "Write on topic {t.op}", marks=pytest.mark.chaos),
         (lambda t: on_topic(t.done, "write"), "Write on topic {t.done}"),
         (lambda t: on_topic(t.check, "write"), "Write on topic {t.check}"),
         (lambda t: on_topic(t.status, "write"), "Write on topic {t.status}"),
         (lambda t: on_topic(t.done, "delete"), "Delete on topic {t.done}"),
         (lambda t: on_group(t.coordinators, "read"), "Read on group {t.coordinators}"),
-        (lambda t: on_group(t.checkers(""), "describe", prefix=True), "Describe on group {t.prefix}.check.orders"),
+        pytest.param(
+            lambda t: on_group(t.checkers(""), "describe", prefix=True),
+            "Describe on group {t.prefix}.check.orders",
+            marks=pytest.mark.chaos,
+        ),
         (
             lambda t: on_transactional_id(f"{t.coordinators}.", "write", prefix=True),
             "Write on transactional-id {t.coordinators}.*",

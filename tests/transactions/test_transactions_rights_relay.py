@@ -19,7 +19,7 @@ from waiting import wait_until
 OWN = {"file": "file.", "sqlite": "sql-"}
 
 
-@pytest.fixture(params=["file", "sqlite"], scope="module")
+@pytest.fixture(params=["file", pytest.param("sqlite", marks=pytest.mark.chaos)], scope="module")
 def store(
     request: pytest.FixtureRequest, secured: DevBroker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RelaySecured]:

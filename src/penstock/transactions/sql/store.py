@@ -207,7 +207,7 @@ class SqlStore:
         if topic not in found:
             # It tells whether there is none, or none that may be seen.
             principal = principal_of(self.config)
-            found |= require_topics(
+            self._targets = found = found | require_topics(
                 self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
             )
         if partition is not None and not 0 <= partition < found[topic]:
