@@ -55,6 +55,8 @@ def store(secured: DevBroker) -> Iterator[KafkaSecured]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(log_tending, "TEND_S", 0.5)
         made = KafkaSecured(secured, secured.user(name), f"store.{name}", name)
+        # An operator's first decision would make it.
+        secured.create_topic(made.topics.audit)
         made.open.enter_context(made.made_producer(secured.admin_config, commit))
         made.send(name, b"k", b"first")
         wait_until(lambda: made.statistics().committed == 1, ANSWER_S)

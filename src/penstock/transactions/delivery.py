@@ -164,14 +164,22 @@ class AckedProducer:
         self._refusing = True
         if self.is_inherited:
             return 0
-        left = self._producer.flush(timeout_s)
+        left = self._flush(timeout_s)
         self._stopping.set()
         self._thread.join()
         # What is purged from here on is so for the stop.
         self._fatal = None
         self._producer.purge()
-        self._producer.flush(_PURGE_S)
+        self._flush(_PURGE_S)
         return left
+
+    def _flush(self, timeout_s: float) -> int:
+        """Wait until all is reported; return how many records are not. A fatal error may come out of it, once."""
+        try:
+            return int(self._producer.flush(timeout_s))
+        except KafkaException as error:
+            _log.warning("the Kafka producer of %s ended while it was stopped: %s", self._name, reason(error))
+            return len(self._producer)
 
     @property
     def is_inherited(self) -> bool:
