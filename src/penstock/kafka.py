@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
@@ -135,7 +136,7 @@ def partition_counts(
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
-def hidden_topics(admin: AdminClient, topics: Iterable[str]) -> list[str]:
+def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
     """Return those topics that the brokers say nothing of because this client has no right on them.
 
     In the list of all topics they are left out, as are those that do not exist; asked by name, the brokers tell. Of one
@@ -144,7 +145,7 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str]) -> list[str]:
     names = sorted(set(topics))
     if not names:
         return []
-    asked = admin.describe_topics(TopicCollection(names), request_timeout=CONNECT_TIMEOUT_S)
+    asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
     return [name for name, future in asked.items() if _is_hidden(future)]
 
 
@@ -199,7 +200,12 @@ def _topics(names: Sequence[str]) -> str:
 
 
 def ensure_topics(
-    admin: AdminClient, bootstrap_servers: str, specs: Iterable[TopicSpec], *, principal: str = THIS_CLIENT
+    admin: AdminClient,
+    bootstrap_servers: str,
+    specs: Iterable[TopicSpec],
+    *,
+    needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
+    principal: str = THIS_CLIENT,
 ) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
@@ -210,6 +216,7 @@ def ensure_topics(
         admin: an admin client of the one who will use them.
         bootstrap_servers: the addresses, for messages.
         specs: the topics.
+        needs: what topics are needed for, by name: the rights to ask for where one cannot be seen.
         principal: whom the brokers take the client for.
 
     Raises:
@@ -231,19 +238,21 @@ def ensure_topics(
             try:
                 future.result()
             except KafkaException as error:
-                # Two processes that start together both create: the loser finds what it wanted.
-                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                # Two processes that start together both create: the loser finds what it wanted, if it may see it.
+                is_hidden = bool(hidden_topics(admin, [name]))
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and not is_hidden:
                     continue
                 if not wanted[name].is_optional:
-                    if is_missing_right(error):
-                        raise _not_created(admin, name, principal) from error
+                    if is_hidden or is_missing_right(error):
+                        raise _not_created(name, principal, needs.get(name, ()), is_hidden=is_hidden) from error
                     raise PenstockError(
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"
                     ) from error
-                _log.warning(
-                    "topic %s is missing and could not be created: %s; it is done without", name, reason(error)
-                )
+                # Of one that is hidden nobody knows whether it is missing.
+                level = logging.INFO if is_hidden else logging.WARNING
+                text = "topic %s is missing and could not be created: %s; it is done without"
+                _log.log(level, text, name, reason(error))
                 del wanted[name]
         made = {spec.name: spec.partitions for spec in missing if spec.name in wanted}
         _await_metadata(admin, set(made))
@@ -251,13 +260,14 @@ def ensure_topics(
     return {name: counts[name] for name in wanted}
 
 
-def _not_created(admin: AdminClient, name: str, principal: str) -> MissingRightError:
-    """Return the error of a topic that this client may not create; it may be there, where the client may not see it."""
+def _not_created(name: str, principal: str, needs: Sequence[Operation], *, is_hidden: bool) -> MissingRightError:
+    """Return the error of a topic that this client may not create, or that is there and cannot be seen."""
     create = topic_right(Operation.CREATE, name)
-    if hidden_topics(admin, [name]):
+    if is_hidden:
+        needed = [topic_right(operation, name) for operation in needs]
         return MissingRightError(
             f"topic {name} cannot be seen, nor created where it does not exist",
-            [topic_right(Operation.WRITE, name), create],
+            needed or [topic_right(Operation.WRITE, name), create],
             principal,
         )
     return MissingRightError(

@@ -62,15 +62,18 @@ class Right:
         operation: what it allows.
         resource: the kind of what it is held on.
         name: its name; empty for the cluster.
+        is_prefix: whether it is held on all that begin with that name.
     """
 
     operation: Operation
     resource: Resource
     name: str = ""
+    is_prefix: bool = False
 
     def __str__(self) -> str:
         """Return it as it stands in a sentence: `Write on topic orders`."""
-        return f"{self.operation.value} on {self.resource.value} {self.name}".rstrip()
+        name = f"{self.name}*" if self.is_prefix else self.name
+        return f"{self.operation.value} on {self.resource.value} {name}".rstrip()
 
     def command(self, principal: str) -> str:
         """Return the command that gives it to `principal`."""
@@ -81,7 +84,8 @@ class Right:
         )
 
     def _named(self) -> str:
-        return f"--{self.resource.value} '{self.name}'"
+        pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
+        return f"--{self.resource.value} '{self.name}'{pattern}"
 
 
 def topic_right(operation: Operation, topic: str) -> Right:
@@ -92,6 +96,11 @@ def topic_right(operation: Operation, topic: str) -> Right:
 def group_right(group: str, operation: Operation = Operation.READ) -> Right:
     """Return a right on a consumer group: to join it and commit its offsets, where nothing else is said."""
     return Right(operation, Resource.GROUP, group)
+
+
+def transactional_right(prefix: str) -> Right:
+    """Return the right to publish under all transactional ids that begin so; it holds the right to Describe them."""
+    return Right(Operation.WRITE, Resource.TRANSACTIONAL_ID, prefix, is_prefix=True)
 
 
 class MissingRightError(PenstockError, PermissionError):
@@ -110,9 +119,14 @@ class MissingRightError(PenstockError, PermissionError):
 
 def missing_right_text(what: str, rights: Sequence[Right], principal: str) -> str:
     """Return the sentence that tells what was tried, what is missing and the commands that give it."""
+    return f"{what}: {lacking_text(rights, principal)}"
+
+
+def lacking_text(rights: Sequence[Right], principal: str) -> str:
+    """Return the part of it that tells what is missing and the commands that give it."""
     named = " and ".join(str(right) for right in rights)
     commands = "; ".join(right.command(principal) for right in rights)
-    return f"{what}: {principal} lacks the right {named}; an administrator gives it with: {commands}"
+    return f"{principal} lacks the right {named}; an administrator gives it with: {commands}"
 
 
 def is_missing_right(error: KafkaException | KafkaError) -> bool:
@@ -135,7 +149,9 @@ __all__ = [
     "Right",
     "group_right",
     "is_missing_right",
+    "lacking_text",
     "missing_right_text",
     "principal_of",
     "topic_right",
+    "transactional_right",
 ]

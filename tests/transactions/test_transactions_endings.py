@@ -26,6 +26,7 @@ from penstock.transactions.endings import EndWatch, UnknownEndError
 from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import InDoubtError
 from penstock.transactions.rationed_log import RationedLog
@@ -178,6 +179,7 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
         status=lambda _status, _now: None,
         counts=counts,
         ration=ration,
+        rights=MissingRights({}),
         stopping=threading.Event(),
     )
 

@@ -17,6 +17,7 @@ from kafka_proxy import Fault, KafkaProxy, What
 from penstock.transactions import Coordinator, log_tending
 from penstock.transactions.ids import new_id
 from penstock.transactions.log_tending import TEND_S, LogTending
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.owned import Counts
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Author, Half, Op, Verdict
@@ -74,9 +75,9 @@ class Room:
 
     def __init__(self) -> None:
         self.admin, self.now = Admin(), 100.0
-        counts, ration = Counts(), RationedLog()
+        counts, ration, self.rights = Counts(), RationedLog(), MissingRights({})
         self.partition = taken_over(counts=counts, log=ration)
-        self.tending = LogTending(self.admin, TOPICS, None, counts, ration)  # type: ignore[arg-type] # what is used
+        self.tending = LogTending(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
         self.settle_one(0)
         self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
 
@@ -127,8 +128,9 @@ def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_ag
     room.admin.answer(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
     assert len(room.tend()) == 2
 
-    assert "store.half[0] cannot be trimmed below offset 1" in caplog.text
-    assert "the right to DELETE on topic store.half" in caplog.text
+    assert "topic store.half cannot be trimmed" in caplog.text
+    assert "lacks the right Delete on topic store.half" in caplog.text
+    assert [*room.rights.told()] == ["Delete on topic store.half", "Delete on topic store.op"]
     assert room.commit() == 0
 
 

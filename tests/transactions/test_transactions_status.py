@@ -18,8 +18,10 @@ from transaction_tools import Bench
 from commands import commands
 from penstock.errors import MessageFormatError
 from penstock.transactions.administration import KafkaAdministration
+from penstock.transactions.delivery import Report
 from penstock.transactions.ids import new_id
 from penstock.transactions.inspection import Inspection
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.obstacles import Cause, obstacles, told_lines
 from penstock.transactions.pending import Pending
 from penstock.transactions.records import Half, Verdict
@@ -40,6 +42,7 @@ statuses = st.builds(
     left_behind=whole,
     targets=reasons,
     refused=reasons,
+    rights=reasons,
 )
 SICK = Status("one", 0, (0,), targets={"sick": "message too large"})
 
@@ -68,7 +71,7 @@ def test_what_is_no_status_is_refused_with_one_kind_of_error(value: bytes) -> No
         {"targets": {"t": 1}},
         {"targets": ["t"]},
         {"refused": {str(n): "" for n in range(101)}},
-        {"slow_call": "x" * 301},
+        {"slow_call": "x" * 701},
         {"at_ms": True},
     ],
 )
@@ -91,7 +94,7 @@ def test_what_is_too_much_to_tell_is_cut() -> None:
     told = decode_status(encode_status(status))
 
     assert len(told.refused) == 100
-    assert all(len(why) <= 300 for why in told.refused.values())
+    assert all(len(why) <= 700 for why in told.refused.values())
 
 
 class Sent:
@@ -102,8 +105,11 @@ class Sent:
         self.is_full = False
         self.error: KafkaException | None = None
 
-    def try_send(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> bool:
+    def try_send(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, report: Report | None = None
+    ) -> bool:
         assert (topic, partition, key) == ("store.status", 0, b"one")
+        assert report is not None
         if self.error is not None:
             raise self.error
         if self.is_full:
@@ -114,7 +120,7 @@ class Sent:
 
 def test_a_status_is_written_when_it_changes_and_anew_while_there_is_something_to_tell() -> None:
     sent = Sent()
-    log = StatusLog(sent, StoreTopics("store"))
+    log = StatusLog(sent, StoreTopics("store"), MissingRights({}))
     well = Status("one", 0, (0,))
 
     log.tell(well, 0.0)
@@ -140,7 +146,7 @@ def test_a_status_is_written_when_it_changes_and_anew_while_there_is_something_t
 
 def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
-    log = StatusLog(sent, StoreTopics("store"))
+    log = StatusLog(sent, StoreTopics("store"), MissingRights({}))
 
     sent.is_full = True
     log.tell(SICK, 0.0)

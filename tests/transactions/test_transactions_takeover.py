@@ -21,6 +21,7 @@ from penstock.transactions import Coordinator
 from penstock.transactions.done_records import Note, encode_done
 from penstock.transactions.fencing import Fence, decode_claim, encode_claim, transactional_names
 from penstock.transactions.ids import new_id
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.publisher import TRANSACTION_TIMEOUT_MS
 from penstock.transactions.records import Verdict
 from penstock.transactions.takeover import Inheritance, LogReader
@@ -225,7 +226,7 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     left.flush(30)
     deadline = time.monotonic() + 30
     fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
-    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence)
+    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({}))
 
     inheritance = reader.take_over([0], lambda _doing: None)[0]
 
@@ -246,7 +247,7 @@ def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_
     apart.send_offsets_to_transaction(fenced, member.consumer_group_metadata(), ANSWER_S)
     deadline = time.monotonic() + 60
     fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
-    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence)
+    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({}))
     asked, found = threading.Event(), list[Inheritance]()
 
     def step(doing: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -91,7 +92,8 @@ def test_a_coordinator_refuses_what_it_may_not_mend_with_the_command_that_does()
 
     assert "topic store.half has retention.ms=1000" in str(refused.value)
     assert command in str(refused.value)
-    assert "ALTER_CONFIGS" in str(refused.value)
+    assert "kafka-acls.sh" in str(refused.value)
+    assert "--operation AlterConfigs --topic 'store.half'" in str(refused.value)
 
 
 def test_a_producer_warns_of_what_it_may_not_mend(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +107,18 @@ def test_what_cannot_be_looked_at_is_said_and_refuses_nothing(error: int, caplog
     mended(Admin(describing=error), refuses=True)
 
     assert caplog.text.count("it is not known whether topic store.") == 3
-    assert ("DESCRIBE_CONFIGS" in caplog.text) == (error == KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert ("lacks the right DescribeConfigs on topic store.half" in caplog.text) == (
+        error == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    )
+
+
+def test_a_producer_that_may_not_look_at_settings_leaves_that_to_the_coordinator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        mended(Admin(describing=KafkaError.TOPIC_AUTHORIZATION_FAILED), refuses=False)
+
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 3
 
 
 def settings_of(admin: AdminClient, topic: str) -> dict[str, str | None]:

@@ -17,9 +17,10 @@ from confluent_kafka import KafkaException
 
 from penstock.config import ClientConfig
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
-from penstock.kafka import admin_client, partition_counts
+from penstock.kafka import admin_client, hidden_topics, partition_counts
+from penstock.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.transactions.audit import VERBS, Act, Audited, AuditLog
-from penstock.transactions.delivery import ANY_SIZE, AckedProducer
+from penstock.transactions.delivery import ANY_SIZE, AckedProducer, LateProducer
 from penstock.transactions.done_records import Note
 from penstock.transactions.inspection import Discarded, Found, Inspection
 from penstock.transactions.model import PendingTransaction
@@ -70,6 +71,7 @@ class KafkaAdministration:
 
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: this client may not read the store.
         PenstockError: there is no such store.
     """
 
@@ -79,6 +81,10 @@ class KafkaAdministration:
         self._bootstrap_servers = bootstrap_servers
         counts = partition_counts(self._admin, bootstrap_servers)
         topics = StoreTopics(prefix)
+        hidden = hidden_topics(self._admin, [one for one in (topics.half, topics.op, topics.done) if one not in counts])
+        if hidden:
+            rights = [topic_right(Operation.READ, one) for one in hidden]
+            raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, principal_of(given))
         if topics.half not in counts:
             raise PenstockError(
                 f"there is no topic {topics.half} at {bootstrap_servers}; name the store by --prefix, or start a "
@@ -87,7 +93,8 @@ class KafkaAdministration:
         self._topics = StoreTopics(prefix, counts[topics.half])
         self._inspection = Inspection(bootstrap_servers, given, self._topics)
         # A half that is resumed has a header more than before.
-        self._sends = AckedProducer(bootstrap_servers, {**ANY_SIZE, **given}, _SEND_S, f"operator-{prefix}")
+        settings, name = {**ANY_SIZE, **given}, f"operator-{prefix}"
+        self._sends = LateProducer(lambda: AckedProducer(bootstrap_servers, settings, _SEND_S, name))
         self._audit = AuditLog(
             bootstrap_servers,
             given,
@@ -99,7 +106,6 @@ class KafkaAdministration:
         self._resuming = Resuming(self._topics, self._inspection, self._audit, self._topics.may_publish_to)
 
     def __enter__(self) -> Self:
-        self._sends.start()
         return self
 
     def __exit__(
@@ -128,7 +134,10 @@ class KafkaAdministration:
 
     def told(self) -> list[str]:
         """Return what the coordinators tell of themselves, a line for each thing that is the matter."""
-        return told_lines(self._inspection.statuses(), time.time() * 1000)
+        try:
+            return told_lines(self._inspection.statuses(), time.time() * 1000)
+        except MissingRightError as error:
+            return [f"what coordinators tell is not seen: {error}"]
 
     def acts(self, transaction_id: str | None = None) -> list[Audited]:
         """Return what operators did, oldest first; to one transaction, or to all."""
@@ -204,7 +213,8 @@ class KafkaAdministration:
         first = halves[0]
         keys = (first.order_key, first.key, transaction_id.encode())
         to = self._topics.half_partition(next(key for key in keys if key is not None))
-        receipts = [self._sends.send(self._topics.half, to, one.key, one.value, encode_half(one)) for one in halves]
+        sends = self._sends()
+        receipts = [sends.send(self._topics.half, to, one.key, one.value, encode_half(one)) for one in halves]
         for receipt in receipts:
             if not receipt.wait(_ANSWER_S):
                 raise PenstockError(
@@ -216,7 +226,7 @@ class KafkaAdministration:
     def _send(self, op: Op) -> int:
         """Store a decision and return the offset of its record."""
         try:
-            receipt = self._sends.send(self._topics.op, op.half_partition, op.transaction_id.encode(), encode_op(op))
+            receipt = self._sends().send(self._topics.op, op.half_partition, op.transaction_id.encode(), encode_op(op))
             stored = receipt.wait(_ANSWER_S)
         except (KafkaException, StoppedError) as error:
             raise DecisionNotStoredError(f"the decision of {op.transaction_id} cannot be stored: {error}") from error
@@ -250,7 +260,9 @@ class KafkaAdministration:
     def _missing(self, found: Collection[Found]) -> set[str]:
         """Return those target topics that do not exist."""
         wanted = {half.topic for one in found for half in one.pending.halves}
-        return wanted - partition_counts(self._admin, self._bootstrap_servers).keys() if wanted else wanted
+        missing = wanted - partition_counts(self._admin, self._bootstrap_servers).keys() if wanted else wanted
+        # What this client may not see may be there.
+        return missing.difference(hidden_topics(self._admin, missing))
 
 
 def _judged(note: Note, op_offset: int) -> Decided:

@@ -8,7 +8,7 @@ log says who was first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, Message
@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError, StoppedError
 from penstock.kafka import TopicSpec, ensure_topics
+from penstock.rights import Operation, principal_of
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.inspection import Inspection
 from penstock.transactions.records import Verdict
@@ -79,7 +80,7 @@ class AuditLog:
         config: client settings by librdkafka's names.
         topics: the store's topics.
         admin: makes the topic at the first act.
-        sends: acknowledged sends, started.
+        sends: returns acknowledged sends, started; called when something is written.
         inspection: reads topics.
     """
 
@@ -90,7 +91,7 @@ class AuditLog:
         *,
         topics: StoreTopics,
         admin: AdminClient,
-        sends: AckedProducer,
+        sends: Callable[[], AckedProducer],
         inspection: Inspection,
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -106,10 +107,16 @@ class AuditLog:
         Raises:
             PenstockError: it is not known to be stored; the act must not be done.
         """
-        ensure_topics(self._admin, self._bootstrap_servers, [TopicSpec(self._topic, 1, _KEPT)])
+        ensure_topics(
+            self._admin,
+            self._bootstrap_servers,
+            [TopicSpec(self._topic, 1, _KEPT)],
+            needs={self._topic: (Operation.READ, Operation.WRITE)},
+            principal=principal_of(self._config),
+        )
         value = json.dumps({name: getattr(act, name) for name in _FIELDS}).encode()
         try:
-            receipt = self._sends.send(self._topic, 0, act.transaction.encode(), value)
+            receipt = self._sends().send(self._topic, 0, act.transaction.encode(), value)
             stored = receipt.wait(_ANSWER_S)
         except (KafkaException, StoppedError) as error:
             raise PenstockError(f"{self._topic} cannot be written: {error}; nothing was done") from error

@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -20,6 +21,7 @@ from penstock.config import ClientConfig, a_telemetry, positive, positive_int, r
 from penstock.disposable import Disposable, LeftBehind, NotAnsweredError
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import admin_client
+from penstock.rights import Operation, principal_of
 from penstock.transactions.asking import Asker
 from penstock.transactions.broker_clock import BrokerClock
 from penstock.transactions.checks import INCOMPLETE_S, CheckPolicy, require_checks
@@ -30,6 +32,7 @@ from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit
 from penstock.transactions.ids import new_id
 from penstock.transactions.membership import Membership
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.observing import observe
 from penstock.transactions.owned import Counts, OwnedPartition
@@ -69,6 +72,17 @@ _OWNED = {
 }
 
 #: Beginnings of settings that only a producer, or only a consumer, understands.
+
+#: What it does with its topics.
+_LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
+_NEEDS = {
+    "half": (Operation.READ, Operation.DELETE, Operation.DESCRIBE_CONFIGS),
+    "op": _LOG_NEEDS,
+    "done": _LOG_NEEDS,
+    "check": (Operation.WRITE,),
+    "discarded": (Operation.READ, Operation.WRITE),
+    "status": (Operation.WRITE,),
+}
 
 
 class Coordinator:
@@ -158,6 +172,7 @@ class Coordinator:
         self._failure: BaseException | None = None
         self._counts = Counts()
         self._ration = RationedLog()
+        self._rights = MissingRights(given)
         # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
         self._membership: Membership | None = None
         # Made by start() under its lock, then the coordinator's thread's.
@@ -168,6 +183,8 @@ class Coordinator:
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
+            MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
+                it may not do is told in the log, by `statistics` and `penstock tx ls`, and waits until it may.
             ConfigurationError: the client library refused a setting, or a topic of the store has one that can lose
                 transactions and cannot be mended with the rights of this client.
             StoppedError: it was stopped before.
@@ -217,13 +234,15 @@ class Coordinator:
         """Return counts since the start and what is pending now. Safe from any thread."""
         membership = self._membership
         # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
-        return self._counts.statistics(list(membership.owned.values()) if membership is not None else [])
+        owned = list(membership.owned.values()) if membership is not None else []
+        return replace(self._counts.statistics(owned), missing_rights=tuple(self._rights.told().values()))
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
         servers, stopping = self._bootstrap_servers, self._stopping
-        topics = open_topics(self._admin, servers, self._prefix, self._partitions)
-        mend_settings(self._admin, servers, topics, refuses=True)
+        principal = principal_of(self._config)
+        topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
+        mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
 
         clock = BrokerClock()
         left = LeftBehind(f"the coordinator of {self._prefix}")
@@ -248,7 +267,7 @@ class Coordinator:
             return [slot.transactional_id for slot in slots] or names.all
 
         fence = Fence(servers, self._config, topics, ids, left)
-        logs = LogReader(servers, self._config, topics, stopping.is_set, fence)
+        logs = LogReader(servers, self._config, topics, stopping.is_set, fence, rights=self._rights)
         membership = Membership(
             servers,
             self._config,
@@ -257,11 +276,12 @@ class Coordinator:
             own=own,
             instance=self._instance,
             session_timeout_s=self._session_timeout,
+            rights=self._rights,
         )
 
         def make(transactional_id: str, *, apart: bool) -> Publisher:
             claim = partial(_claim, ids)
-            return Publisher(servers, self._config, topics, transactional_id, claim, apart=apart)
+            return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, apart=apart)
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)
@@ -271,7 +291,7 @@ class Coordinator:
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        asker = Asker(self._admin, sends, topics, self._ration, clock)
+        asker = Asker(self._admin, sends, topics, self._ration, clock, rights=self._rights)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
         questions = Questions(
             policy=self._policy,
@@ -292,9 +312,10 @@ class Coordinator:
             left=left,
             limit=GroupLimit(self._target_latency),
             questions=questions,
-            status=StatusLog(sends, topics).tell,
+            status=StatusLog(sends, topics, self._rights).tell,
             counts=self._counts,
             ration=self._ration,
+            rights=self._rights,
             stopping=stopping,
         )
         self._membership = membership

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -20,6 +21,8 @@ from penstock.config import ClientConfig, reserved
 from penstock.errors import MessageFormatError, StoppedError, raised
 from penstock.kafka import reason
 from penstock.message import Record, headers_of
+from penstock.rights import Operation, is_missing_right, lacking_text, principal_of, topic_right
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import WireHeaders
 
 _log = logging.getLogger("penstock.transactions")
@@ -28,6 +31,13 @@ _log = logging.getLogger("penstock.transactions")
 _POLL_S = 0.1
 #: Seconds for the reports of what was not acknowledged before a stop.
 _PURGE_S = 5.0
+#: Seconds between two replacements of a producer that a fatal error ended.
+_HEAL_EVERY_S = 1.0
+_LAST_TRIES = 3
+#: Seconds between two looks at topics that may not be seen, and for one.
+_LOOK_S = 1.0
+#: What befalls records because their producer has ended.
+_OF_PRODUCER = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the library's public constants look so
 
 #: The client's own limit on a message, for those who send on what was stored: the broker's limit decides alone.
 ANY_SIZE: ClientConfig = {"message.max.bytes": 100_000_000}
@@ -55,9 +65,10 @@ def wire_headers(message: Message) -> WireHeaders:
 class Receipt:
     """What is known of one send. Written once by the delivery thread, read by any number of waiters."""
 
-    __slots__ = ("_gate", "error", "offset")
+    __slots__ = ("_gate", "_why", "error", "offset")
 
-    def __init__(self) -> None:
+    def __init__(self, why: Callable[[KafkaError], str] = reason) -> None:
+        self._why = why
         #: Offset of the stored record; -1 until then.
         self.offset = -1
         #: Why it is not known to be stored.
@@ -69,7 +80,7 @@ class Receipt:
     def report(self, error: KafkaError | None, message: Message) -> None:
         """Take the delivery report; the client library calls it."""
         if error is not None:
-            self.error = reason(error)
+            self.error = self._why(error)
         else:
             self.offset = message.offset() or 0
         self._gate.release()
@@ -113,6 +124,12 @@ class AckedProducer:
             "enable.idempotence": True,
             "acks": "all",
         }
+        self._principal = principal_of(config)
+        # Topics that were refused. Added by any thread, taken out by the delivery thread: single steps on a set.
+        self._forbidden: set[str] = set()
+        self._looked_at = float("-inf")
+        # What ended a producer last. Written by the delivery thread, read by any: a single value.
+        self._fatal: KafkaError | None = None
         self._bootstrap_servers = bootstrap_servers
         self._settings = settings
         # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
@@ -122,6 +139,9 @@ class AckedProducer:
         self._send_timeout_s = send_timeout_s
         self._name = name
         self._heal_lock = threading.Lock()
+        # When a producer was replaced last, in monotonic seconds. Under the lock.
+        self._healed_at = float("-inf")
+        self._ration = RationedLog()
         # Producers that a fatal error ended, added under the lock; the delivery thread serves their last reports.
         self._ended: list[Producer] = []
         #: Called by the delivery thread after each round of reports; set before `start`.
@@ -144,12 +164,22 @@ class AckedProducer:
         self._refusing = True
         if self.is_inherited:
             return 0
-        left = self._producer.flush(timeout_s)
+        left = self._flush(timeout_s)
         self._stopping.set()
         self._thread.join()
+        # What is purged from here on is so for the stop.
+        self._fatal = None
         self._producer.purge()
-        self._producer.flush(_PURGE_S)
+        self._flush(_PURGE_S)
         return left
+
+    def _flush(self, timeout_s: float) -> int:
+        """Wait until all is reported; return how many records are not. A fatal error may come out of it, once."""
+        try:
+            return int(self._producer.flush(timeout_s))
+        except KafkaException as error:
+            _log.warning("the Kafka producer of %s ended while it was stopped: %s", self._name, reason(error))
+            return len(self._producer)
 
     @property
     def is_inherited(self) -> bool:
@@ -183,7 +213,7 @@ class AckedProducer:
             KafkaException: the client library refused the record: it is too large, say.
             StoppedError: it was stopped, or the buffer stayed full for the whole send timeout.
         """
-        receipt = Receipt()
+        receipt = Receipt(partial(self.why, topic))
         self.post(topic, partition, key, value, headers=headers, report=receipt.report)
         return receipt
 
@@ -287,22 +317,39 @@ class AckedProducer:
         if self._refusing:
             raise StoppedError(f"nothing is sent to {topic}[{partition}] any more: {self._name} was stopped")
 
+    def why(self, topic: str, error: KafkaError) -> str:
+        """Return why a record for a topic was not stored, with the right that is missing if that is the reason."""
+        fatal = self._fatal
+        cause = fatal if error.code() in _OF_PRODUCER and fatal is not None else error
+        if not is_missing_right(cause):
+            return reason(cause)
+        self._forbidden.add(topic)
+        # Who may write to any topic may do so idempotently; Kafka asks for a right of its own below 2.8 only (KIP-679).
+        return f"{reason(cause)}: {lacking_text([topic_right(Operation.WRITE, topic)], self._principal)}"
+
     def _heal(self, producer: Producer, error: KafkaException) -> bool:
         """Replace a producer that a fatal error ended, and tell whether it was one.
 
-        An idempotent producer that cannot tell any more what was stored refuses everything from then on. What it had
-        under way is reported as failed; a new producer begins anew.
+        An idempotent producer that cannot tell any more what was stored refuses everything from then on, and so does
+        one that may not write anywhere. What it had under way is reported as failed; a new producer begins anew. It is
+        replaced once a second at most: until then it goes on refusing.
         """
         inner = error.args[0]
-        if not isinstance(inner, KafkaError) or not inner.fatal():
+        # What is sent after it is refused with the bare code.
+        if not isinstance(inner, KafkaError) or not (inner.fatal() or inner.code() == KafkaError._FATAL):  # noqa: SLF001 - the library's public constants look so
             return False
         with self._heal_lock:
             if self._producer is producer:
-                _log.error(
+                now = time.monotonic()
+                if now - self._healed_at < _HEAL_EVERY_S:
+                    return False
+                self._healed_at = now
+                self._ration.warn(
+                    "fatal",
                     "the Kafka producer of %s ended with a fatal error and is replaced; what it had under way counts as"
                     " not stored: %s",
                     self._name,
-                    reason(error),
+                    reason(self._fatal or inner),
                 )
                 self._producer = clients.producer(self._bootstrap_servers, self._settings)
                 self._ended.append(producer)
@@ -311,19 +358,80 @@ class AckedProducer:
     def _serve(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._producer.poll(_POLL_S)
+                self._poll(self._producer)
                 self.after_reports()
+                self._look_again()
                 while self._ended:
-                    ended = self._ended.pop()
-                    ended.purge()
-                    ended.flush(_POLL_S)
+                    self._serve_last(self._ended.pop())
             except:  # noqa: E722 - see `raised`; whatever a report raised, the other senders are told
                 # A report that raises is a mistake; without this thread every sender would wait for ever.
                 _log.error("a delivery report of %s failed", self._name, exc_info=raised())
+
+    def _poll(self, producer: Producer) -> None:
+        """Serve reports for a while. A fatal error comes out of it, once."""
+        try:
+            producer.poll(_POLL_S)
+        except KafkaException as error:
+            inner = error.args[0]
+            if not isinstance(inner, KafkaError) or not inner.fatal():
+                raise
+            self._fatal = inner
+            self._heal(producer, error)
+
+    def _look_again(self) -> None:
+        """Have the client look at topics again that it may not have seen: it would remember that for minutes."""
+        now = time.monotonic()
+        if not self._forbidden or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        # A copy of a set is one step under the interpreter lock.
+        for topic in self._forbidden.copy():
+            try:
+                found = self._producer.list_topics(topic, timeout=_LOOK_S).topics.get(topic)
+            except KafkaException:
+                continue
+            if found is not None and found.error is None:
+                self._forbidden.discard(topic)
+
+    def _serve_last(self, ended: Producer) -> None:
+        """Serve the last reports of a producer that was replaced."""
+        ended.purge()
+        for _ in range(_LAST_TRIES):
+            try:
+                ended.flush(_POLL_S)
+            except KafkaException as error:
+                # What ended it comes out of the first call, where the sender saw it before the delivery thread did.
+                self._fatal = error.args[0]
+            else:
+                break
+
+
+class LateProducer:
+    """An `AckedProducer` that is made and started when it is called for first: who only looks may write nothing.
+
+    Args:
+        make: makes it, not started. Used by one thread.
+    """
+
+    def __init__(self, make: Callable[[], AckedProducer]) -> None:
+        self._make = make
+        self._made: AckedProducer | None = None
+
+    def __call__(self) -> AckedProducer:
+        """Return the producer."""
+        if self._made is None:
+            self._made = self._make()
+            self._made.start()
+        return self._made
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop it, if it was made."""
+        if self._made is not None:
+            self._made.stop(timeout_s)
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
 
 
-__all__ = ["ANY_SIZE", "AckedProducer", "Receipt", "Report", "wire_headers"]
+__all__ = ["ANY_SIZE", "AckedProducer", "LateProducer", "Receipt", "Report", "wire_headers"]

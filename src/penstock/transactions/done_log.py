@@ -10,16 +10,17 @@ import logging
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.rights import Operation, is_missing_right, principal_of, topic_right
 from penstock.transactions.ids import ID_BYTES, id_bytes, id_text
+from penstock.transactions.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -30,7 +31,6 @@ _READ_S = 15.0
 _POLL_S = 0.1
 _HEAD = struct.Struct(">BI")
 _VERSION = 1
-#: Settings of the user's that have no meaning for a consumer.
 
 
 def _nobody_looks() -> None:
@@ -45,9 +45,18 @@ class DoneLog:
         config: client settings by librdkafka's names.
         topic: name of the log.
         partition: the shard's own.
+        rights: where it is noted what is missing; None: in the log alone.
     """
 
-    def __init__(self, bootstrap_servers: str, config: ClientConfig, topic: str, partition: int) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        topic: str,
+        partition: int,
+        rights: MissingRights | None = None,
+    ) -> None:
+        self._rights = MissingRights(config) if rights is None else rights
         self.topic = topic
         self.partition = partition
         self._place = TopicPartition(topic, partition)
@@ -90,6 +99,8 @@ class DoneLog:
                 goes_on()
                 message = consumer.poll(_POLL_S)
                 error = None if message is None else message.error()
+                if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise KafkaException(error)
                 if message is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):  # noqa: SLF001 - the library's public constants look so
                     continue
                 offset = message.offset() or 0
@@ -109,7 +120,17 @@ class DoneLog:
         self._forgotten_to = offset
         places = [TopicPartition(self.topic, self.partition, offset)]
         for future in self.admin.delete_records(places, request_timeout=_ANSWER_S).values():
-            future.add_done_callback(partial(_log_failure, self._place))
+            future.add_done_callback(self._take_deletion)
+
+    def _take_deletion(self, future: Any) -> None:
+        """Take in how a deletion ended, in a thread of the client's."""
+        error, right = future.exception(), topic_right(Operation.DELETE, self.topic)
+        if error is None:
+            self._rights.granted(right)
+        elif isinstance(error, KafkaException) and is_missing_right(error):
+            self._rights.refused(f"topic {self.topic} cannot be trimmed, so that it grows", right)
+        else:
+            _log.warning("%s[%d] could not be trimmed: %s; it is tried again", self.topic, self.partition, error)
 
     def _bounds(self) -> tuple[int, int]:
         # A reader of committed records would be told how far it may read, which can be less.
@@ -128,10 +149,13 @@ def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, pa
 
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: it is not to be seen, or is missing and may not be created.
         PenstockError: the broker refused to create it.
     """
     admin = admin_client(bootstrap_servers, config)
-    return ensure_topics(admin, bootstrap_servers, [TopicSpec(topic, partitions, _KEPT)])[topic]
+    needs = {topic: (Operation.READ, Operation.WRITE, Operation.DELETE)}
+    specs = [TopicSpec(topic, partitions, _KEPT)]
+    return ensure_topics(admin, bootstrap_servers, specs, needs=needs, principal=principal_of(config))[topic]
 
 
 def encode_ids(ids: Sequence[str]) -> bytes:
@@ -162,12 +186,6 @@ def _ids(message: Message) -> list[str]:
     except MessageFormatError as bad:
         _log.error("%s[%s]@%s: %s", message.topic(), message.partition(), message.offset(), bad)
         return []
-
-
-def _log_failure(place: TopicPartition, future: Any) -> None:
-    error = future.exception()
-    if error is not None:
-        _log.warning("%s[%d] could not be trimmed: %s; it is tried again", place.topic, place.partition, error)
 
 
 __all__ = ["DoneLog", "create_done_log", "decode_ids", "encode_ids"]

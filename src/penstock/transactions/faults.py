@@ -92,9 +92,19 @@ _ADD = "ADDPARTS"
 _GET_ID = "GETPID"
 _CONCURRENT = "concurrent operation"
 _REGISTERED = "registered with transaction"
-_REFUSED = re.compile(r'AddPartitionsToTxn response: partition "(?P<topic>[^"]+)": \[-?\d+\]: (?P<why>.+)$')
+#: The first is what is tried again (a topic that is not there), the second what is not (one that is forbidden).
+_REFUSED = re.compile(
+    r'(?:AddPartitionsToTxn response:|Failed to add) partition "(?P<topic>[^"]+)":? '
+    r"\[-?\d+\](?: to transaction)?: (?P<why>.+)$"
+)
+_FORBIDDEN = "Topic authorization failed"
 #: Of AddPartitionsToTxn: they say something of the topic. The others are of the transaction, or tried again.
-_TOPICS_ANSWERS = ("Unknown topic or partition", "Topic authorization failed")
+_TOPICS_ANSWERS = ("Unknown topic or partition", _FORBIDDEN)
+
+
+def is_forbidden(why: str) -> bool:
+    """Tell whether a topic was not let into a transaction for want of the right to write there."""
+    return _FORBIDDEN in why
 
 
 class AddWatch:
@@ -138,4 +148,4 @@ class AddWatch:
                 self.refused[found["topic"]] = found["why"]
 
 
-__all__ = ["AddWatch", "Blamed", "Fault", "blamed"]
+__all__ = ["AddWatch", "Blamed", "Fault", "blamed", "is_forbidden"]

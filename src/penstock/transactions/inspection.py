@@ -19,10 +19,12 @@ from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.kafka import admin_client, reason
+from penstock.rights import MissingRightError, Operation, group_right, is_missing_right, principal_of, topic_right
 from penstock.transactions.delivery import wire_headers
 from penstock.transactions.done_records import Done, Note, decode_done
 from penstock.transactions.log_bounds import topic_ids
 from penstock.transactions.log_identity import DONE, HALF, OP
+from penstock.transactions.missing_rights import is_group_forbidden
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.obstacles import Obstacle, obstacles
 from penstock.transactions.pending import Pending
@@ -35,6 +37,7 @@ from penstock.transactions.topics import StoreTopics
 T = TypeVar("T")
 
 _ANSWER_S = 10.0
+_COMMITTED_S = 3.0
 _READ_S = 60.0
 _POLL_S = 0.2
 _MESSAGES = 1_000
@@ -148,6 +151,7 @@ class Inspection:
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
+        self._principal = principal_of(config)
         self._settings = {
             **config,
             "group.id": topics.coordinators,
@@ -165,6 +169,7 @@ class Inspection:
 
         Raises:
             BrokerConnectionError: a broker does not answer, or not in time.
+            MissingRightError: this client may not read it.
         """
         numbers = range(self._topics.partitions)
         inheritances = self._inheritances(numbers)
@@ -176,7 +181,7 @@ class Inspection:
             _take_half(read[message.partition() or 0].settlement, message)
         for message in self.read(self._topics.op, {n: one.op_position for n, one in inheritances.items()}):
             _take_op(read[message.partition() or 0], message)
-        statuses, now_ms = self.statuses(), time.time() * 1000
+        statuses, now_ms = self.seen_statuses(), time.time() * 1000
         found = [one for number, partition in read.items() for one in _found(number, partition, statuses, now_ms)]
         return sorted(found, key=lambda one: one.pending.birth_ms)
 
@@ -189,6 +194,13 @@ class Inspection:
         numbers = dict.fromkeys(range(self.partitions_of(self._topics.discarded)), 0)
         found = [_discarded(message) for message in self.read(self._topics.discarded, numbers)]
         return sorted((one for one in found if one is not None), key=lambda one: one.at_ms)
+
+    def seen_statuses(self) -> list[Status]:
+        """Return what `statuses` does, or nothing where it may not be read."""
+        try:
+            return self.statuses()
+        except MissingRightError:
+            return []
 
     def statuses(self) -> list[Status]:
         """Return what each coordinator told last, unless that was long ago. Raises as `pending` does."""
@@ -225,14 +237,21 @@ class Inspection:
 
     def partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has; 0 where there is none."""
-        return self._ask(lambda asker: len(asker.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions))
+
+        def count(asker: Consumer) -> int:
+            found = asker.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+            if found.error is not None and is_missing_right(found.error):
+                raise KafkaException(found.error)
+            return len(found.partitions)
+
+        return self._ask(count, topic)
 
     def _inheritances(self, numbers: Iterable[int]) -> dict[int, Inheritance]:
         """Return what a coordinator would start from, and say where a log is not what was read."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
         ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
         places = [TopicPartition(topic, n) for n in numbers for topic in names.values()]
-        committed = {(one.topic, one.partition): one for one in self._ask(lambda one: one.committed(places, _ANSWER_S))}
+        committed = {(one.topic, one.partition): one for one in self._ask(partial(_committed, places))}
         bounds = {log: self._bounds(name, numbers) for log, name in names.items()}
         done: dict[int, list[tuple[int, Done]]] = {number: [] for number in numbers}
         for message in self.read(self._topics.done, dict.fromkeys(numbers, 0)):
@@ -247,13 +266,20 @@ class Inspection:
 
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
         wanted = [TopicPartition(topic, number) for number in numbers]
-        return self._ask(lambda asker: {one.partition: asker.get_watermark_offsets(one, _ANSWER_S) for one in wanted})
+        return self._ask(
+            lambda asker: {one.partition: asker.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
+        )
 
     def _consumer(self, isolation: str) -> Consumer:
         return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
 
-    def _ask(self, question: Callable[[Consumer], T]) -> T:
-        """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment."""
+    def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
+        """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment.
+
+        Args:
+            question: what is asked.
+            topics: those that it is about; none: the three logs.
+        """
         deadline = time.monotonic() + _ANSWER_S
         consumer = self._consumer("read_uncommitted")
         try:
@@ -261,6 +287,8 @@ class Inspection:
                 try:
                     return question(consumer)
                 except KafkaException as error:
+                    if is_missing_right(error):
+                        raise self._lacking(error.args[0], *topics) from error
                     if time.monotonic() > deadline:
                         raise self._gone(error) from error
                     time.sleep(_POLL_S)
@@ -291,6 +319,8 @@ class Inspection:
                     if error is None:
                         yield message
                         offset += 1
+                    elif is_missing_right(error):
+                        raise self._lacking(error, topic)
                     elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
                         # The client mends it by itself, or the deadline tells.
                         continue
@@ -299,11 +329,33 @@ class Inspection:
         finally:
             consumer.close()
 
+    def _lacking(self, error: KafkaError, *topics: str) -> MissingRightError:
+        """Return the error of a client that may not ask, or not read."""
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            rights = [group_right(self._topics.coordinators, Operation.DESCRIBE)]
+        else:
+            names = topics or (self._topics.half, self._topics.op, self._topics.done)
+            rights = [topic_right(Operation.READ, name) for name in names]
+        return MissingRightError(f"the store {self._topics.prefix} cannot be read", rights, self._principal)
+
     def _gone(self, error: KafkaException) -> BrokerConnectionError:
         return BrokerConnectionError(
             f"the store {self._topics.prefix} at {self._bootstrap_servers} cannot be read: {reason(error)}; "
             "check that all brokers run"
         )
+
+
+def _committed(places: list[TopicPartition], asker: Consumer) -> list[TopicPartition]:
+    try:
+        found = asker.committed(places, _COMMITTED_S)
+    except KafkaException:
+        if is_group_forbidden(asker):
+            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
+        raise
+    for one in found:
+        if one.error is not None and is_missing_right(one.error):
+            raise KafkaException(one.error)
+    return found
 
 
 def _take_half(settlement: Settlement, message: Message) -> None:

@@ -8,24 +8,26 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import (
     ConfigurationError,
     HalfNotStoredError,
-    MessageFormatError,
     StoppedError,
-    TopicNotFoundError,
     TransactionError,
 )
-from penstock.kafka import admin_client, partition_counts, reason
+from penstock.kafka import admin_client, partition_counts, require_topics
+from penstock.rights import (
+    Operation,
+    principal_of,
+)
 from penstock.transactions.cancelling_in_kafka import cancel
-from penstock.transactions.delivery import AckedProducer, Report, wire_headers
+from penstock.transactions.delivery import AckedProducer, Report
 from penstock.transactions.inspection import Inspection
+from penstock.transactions.kafka_check_source import KafkaCheckSource
 from penstock.transactions.op_batches import OpBatches
 from penstock.transactions.published import DoneWatch
 from penstock.transactions.records import (
@@ -34,7 +36,6 @@ from penstock.transactions.records import (
     Half,
     Op,
     Verdict,
-    decode_check_request,
     encode_half,
 )
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
@@ -47,9 +48,6 @@ _log = logging.getLogger("penstock.transactions")
 _STOP_POLL_S = 0.005
 #: Settings of the user's that have no meaning for consumers.
 _PRODUCER_ONLY = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
-
-#: Requests taken from the check topic at once.
-_REQUESTS = 500
 
 
 class StoredHalves(NamedTuple):
@@ -68,7 +66,7 @@ def _log_lost(error: TransactionError | None) -> None:
 class _Storing:
     """Halves on their way into the log. Reports come from the delivery thread, refusals from the sending one."""
 
-    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "error", "halves", "partition", "posted")
+    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "_why", "error", "halves", "partition", "posted")
 
     def __init__(
         self,
@@ -76,6 +74,7 @@ class _Storing:
         partition: int,
         told: ToldPrepared,
         describe: Callable[[_Storing], HalfNotStoredError],
+        why: Callable[[KafkaError], str],
     ) -> None:
         self.halves = halves
         self.partition = partition
@@ -84,6 +83,7 @@ class _Storing:
         self.error: str | None = None
         self._told = told
         self._describe = describe
+        self._why = why
         self._offsets = [0] * len(halves)
         # Guards what is left to be reported and the error.
         self._lock = threading.Lock()
@@ -96,12 +96,12 @@ class _Storing:
         elif error is None:
             self._told(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
         else:
-            self._settle(1, reason(error))
+            self._settle(1, self._why(error))
 
     def report_part(self, number: int, error: KafkaError | None, message: Message) -> None:
         """Take the delivery report of one half of several."""
         self._offsets[number] = message.offset() or 0
-        self._settle(1, None if error is None else reason(error))
+        self._settle(1, None if error is None else self._why(error))
 
     def fail(self, count: int, cause: str) -> None:
         """Take in that the last so many were not taken by the client library."""
@@ -169,9 +169,18 @@ class KafkaStore:
 
         Raises:
             BrokerConnectionError: no broker answered.
+            MissingRightError: this client may not see one of them, or may not create it.
         """
-        self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
-        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False)
+        principal = principal_of(self._config)
+        self._topics = open_topics(
+            self._admin,
+            self._bootstrap_servers,
+            self._prefix,
+            self._partitions,
+            needs={"half": [Operation.WRITE], "op": [Operation.WRITE]},
+            principal=principal,
+        )
+        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
         look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
@@ -201,6 +210,7 @@ class KafkaStore:
 
         Raises:
             TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
             ConfigurationError: the topic has no such partition, or belongs to the store.
             StoppedError: the store belongs to the process that this one was forked from.
         """
@@ -216,9 +226,11 @@ class KafkaStore:
                 self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
             count = self._targets.get(topic)
         if count is None:
-            raise TopicNotFoundError(
-                f"no such topic at {self._bootstrap_servers}: {topic}; create it first, or correct the name"
-            )
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self._config)
+            count = require_topics(
+                self._admin, self._bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
+            )[topic]
         if partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
 
@@ -231,7 +243,8 @@ class KafkaStore:
         first = halves[0]
         key = first.key if ordering_key is None else ordering_key
         partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
-        storing = _Storing(halves, partition, told, self._not_stored)
+        why = partial(self._sends.why, self._topics.half)
+        storing = _Storing(halves, partition, told, self._not_stored, why)
         report: Report = storing.report
         for number, half in enumerate(halves):
             if number:
@@ -241,7 +254,8 @@ class KafkaStore:
                     self._topics.half, partition, half.key, half.value, headers=encode_half(half), report=report
                 )
             except (KafkaException, StoppedError) as error:
-                storing.fail(len(halves) - number, reason(error) if isinstance(error, KafkaException) else str(error))
+                cause = why(error.args[0]) if isinstance(error, KafkaException) else str(error)
+                storing.fail(len(halves) - number, cause)
                 return
 
     def _not_stored(self, storing: _Storing) -> HalfNotStoredError:
@@ -308,63 +322,12 @@ class KafkaStore:
 
     def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
         """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
-        return self._why.cause(transaction_id, topics)
+        lacking = "" if self._watch is None else self._watch.lacking
+        return f"a right to be seen: {lacking}" if lacking else self._why.cause(transaction_id, topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the questions to a producer group: its share of `<prefix>.check`."""
         return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
 
 
-class KafkaCheckSource:
-    """A group's share of the check topic. Used by one thread."""
-
-    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, group: str) -> None:
-        self._group = group
-        self._topics = topics
-        settings: dict[str, Any] = {
-            **config,
-            "group.id": topics.checkers(group),
-            # A request that came before the first start of the group shall be answered, too.
-            "auto.offset.reset": "earliest",
-            # A producer that died gives its questions up after this long; until then they are asked for nothing.
-            # Partitions added later are noticed within seconds.
-            "topic.metadata.refresh.interval.ms": 10_000,
-            "session.timeout.ms": 6000,
-            "heartbeat.interval.ms": 1500,
-        }
-        self._consumer = clients.consumer(bootstrap_servers, settings)
-        self._consumer.subscribe([topics.check])
-
-    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the questions that are there, waiting at most `timeout_s` seconds for the first.
-
-        What does not read as a request is logged and skipped.
-        """
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return ()
-        return [
-            request
-            for message in (first, *self._consumer.consume(_REQUESTS, 0))
-            if (request := self._read(message)) is not None and request.half.group == self._group
-        ]
-
-    def _read(self, message: Message) -> CheckRequest | None:
-        error = message.error()
-        if error is not None:
-            _log.warning("%s cannot be read: %s; it is tried again", self._topics.check, reason(error))
-            # Errors come back at once: without a pause this would spin.
-            time.sleep(0.1)
-            return None
-        try:
-            return decode_check_request(message.key(), message.value(), wire_headers(message))
-        except MessageFormatError as bad:
-            _log.warning("%s[%s]@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
-            return None
-
-    def close(self) -> None:
-        """Leave the group, so that another producer gets its questions at once."""
-        self._consumer.close()
-
-
-__all__ = ["KafkaCheckSource", "KafkaStore", "StoredHalves"]
+__all__ = ["KafkaStore", "StoredHalves"]

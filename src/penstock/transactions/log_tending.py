@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.kafka import reason
+from penstock.rights import Operation, is_missing_right, topic_right
 from penstock.transactions.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.log_identity import DONE, HALF, LOGS, OP, Committed, Fate, explained, start_of
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.topics import StoreTopics
@@ -52,6 +54,7 @@ class LogTending:
         logs: the readers of half and op.
         counts: where to count what is lost.
         ration: where to say what could repeat without end.
+        rights: where it is noted what the coordinator lacks.
         begun: when it began, in monotonic seconds: nothing is deleted for a while.
     """
 
@@ -63,6 +66,7 @@ class LogTending:
         counts: Counts,
         ration: RationedLog,
         *,
+        rights: MissingRights,
         begun: float = float("-inf"),
     ) -> None:
         self._admin = admin
@@ -71,6 +75,7 @@ class LogTending:
         self._logs = logs
         self._counts = counts
         self._ration = ration
+        self._rights = rights
         self._bounds = LogBounds(admin, topics)
         self._asked: dict[int, _Asked] = {}
         # An answer that was not acted upon yet, with how far the logs had been read when it was asked for: the next
@@ -230,13 +235,16 @@ class LogTending:
             except KafkaException as error:
                 self._tell_not_deleted(self._names[log], number, point, error)
             else:
+                self._rights.granted(topic_right(Operation.DELETE, self._names[log]))
                 if owned.get(number) is partition:
                     partition.trimmed(log, point)
 
     def _tell_not_deleted(self, topic: str, number: int, point: int, error: KafkaException) -> None:
+        if is_missing_right(error):
+            what = f"topic {topic} cannot be trimmed, so that what is settled stays in it and it grows"
+            self._rights.refused(what, topic_right(Operation.DELETE, topic))
+            return
         what = "what is settled stays in it, and it grows; it is tried again"
-        if error.args[0].code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
-            what = f"{what}: the coordinator needs the right to DELETE on topic {topic}"
         text = "%s[%d] cannot be trimmed below offset %d: %s; %s"
         self._ration.warn(f"trim {topic}", text, topic, number, point, reason(error), what)
 

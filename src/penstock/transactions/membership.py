@@ -17,6 +17,8 @@ from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import reason
+from penstock.rights import Operation, group_right, is_missing_right, topic_right
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.owned import OwnedPartition
 from penstock.transactions.takeover import Inheritance
 from penstock.transactions.taking_over import TakingOver
@@ -42,6 +44,7 @@ class Membership:
         own: makes the object that drives a partition taken over.
         instance: name of this member, the same after a restart: then it gets its partitions back at once.
         session_timeout_s: seconds after which a member that fell silent loses its partitions.
+        rights: where it is noted what the coordinator lacks.
 
     Raises:
         ConfigurationError: the client library refused a setting.
@@ -57,11 +60,13 @@ class Membership:
         own: Callable[[int, Inheritance], OwnedPartition],
         instance: str | None,
         session_timeout_s: float,
+        rights: MissingRights,
     ) -> None:
         self._topics = topics
         #: The partitions that come to it.
         self.taking_over = taking_over
         self._own = own
+        self._rights = rights
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
         self.owned: dict[int, OwnedPartition] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
@@ -119,9 +124,16 @@ class Membership:
                 f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}; "
                 "each coordinator that runs needs an instance name of its own"
             )
+        if error is not None and is_missing_right(error):
+            self._tell_lacking(error)
         for number, inheritance in self.taking_over.found(time.monotonic()):
             self.owned[number] = self._own(number, inheritance)
             self.logs.add(number, inheritance.half_position, inheritance.op_position)
+
+    def _tell_lacking(self, error: KafkaError) -> None:
+        is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, self._topics.half)
+        self._rights.refused(f"no partitions of {self._topics.half} are to be had", right)
 
     def was_cut_off(self) -> bool:
         """Tell whether a connection to a broker was lost since this was asked last."""

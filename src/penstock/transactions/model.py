@@ -178,6 +178,8 @@ class CoordinatorStatistics:
         left_behind: threads that hang in a call of the Kafka client which never returned, and were left behind.
         slow_call: the call of the Kafka client that publishing waits for, if it has not returned for long; else empty.
         slow_call_s: its age in seconds.
+        missing_rights: what the coordinator was refused lately for want of a right, each with what gives it. Targets
+            are not among it: what is for them is held.
     """
 
     partitions: int
@@ -203,6 +205,7 @@ class CoordinatorStatistics:
     left_behind: int = 0
     slow_call: str = ""
     slow_call_s: float = 0.0
+    missing_rights: tuple[str, ...] = ()
 
 
 __all__ = [

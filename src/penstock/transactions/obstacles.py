@@ -10,6 +10,9 @@ from penstock.transactions.pending import Pending
 from penstock.transactions.records import Verdict
 from penstock.transactions.status import Status
 
+#: Rights without which things are published all the same: to delete from logs, to see who can be asked.
+_HARMLESS = ("Delete", "Describe")
+
 
 class Cause(Enum):
     """What stands in the way of a decided transaction."""
@@ -20,6 +23,8 @@ class Cause(Enum):
     EARLIER = "earlier"
     #: A call into the Kafka client does not return.
     CALL = "call"
+    #: The coordinator lacks a right to what is its own.
+    RIGHT = "right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,8 @@ def obstacles(
     refused = _merged(status.refused for status in statuses)
     sick = _merged(status.targets for status in statuses)
     slow = next((one for one in statuses if one.slow_call and half_partition in one.partitions), None)
-    hanging = None if slow is None else _hanging(slow, now_ms)
+    hanging = None if slow is None else Obstacle(Cause.CALL, _hanging(slow, now_ms))
+    lacking = _lacking(half_partition, statuses)
     # By key and target: the first refused one, or the last one behind it that others stand behind in turn.
     blocked: dict[tuple[bytes, str], str] = {}
     found: dict[str, Obstacle] = {}
@@ -67,8 +73,7 @@ def obstacles(
             if obstacle is not None and (obstacle.cause is Cause.EARLIER or transaction_id in refused):
                 for line in lines:
                     blocked.setdefault(line, transaction_id)
-        if obstacle is None and hanging is not None:
-            obstacle = Obstacle(Cause.CALL, hanging)
+        obstacle = obstacle or lacking or hanging
         if obstacle is not None:
             found[transaction_id] = obstacle
     return found
@@ -82,12 +87,21 @@ def told_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
             f"topic {topic} takes nothing now, as coordinator {status.coordinator} tells: {why}"
             for topic, why in sorted(status.targets.items())
         )
+        lines.extend(f"coordinator {status.coordinator} tells: {why}" for why in dict.fromkeys(status.rights.values()))
         if status.slow_call:
             lines.append(_hanging(status, now_ms))
         if status.left_behind:
             calls = "a call" if status.left_behind == 1 else f"{status.left_behind} calls"
             lines.append(f"Kafka: {calls} of coordinator {status.coordinator} never returned and went without")
     return lines
+
+
+def _lacking(half_partition: int, statuses: Sequence[Status]) -> Obstacle | None:
+    """Return what keeps a partition's coordinator from publishing; or what keeps any from having the partition."""
+    owner = next((one for one in statuses if half_partition in one.partitions), None)
+    told = [owner] if owner is not None else [one for one in statuses if not one.partitions]
+    why = next((why for one in told for name, why in one.rights.items() if not name.startswith(_HARMLESS)), None)
+    return None if why is None else Obstacle(Cause.RIGHT, f"a right of its coordinator: {why}")
 
 
 def _of_target(one: Pending, refused: Mapping[str, str], sick: Mapping[str, str]) -> Obstacle | None:

@@ -15,7 +15,6 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.errors import DecisionNotStoredError, StoppedError
-from penstock.kafka import reason
 from penstock.transactions.delivery import AckedProducer
 from penstock.transactions.records import Op, encode_ops
 from penstock.transactions.store import ToldDecided
@@ -107,7 +106,7 @@ class OpBatches:
             except KafkaException as error:
                 # Those behind it are tried with the next reports.
                 self._dirty.append(lane)
-                return batch, reason(error)
+                return batch, self._sends.why(self._topic, error.args[0])
             if not taken:
                 lane.waiting.extendleft(reversed(batch))
                 # The delivery thread tries again after its next reports, or after a tenth of a second.
@@ -121,7 +120,7 @@ class OpBatches:
             lane.under_way -= 1
         self._dirty.append(lane)
         if error is not None:
-            self._refuse(batch, reason(error))
+            self._refuse(batch, self._sends.why(self._topic, error))
             return
         for _, told in batch:
             try:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -30,10 +30,12 @@ from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[a
 from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
-from penstock.kafka import reason
+from penstock.kafka import hidden_topics, reason
+from penstock.rights import Operation, Right, is_missing_right, topic_right, transactional_right
 from penstock.transactions.done_log import DoneLog, encode_ids
 from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
-from penstock.transactions.faults import AddWatch, Blamed, Fault, blamed
+from penstock.transactions.faults import AddWatch, Blamed, Fault, blamed, is_forbidden
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.records import Line
 from penstock.transactions.visible import Place, Visibility
 
@@ -174,6 +176,7 @@ class Outbound:
         transactional_id: the same for every owner of the shard, and no other's.
         done: the shard's own done log.
         apart: whether it tries what was refused.
+        rights: where it is noted what is missing for its own id and log; None: in the log alone.
     """
 
     def __init__(
@@ -184,7 +187,9 @@ class Outbound:
         transactional_id: str,
         done: DoneLog,
         apart: bool = False,
+        rights: MissingRights | None = None,
     ) -> None:
+        self._rights = MissingRights(config) if rights is None else rights
         debug = str(config.get("debug", ""))
         self._watch = EndWatch(clients.log_of(config), debugging=bool(debug))
         self._added = AddWatch(self._watch)
@@ -256,6 +261,9 @@ class Outbound:
         except (KafkaException, TimeoutError) as error:
             _discard(producer, *spare)
             cause = reason(error) if isinstance(error, KafkaException) else error
+            if isinstance(error, KafkaException) and is_missing_right(error):
+                right = topic_right(Operation.READ, self._done.topic)
+                cause = self._rights.refused("it cannot be read what was published", right)
             raise InDoubtError(f"{self._name} cannot open: {cause}; trying again helps") from error
         except BaseException:
             _discard(producer, *spare)
@@ -311,7 +319,15 @@ class Outbound:
         if self._added.is_concurrent:
             _log.warning("%s waits for markers of its last transaction, which a target does not take", transactional_id)
             return None
-        raise InDoubtError(f"{transactional_id} cannot open: {reason(first)}; trying again helps") from first
+        why = reason(first)
+        if is_missing_right(first):
+            why = self._rights.refused("what is decided cannot be published", self._right_to_ids)
+        raise InDoubtError(f"{transactional_id} cannot open: {why}; trying again helps") from first
+
+    @property
+    def _right_to_ids(self) -> Right:
+        # What the ids of all shards of the store begin with.
+        return transactional_right(self._done.topic.removesuffix(".done"))
 
     def close(self) -> None:
         """Discard the producers with all they hold."""
@@ -382,7 +398,7 @@ class Outbound:
             faults.update(self._take_no_markers(new - faults.keys()))
         return _divide(entries, {}, faults, outcome) if faults else entries
 
-    def _missing(self, producer: Producer, topics: Collection[str]) -> dict[str, Fault]:
+    def _missing(self, producer: Producer, topics: set[str]) -> dict[str, Fault]:
         """Return those topics that are not there, or are not to be seen; none where brokers are away."""
         self._goes_on()
         try:
@@ -393,10 +409,12 @@ class Outbound:
         except (KafkaException, KeyError):
             # The transaction tells.
             return {}
-        absent = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        absent, hidden = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
         errors = {name: known[name].error if name in known else absent for name in topics}
+        # The list of all has only what may be seen.
+        errors.update(dict.fromkeys(hidden_topics(self._done.admin, topics - known.keys(), _ASK_S), hidden))
         return {
-            name: Fault(f"{name}: {reason(error)}", whole=True)
+            name: Fault(f"{name}: {self._reason(name, error)}", whole=True)
             for name, error in errors.items()
             if error is not None and blamed(error) is Blamed.TOPIC
         }
@@ -454,7 +472,11 @@ class Outbound:
 
     def _faults(self, blame: _Blame) -> dict[str, Fault]:
         """Return which topics are to blame for an abort. Brokers that do not answer are nobody's fault."""
-        faults = {topic: Fault(f"{topic}: {why}", whole=True) for topic, why in self._added.refused.items()}
+        faults = {
+            topic: Fault(f"{topic}: {self._lacks(topic) if is_forbidden(why) else why}", whole=True)
+            for topic, why in self._added.refused.items()
+            if topic != self._done.topic
+        }
         faults.update({topic: Fault(why, whole=True) for topic, why in blame.topics.items()})
         if blame.silent and self._brokers_answer():
             faults.update({topic: Fault(why, whole=True) for topic, why in blame.silent.items()})
@@ -504,6 +526,9 @@ class Outbound:
         except KafkaException as error:
             self._blame.cause = self._blame.cause or reason(error)
         self._abort(producer)
+        if is_forbidden(self._added.refused.get(self._done.topic, "")):
+            right = topic_right(Operation.WRITE, self._done.topic)
+            self._blame.cause = self._rights.refused("what is decided cannot be published", right)
         return self._blame
 
     def _await_delivery(self, producer: Producer, topics: set[str]) -> None:
@@ -584,7 +609,7 @@ class Outbound:
             self._blame.cause = self._blame.cause or f"{self._done.topic}: {reason(error)}"
 
     def _failed(self, transaction_id: str, topic: str, error: KafkaError) -> None:
-        text = f"{topic}: {reason(error)}"
+        text = f"{topic}: {self._reason(topic, error)}"
         kind = blamed(error)
         if kind is Blamed.MESSAGE:
             self._blame.messages[transaction_id] = topic, text
@@ -595,12 +620,19 @@ class Outbound:
         if kind is not Blamed.NOBODY or not self._blame.cause:
             self._blame.cause = text
 
+    def _reason(self, topic: str, error: KafkaError) -> str:
+        return self._lacks(topic) if is_missing_right(error) else reason(error)
+
+    def _lacks(self, topic: str) -> str:
+        return self._rights.lacks(topic_right(Operation.WRITE, topic))
+
     def _commit(self, producer: Producer) -> None:
         try:
             self._watch.commit(producer, _END_TIMEOUT_S)
         except UnknownEndError as error:
             raise InDoubtError(f"{self._name}: {error}") from error
         self.groups += 1
+        self._rights.granted(topic_right(Operation.WRITE, self._done.topic), self._right_to_ids)
         if self._done_offset is not None:
             self.known_to = self._done_offset + 1
 

@@ -10,13 +10,16 @@ import logging
 import threading
 import time
 
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.kafka import reason
+from penstock.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 from penstock.transactions.done_records import decode_done
+from penstock.transactions.missing_rights import MissingRights
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.records import Verdict
 from penstock.transactions.store import ToldSettled
 from penstock.transactions.topics import StoreTopics
@@ -39,10 +42,14 @@ class DoneWatch:
 
     Raises:
         BrokerConnectionError: the end of the done log could not be learnt.
+        MissingRightError: it may not be read.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str) -> None:
         self._topics = topics
+        self._right = topic_right(Operation.READ, topics.done)
+        self._rights = MissingRights(config)
+        self._ration = RationedLog()
         # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
         self._waiting: dict[str, ToldSettled] = {}
         self._stopping = threading.Event()
@@ -66,12 +73,20 @@ class DoneWatch:
             self._consumer.assign(places)
         except KafkaException as error:
             self._consumer.close()
+            if is_missing_right(error):
+                what = f'{topics.done} cannot be read, which wait="published" needs'
+                raise MissingRightError(what, [self._right], principal_of(config)) from error
             raise BrokerConnectionError(
                 f"the end of {topics.done} at {bootstrap_servers} was not told within {_ANSWER_S:g} s: {reason(error)};"
                 ' see that the brokers run, or do without wait="published"'
             ) from error
         self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def lacking(self) -> str:
+        """What it may not do, so that it sees nothing; empty where it may."""
+        return next(iter(self._rights.told().values()), "")
 
     def add(self, transaction_id: str, told: ToldSettled) -> None:
         """Have someone told how a transaction is settled."""
@@ -91,8 +106,8 @@ class DoneWatch:
         while True:
             try:
                 return self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
-            except KafkaException:
-                if time.monotonic() > deadline:
+            except KafkaException as error:
+                if time.monotonic() > deadline or is_missing_right(error):
                     raise
                 time.sleep(_POLL_S)
 
@@ -109,7 +124,14 @@ class DoneWatch:
     def _take(self, message: Message) -> None:
         error = message.error()
         if error is not None:
-            _log.warning("%s cannot be read: %s; it is tried again", self._topics.done, reason(error))
+            if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                # It is nobody's member, and needs none.
+                return
+            if is_missing_right(error):
+                self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
+            else:
+                text = "%s cannot be read: %s; it is tried again"
+                self._ration.warn("done", text, self._topics.done, reason(error))
             # Errors come back at once: without a pause this would spin.
             time.sleep(_POLL_S)
             return

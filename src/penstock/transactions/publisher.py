@@ -21,6 +21,7 @@ id until it is restarted (Kafka 4.3, seen). What became of them is settled by th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,8 +35,18 @@ from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
 from penstock.kafka import reason
+from penstock.rights import (
+    Operation,
+    Right,
+    group_right,
+    is_missing_right,
+    topic_right,
+    transactional_right,
+)
 from penstock.transactions.done_records import Carry, encode_done
 from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
+from penstock.transactions.faults import AddWatch, is_forbidden
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.pending import size_of
 from penstock.transactions.records import Verdict, encode_discarded
 from penstock.transactions.settlement import Pending, Share
@@ -106,6 +117,7 @@ class NotPublishedError(PenstockError):
         failed: ids of the transactions it was refused for, if it was them, each with the reason.
         targets: topics that could not take any message, each with the reason.
         too_large: ids of those that were refused for their size.
+        rights: what the coordinator lacks for its own topics, group and ids, if that was the reason.
     """
 
     def __init__(
@@ -114,9 +126,11 @@ class NotPublishedError(PenstockError):
         failed: Mapping[str, str] = MappingProxyType({}),
         targets: Mapping[str, str] = MappingProxyType({}),
         too_large: Collection[str] = (),
+        rights: Collection[Right] = (),
     ) -> None:
         super().__init__(text)
         self.too_large = too_large
+        self.rights = rights
         self.failed = failed
         self.targets = targets
 
@@ -148,6 +162,7 @@ class Publisher:
         topics: the store's topics.
         transactional_id: an id that no other producer uses.
         claim: returns what is written beside the half positions: who it was that committed them.
+        rights: where it is noted what the coordinator lacks.
         apart: whether it tries what failed before, apart from the others: it produces the targets' messages first, and
             has nothing to do with the store's topics before those are stored; and each message is a batch, so that
             what the broker refuses is named.
@@ -160,12 +175,14 @@ class Publisher:
         topics: StoreTopics,
         transactional_id: str,
         claim: Callable[[], str],
+        rights: MissingRights,
         apart: bool = False,
     ) -> None:
         self.transactional_id = transactional_id
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._claim = claim
+        self._rights = rights
         self._apart = apart
         self._settings: dict[str, Any] = {
             # Nothing is sent before its partition is part of the transaction: by then the batches are full anyhow.
@@ -194,7 +211,7 @@ class Publisher:
         debug = str(self._settings.get("debug", ""))
         self._watch = EndWatch(clients.log_of(config), debugging=bool(debug))
         self._settings["debug"] = f"{debug},{CONTEXT}" if debug else CONTEXT
-        self._settings["logger"] = self._watch
+        self._added = self._settings["logger"] = AddWatch(self._watch)
         self._producer: Producer | None = None
         #: What it is doing now, for the log, and since when in monotonic seconds. Written by its thread, read by any.
         self.doing = ""
@@ -234,9 +251,14 @@ class Publisher:
                         f"the broker cannot end a Kafka transaction of {self.transactional_id}: {reason(error)}; a "
                         "topic may be unable to take the marker that ends it"
                     ) from error
+                what = "the coordinator's Kafka producer cannot start"
+                if is_missing_right(error):
+                    right = transactional_right(f"{self._topics.coordinators}.")
+                    raise InDoubtError(self._rights.refused(what, right), rights=[right]) from error
                 if time.monotonic() > deadline or not error.args[0].retriable():
-                    raise InDoubtError(f"the coordinator's Kafka producer cannot start: {reason(error)}") from error
+                    raise InDoubtError(f"{what}: {reason(error)}") from error
             else:
+                self._rights.granted(transactional_right(f"{self._topics.coordinators}."))
                 self.doing = ""
                 return
 
@@ -285,6 +307,7 @@ class Publisher:
             # Lines from before, served now: they are not this transaction's.
             producer.poll(0)
             self._watch.begin()
+            self._added.begin()
             self._may_commit = [None]
             producer.begin_transaction()
             for share in shares.values():
@@ -331,9 +354,20 @@ class Publisher:
             # The broker refused the end, or none was sent.
             self._failed_with(producer, reason(error), error)
         self.doing = ""
+        topics = self._topics
+        self._rights.granted(
+            topic_right(Operation.WRITE, topics.done),
+            group_right(topics.coordinators),
+            *(topic_right(Operation.READ, log) for log in self._positioned()),
+        )
 
     def _failed_with(self, producer: Producer, cause: str, error: Exception | None = None) -> NoReturn:
         """Tell that the transaction came to nothing, and what it failed for."""
+        self._name_forbidden(producer)
+        lacked = self._lacked(error)
+        if lacked:
+            text = self._rights.refused("what is decided cannot be published", *lacked)
+            raise AbortedError(text, rights=lacked) from error
         is_refused = bool(self._failed or self._targets)
         self._name_the_rest(producer)
         text = f"a Kafka transaction came to nothing: {self._failure or cause}"
@@ -347,6 +381,43 @@ class Publisher:
         refused = {half.topic for pending in self._failed.values() for half in pending.halves}
         targets = {topic: why for topic, why in self._targets.items() if topic not in refused}
         raise AbortedError(text, self._why, targets, self._too_large) from error
+
+    def _name_forbidden(self, producer: Producer) -> None:
+        """Learn from the client library's log which targets the broker did not let into the transaction."""
+        with contextlib.suppress(KafkaException):
+            # Serves the log.
+            producer.poll(0)
+        for topic, why in self._added.refused.items():
+            if topic != self._topics.done:
+                named = self._targets[topic] = self._forbidden(topic) if is_forbidden(why) else why
+                self._failure = f"{topic} takes no message: {named}"
+
+    def _forbidden(self, topic: str) -> str:
+        return self._rights.lacks(topic_right(Operation.WRITE, topic))
+
+    def _lacked(self, error: Exception | None) -> list[Right]:
+        """Return what the coordinator has no right to among what is its own; what is of targets is no matter here."""
+        done = self._topics.done
+        if is_forbidden(self._added.refused.get(done, "")):
+            return [topic_right(Operation.WRITE, done)]
+        if self._added.refused or not isinstance(error, KafkaException) or not is_missing_right(error):
+            return []
+        code = error.args[0].code()
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return [group_right(self._topics.coordinators)]
+        if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return [transactional_right(f"{self._topics.coordinators}.")]
+        if self.doing == "send_offsets_to_transaction":
+            # Who commits a position in a topic has to be allowed to read it. Which one it was stands in the text alone.
+            logs = self._positioned()
+            named = [log for log in logs if f"{log}(" in reason(error)]
+            return [topic_right(Operation.READ, log) for log in named or logs]
+        return []
+
+    def _positioned(self) -> list[str]:
+        """Return the topics in which it commits positions."""
+        topics = self._topics
+        return [topics.discarded] if self._apart else [topics.half, topics.op, topics.done]
 
     def _name_the_rest(self, producer: Producer) -> None:
         """Learn what else is not stored: a purge reports it, each message by its name."""
@@ -415,8 +486,9 @@ class Publisher:
             self._late.add(topic)
             return
         if code in _TARGETS_FAULT:
-            self._targets.setdefault(topic, reason(error))
-            self._failure = self._failure or f"{topic} takes no message: {reason(error)}"
+            text = self._forbidden(topic) if is_missing_right(error) else reason(error)
+            self._targets.setdefault(topic, text)
+            self._failure = self._failure or f"{topic} takes no message: {text}"
             return
         why = f"{topic}: {reason(error)}"
         if code in _TOO_LARGE:

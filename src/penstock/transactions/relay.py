@@ -26,6 +26,7 @@ from penstock.kafka import reason
 from penstock.transactions.bounded_outbound import BoundedOutbound
 from penstock.transactions.outbound import InDoubtError, Outbound, Outcome, Publishable
 from penstock.transactions.quarantine import Quarantine, Reason
+from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -131,6 +132,7 @@ class Relay:
         self._high = 0
         self._forgotten = 0
         self._said: set[str] = set()
+        self._ration = RationedLog()
         #: Kafka transactions committed; doubts, after which the producer was replaced.
         self.groups = self.recoveries = 0
 
@@ -280,7 +282,7 @@ class Relay:
             self._quarantine.blame(error.faults, now)
             self._refused_at = now
         text = reason(error) if isinstance(error, KafkaException) else error
-        _log.warning("%s: %s; the done log tells what was published", self._name, text)
+        self._ration.warn(str(text), "%s: %s; the done log tells what was published", self._name, text)
 
     def _trial_doubt(self, error: Exception) -> None:
         self._doubt(self._trial, error)

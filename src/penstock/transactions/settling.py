@@ -14,14 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
 from penstock.disposable import LeftBehind
-from penstock.kafka import partition_counts, reason
+from penstock.kafka import hidden_topics, partition_counts, reason
+from penstock.rights import Operation, group_right, is_missing_right, topic_right
 from penstock.transactions.group_gate import GroupGate
 from penstock.transactions.group_limit import GroupLimit, message_bytes
 from penstock.transactions.log_tending import LogTending
 from penstock.transactions.membership import Membership
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.owned import Counts, OwnedPartition
 from penstock.transactions.publisher import InDoubtError, NotPublishedError, TooLargeError
 from penstock.transactions.questions import Questions
@@ -49,6 +52,8 @@ _RELEASE_S = 0.25
 _STATUS_S = 1.0
 _ANSWER_S = 5.0
 _BACK_OFF_S = 0.2
+#: Seconds between two tries where the coordinator itself lacks a right.
+_LACKING_S = 1.0
 #: Seconds that transactions under way may take to end when the coordinator stops.
 _LAST_S = 8.0
 _NO_END = (
@@ -135,6 +140,7 @@ class Settling:
         status: takes what there is to tell operators.
         counts: where to count.
         ration: where to say what bad input could repeat without end.
+        rights: what the coordinator lacks.
         stopping: set when the coordinator ends.
     """
 
@@ -154,6 +160,7 @@ class Settling:
         status: Callable[[Status, float], None],
         counts: Counts,
         ration: RationedLog,
+        rights: MissingRights,
         stopping: threading.Event,
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -181,12 +188,19 @@ class Settling:
         self._told_at = 0.0
         self._counts = counts
         self._ration = ration
+        self._rights = rights
         self._stopping = stopping
-        self._targets = Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), topics.prefix)
+        self._targets = Targets(
+            lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S),
+            topics.prefix,
+            lambda missed: self._hidden(hidden_topics(admin, missed, _ANSWER_S)),
+        )
         self._quarantine = TargetQuarantine()
         # Topics that were found to be missing.
         self._absent: set[str] = set()
-        self._tending = LogTending(admin, topics, membership.logs, counts, ration, begun=time.monotonic())
+        self._tending = LogTending(
+            admin, topics, membership.logs, counts, ration, rights=rights, begun=time.monotonic()
+        )
         self._released = time.monotonic()
 
     def round(self) -> None:
@@ -227,6 +241,7 @@ class Settling:
                     self._counts.left_behind,
                     self._quarantine.reasons(),
                     self._quarantine.refusals(),
+                    self._rights.told(),
                 ),
                 now,
             )
@@ -327,7 +342,7 @@ class Settling:
         for message in records:
             error = message.error()
             if error is not None:
-                self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
+                self._tell_not_read(message.topic() or "", error)
                 if is_out_of_range(error):
                     self._tending.stands_still(message, now)
                 continue
@@ -340,6 +355,17 @@ class Settling:
                 partition.feed_op(message, now)
         for partition in self._owned.values():
             partition.note_progress(now)
+
+    def _tell_not_read(self, topic: str, error: KafkaError) -> None:
+        if is_missing_right(error):
+            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, topic)
+            self._rights.refused(f"the log {topic or self._topics.half} cannot be read", right)
+        else:
+            self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
+
+    def _hidden(self, topics: Iterable[str]) -> Mapping[str, str]:
+        return {one: self._rights.lacks(topic_right(Operation.WRITE, one)) for one in topics}
 
     def _publish(self, slot: Slot) -> None:
         """Begin the next common transaction, if there is something for it."""
@@ -424,6 +450,11 @@ class Settling:
     def _not_published(self, error: NotPublishedError, flight: _Flight) -> None:
         """Keep out of the next common transactions what this one failed for."""
         now = time.monotonic()
+        if error.rights:
+            # The targets are not to blame, and the coordinator has said what it lacks.
+            self._gate.shut()
+            self._not_before = now + _LACKING_S
+            return
         if isinstance(error, TooLargeError):
             if not self._limit.refused(flight.count(), flight.size_bytes()):
                 for pending in flight.decided():
@@ -605,12 +636,21 @@ class Settling:
             return
         if not error.targets:
             self._gate.shut()
+        if error.rights:
+            # The topic is not to blame, and the coordinator has said what it lacks.
+            self._quarantine.postpone(topic, now + _LACKING_S)
+        elif self._is_blamed(topic, flight, error, now):
+            self._took_nothing(topic, error, now)
+
+    def _is_blamed(self, topic: str, flight: _Flight, error: NotPublishedError, now: float) -> bool:
+        """Tell whether a topic is to blame for a failed try of what is for it, and blame the others that are."""
         for other, other_why in error.targets.items():
             if other != topic:
                 self._quarantine.suspect(other, other_why, now)
                 self._refile(flight, other)
-        if error.targets and topic not in error.targets:
-            return
+        return not error.targets or topic in error.targets
+
+    def _took_nothing(self, topic: str, error: NotPublishedError, now: float) -> None:
         why = error.targets.get(topic, str(error))
         pause_s = self._quarantine.fail(topic, why, now)
         text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"

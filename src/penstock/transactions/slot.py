@@ -24,6 +24,7 @@ from penstock.disposable import Call, Disposable, LeftBehind
 from penstock.errors import StoppedError
 from penstock.kafka import reason
 from penstock.transactions.publisher import AbortedError, IdLostError, InDoubtError, NotPublishedError, Publisher
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.settlement import Share
 from penstock.transactions.takeover import DoneRead
 
@@ -42,6 +43,8 @@ SLOW_S = 2.0
 _CLOSE_LIMIT_S = 10.0
 #: Seconds until opening is tried again after a failure.
 _AGAIN_S = 0.3
+#: The same where a right is missing.
+_LACKING_S = 1.5
 #: Seconds to wait until all records are in the client library's hands.
 _PRODUCED_S = 1.0
 
@@ -80,6 +83,7 @@ class Slot:
         #: What its ids begin with.
         self.name = name
         self._left = left
+        self._ration = RationedLog()
         #: Transactional ids that the broker could not free.
         self.lost_ids = 0
         self._thread: Disposable | None = None
@@ -218,9 +222,11 @@ class Slot:
             self._replace()
         except (InDoubtError, KafkaException, StoppedError) as error:
             text = reason(error) if isinstance(error, KafkaException) else error
-            _log.warning("%s cannot publish yet: %s; trying again", self.name, text)
+            is_lacking = isinstance(error, InDoubtError) and error.rights
+            if not is_lacking:
+                self._ration.warn("later", "%s cannot publish yet: %s; trying again", self.name, text)
             self._replace()
-            self._not_before = now + _AGAIN_S
+            self._not_before = now + (_LACKING_S if is_lacking else _AGAIN_S)
         else:
             self._is_ready = True
             if self._doubt:

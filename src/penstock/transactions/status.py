@@ -15,10 +15,13 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.errors import MessageFormatError
 from penstock.kafka import reason
+from penstock.rights import Operation, is_missing_right, topic_right
+from penstock.transactions.delivery import Report
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -31,7 +34,7 @@ STALE_S = 90.0
 
 #: How much of it is told. What is longer or more is cut; a record that is larger than all of it is no status.
 _MOST_NAMED = 100
-_MOST_CHARACTERS = 300
+_MOST_CHARACTERS = 700
 _MOST_PARTITIONS = 10_000
 _MOST_BYTES = 512 << 10
 _MOST_NUMBER = 1 << 53
@@ -53,6 +56,7 @@ class Status:
         left_behind: threads that hang in calls that never returned.
         targets: topics that take nothing now, each with the broker's reason.
         refused: ids of transactions that their target refused, each with the broker's reason; at most 100 are told.
+        rights: rights that it lacks for what is its own, each with what is refused and what gives it.
     """
 
     coordinator: str
@@ -63,11 +67,12 @@ class Status:
     left_behind: int = 0
     targets: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     refused: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    rights: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
     @property
     def tells_something(self) -> bool:
         """Whether anything is the matter."""
-        return bool(self.slow_call or self.left_behind or self.targets or self.refused)
+        return bool(self.slow_call or self.left_behind or self.targets or self.refused or self.rights)
 
 
 def encode_status(status: Status) -> bytes:
@@ -83,6 +88,7 @@ def encode_status(status: Status) -> bytes:
             "left_behind": status.left_behind,
             "targets": _told(status.targets),
             "refused": _told(status.refused),
+            "rights": _told(status.rights),
         }
     ).encode()
 
@@ -118,6 +124,8 @@ def _read(value: bytes) -> Status:
         int(_number(fields["left_behind"])),
         _texts(fields["targets"]),
         _texts(fields["refused"]),
+        # An earlier version does not tell them.
+        _texts(fields.get("rights", {})),
     )
 
 
@@ -151,7 +159,9 @@ def _texts(value: Any) -> Mapping[str, str]:
 class Sends(Protocol):
     """What `AckedProducer` does for it."""
 
-    def try_send(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> bool:
+    def try_send(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, report: Report | None = None
+    ) -> bool:
         """Hand a record over if there is room, and tell whether there was."""
 
 
@@ -161,10 +171,12 @@ class StatusLog:
     Args:
         sends: sends that do not wait, started.
         topics: the store's topics.
+        rights: where it is noted that it may not write there.
     """
 
-    def __init__(self, sends: Sends, topics: StoreTopics) -> None:
+    def __init__(self, sends: Sends, topics: StoreTopics, rights: MissingRights) -> None:
         self._sends = sends
+        self._rights = rights
         self._topic = topics.status
         # What was written last, less what changes by itself; None: nothing, or that nothing is the matter.
         self._told: Status | None = None
@@ -185,8 +197,12 @@ class StatusLog:
             return
         self._tried_at = now
         try:
-            is_sent = self._sends.try_send(self._topic, 0, status.coordinator.encode(), encode_status(status))
+            key, value = status.coordinator.encode(), encode_status(status)
+            is_sent = self._sends.try_send(self._topic, 0, key, value, report=self._written)
         except KafkaException as error:
+            if is_missing_right(error):
+                self._lack()
+                return
             # Without it less is shown, and nothing else is amiss.
             if not self._is_refused:
                 self._is_refused = True
@@ -194,6 +210,17 @@ class StatusLog:
             return
         if is_sent:
             self._told, self._told_at = news, now
+
+    def _written(self, error: KafkaError | None, _: Message) -> None:
+        """Take the report on a record, in the delivery thread."""
+        if error is None:
+            self._rights.granted(topic_right(Operation.WRITE, self._topic))
+        elif is_missing_right(error):
+            self._lack()
+
+    def _lack(self) -> None:
+        what = f"{self._topic} takes nothing, so that `penstock tx ls` shows less"
+        self._rights.refused(what, topic_right(Operation.WRITE, self._topic))
 
 
 __all__ = ["STALE_S", "Status", "StatusLog", "decode_status", "encode_status"]

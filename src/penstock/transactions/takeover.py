@@ -26,6 +26,7 @@ from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.kafka import admin_client, reason
+from penstock.rights import Operation, group_right, is_missing_right, topic_right
 from penstock.transactions.done_records import Carry, Done, Note, Unread, decode_done
 from penstock.transactions.fencing import Fence
 from penstock.transactions.inherited import live_carries, without_payloads
@@ -42,6 +43,7 @@ from penstock.transactions.log_identity import (
     known_ids,
     starts_of,
 )
+from penstock.transactions.missing_rights import MissingRights, is_group_forbidden
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.topics import StoreTopics
 
@@ -129,6 +131,7 @@ class LogReader:
         topics: the store's topics.
         stopping: asked between waits; once it is true, waiting ends with `StoppedError`.
         fence: ends what a predecessor left open.
+        rights: where it is noted what the coordinator lacks.
     """
 
     def __init__(
@@ -138,11 +141,14 @@ class LogReader:
         topics: StoreTopics,
         stopping: Callable[[], bool],
         fence: Fence,
+        *,
+        rights: MissingRights,
     ) -> None:
         self._topics = topics
         self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
         self._admin = admin_client(bootstrap_servers, config)
         self._fence = fence
+        self._rights = rights
         self._stopping = stopping
         self._ration = RationedLog()
         self._bootstrap_servers = bootstrap_servers
@@ -157,6 +163,7 @@ class LogReader:
         }
         # These consumers are nobody's member.
         self._settings.pop("group.instance.id", None)
+        self._not_told = f"it cannot be read how far the transactions of {topics.prefix} are settled"
 
     def _consumer(self, isolation: str) -> Consumer:
         return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
@@ -181,6 +188,9 @@ class LogReader:
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
             inheritances[p] = inherited(found, ids, done[p], partial(tell_of_log, self._names, p))
+        self._rights.granted(
+            group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
+        )
         return inheritances
 
     def await_coordinator(self) -> None:
@@ -191,11 +201,14 @@ class LogReader:
         """
         consumer = self._consumer("read_uncommitted")
         try:
-            for answer in consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S):
-                if answer.error is not None:
-                    raise KafkaException(answer.error)
+            answer = consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
+        except KafkaException:
+            self._look_for_right(consumer)
+            raise
         finally:
             consumer.close()
+        if answer.error is not None:
+            raise KafkaException(answer.error)
 
     def _committed(self, partitions: list[int], step: Step) -> dict[tuple[str, int], Committed]:
         """Return how far each log was read, and where it begins and ends."""
@@ -255,13 +268,25 @@ class LogReader:
         try:
             answers = consumer.committed(places, _PATIENCE_S)
         except KafkaException as error:
+            if is_missing_right(error):
+                self._rights.refused(self._not_told, group_right(self._topics.coordinators))
+                raise
+            self._look_for_right(consumer)
             # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
             _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))
             time.sleep(_POLL_S)
             return []
+        for answer in answers:
+            if answer.error is not None and is_missing_right(answer.error):
+                self._rights.refused(self._not_told, topic_right(Operation.READ, answer.topic))
+                raise KafkaException(answer.error)
         if any(answer.error is not None for answer in answers):
             time.sleep(_POLL_S)
         return answers
+
+    def _look_for_right(self, consumer: Consumer) -> None:
+        if is_group_forbidden(consumer):
+            self._rights.refused(self._not_told, group_right(self._topics.coordinators))
 
     def done(
         self,
@@ -334,6 +359,10 @@ class LogReader:
                 if offset >= found[partition].end:
                     behind.discard(partition)
                 return
+            if is_missing_right(error):
+                is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+                group, log = group_right(self._topics.coordinators), topic_right(Operation.READ, self._topics.done)
+                self._rights.refused(self._not_told, group if is_group else log)
             raise KafkaException(error)
         try:
             found[partition].records.append((offset, without_payloads(decode_done(message.value()))))

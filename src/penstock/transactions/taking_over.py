@@ -18,6 +18,8 @@ from confluent_kafka import KafkaException
 from penstock.disposable import Call, Disposable, LeftBehind
 from penstock.errors import StoppedError
 from penstock.kafka import reason
+from penstock.rights import is_missing_right
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.takeover import Inheritance, Step
 
 _log = logging.getLogger("penstock.transactions")
@@ -25,6 +27,8 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds without a step after which an attempt is left behind: twice what any single call is given.
 _SILENT_S = 30.0
 _BACK_OFF_S = 0.2
+#: The same where a right is missing.
+_LACKING_S = 1.0
 
 #: Finds out what partitions were left with.
 TakeOver = Callable[[Iterable[int], Step], dict[int, Inheritance]]
@@ -60,6 +64,7 @@ class TakingOver:
         self._take_over = take_over
         self._name = name
         self._left = left
+        self._ration = RationedLog()
         # The attempt that counts for each partition; one that waits for its next try has none under way.
         self._wanted: dict[int, _Attempt] = {}
         self._failed: list[tuple[float, _Attempt]] = []
@@ -120,8 +125,8 @@ class TakingOver:
         try:
             inherited = call.result()
         except KafkaException as error:
-            _log.warning("partitions %s cannot be taken over yet: %s", numbers, reason(error))
-            self._failed.append((now + _BACK_OFF_S, attempt))
+            self._ration.warn("later", "partitions %s cannot be taken over yet: %s", numbers, reason(error))
+            self._failed.append((now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S), attempt))
             return []
         except StoppedError:
             return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import PenstockError
 
@@ -14,6 +14,9 @@ _log = logging.getLogger("penstock.transactions")
 _LOOK_S = 1.0
 #: Seconds between two looks where nobody misses a topic.
 _ROUND_S = 5.0
+
+#: Missing topics that are asked for by name, in one round.
+_ASKED_FOR = 20
 
 #: Why a topic cannot take a message that nobody has heard of yet: the list that comes next may have it.
 NOT_KNOWN = "is not known yet"
@@ -25,11 +28,21 @@ class Targets:
     Args:
         ask: returns the partitions of every topic, or raises `PenstockError`; it may take seconds.
         name: what the names of the threads that ask end with.
+        hidden: of topics that are not in the list, returns those that may not be seen, each with what is missing for
+            it; it may take seconds.
     """
 
-    def __init__(self, ask: Callable[[], Mapping[str, int]], name: str) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Mapping[str, int]],
+        name: str,
+        hidden: Callable[[Sequence[str]], Mapping[str, str]] = lambda _: {},
+    ) -> None:
         self._ask = ask
         self._name = name
+        self._ask_hidden = hidden
+        # As the counts: topics that may not be seen.
+        self._hidden: Mapping[str, str] = {}
         # Replaced as a whole by the thread that asks, read by the coordinator's.
         self._counts: Mapping[str, int] = {}
         # Lists that arrived, changed or not; and by topic how many had, when it was first not found.
@@ -60,6 +73,9 @@ class Targets:
         # A list that was asked for before does not count: one may have been under way.
         if self._lists < self._missed.setdefault(topic, self._lists + 1 + self._asking.is_set()):
             return NOT_KNOWN
+        lacking = self._hidden.get(topic)
+        if lacking is not None:
+            return f"is not to be seen: {lacking}"
         return f"does not exist with {partitions} partitions or more; create it"
 
     def look_now_and_then(self, now: float) -> None:
@@ -83,6 +99,10 @@ class Targets:
     def _look(self) -> None:
         try:
             counts = self._ask()
+            # A copy of a dict's keys is one step under the interpreter lock. Who is hidden is known before the list
+            # counts: what is missing in it is explained by then.
+            missed = [topic for topic in list(self._missed) if topic not in counts]
+            self._hidden = self._ask_hidden(missed[:_ASKED_FOR]) if missed else {}
             self._lists += 1
             self._counts = counts
         except PenstockError as error:

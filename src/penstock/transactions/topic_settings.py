@@ -22,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not all in i
 
 from penstock.errors import ConfigurationError
 from penstock.kafka import reason
+from penstock.rights import THIS_CLIENT, Operation, is_missing_right, lacking_text, topic_right
 from penstock.transactions.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -34,7 +35,6 @@ _POLL_S = 0.1
 _DONE_BYTES = 1 << 20
 #: What it is raised to: as `topics` makes it.
 _DONE_ROOM = str(2 << 20)
-_NOT_ALLOWED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 
 def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict[str, str]:
@@ -58,7 +58,14 @@ def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict
     return wanted
 
 
-def mend_settings(admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, refuses: bool) -> None:
+def mend_settings(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    topics: StoreTopics,
+    *,
+    refuses: bool,
+    principal: str = THIS_CLIENT,
+) -> None:
     """Look at the settings of half, op and done, and mend what is wrong, with a line in the log.
 
     What cannot be looked at is said in a warning, with the right that it needs.
@@ -68,11 +75,12 @@ def mend_settings(admin: AdminClient, bootstrap_servers: str, topics: StoreTopic
         bootstrap_servers: Kafka's addresses, for the command that mends them.
         topics: the store's topics, which exist.
         refuses: whether what is wrong and cannot be mended is an error; else it is a warning.
+        principal: who asks, for the command that gives a right that is missing.
 
     Raises:
         ConfigurationError: something is wrong and cannot be mended; the message names the command that mends it.
     """
-    for name, settings in _described(admin, (topics.half, topics.op, topics.done)).items():
+    for name, settings in _described(admin, (topics.half, topics.op, topics.done), principal, is_duty=refuses).items():
         wrong = wrong_settings(settings, is_done=name == topics.done)
         if not wrong:
             continue
@@ -82,9 +90,10 @@ def mend_settings(admin: AdminClient, bootstrap_servers: str, topics: StoreTopic
         if why is None:
             _log.warning("topic %s had %s, which can lose transactions: it is %s now", name, was, now)
             continue
+        right = topic_right(Operation.ALTER_CONFIGS, name).command(principal)
         text = (
             f"topic {name} has {was}, which can lose transactions, and that could not be changed: {why}; change it by "
-            f"{_command(bootstrap_servers, name, wrong)}, or allow this client to ALTER_CONFIGS on the topic"
+            f"{_command(bootstrap_servers, name, wrong)}, or allow this client to do so by `{right}`"
         )
         if refuses:
             raise ConfigurationError(text)
@@ -99,8 +108,17 @@ def _command(bootstrap_servers: str, topic: str, wrong: Mapping[str, str]) -> st
     )
 
 
-def _described(admin: AdminClient, names: tuple[str, ...]) -> dict[str, dict[str, str | None]]:
-    """Return the settings of topics that the broker tells; of the others it is said that they are not known."""
+def _described(
+    admin: AdminClient, names: tuple[str, ...], principal: str, *, is_duty: bool
+) -> dict[str, dict[str, str | None]]:
+    """Return the settings of topics that the broker tells; of the others it is said that they are not known.
+
+    Args:
+        admin: an admin client.
+        names: the topics.
+        principal: who asks.
+        is_duty: whether whoever asks should have the right to; a producer may leave it to the coordinator.
+    """
     resources = {ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names}
     deadline = time.monotonic() + _NEW_S
     found: dict[str, dict[str, str | None]] = {}
@@ -117,8 +135,11 @@ def _described(admin: AdminClient, names: tuple[str, ...]) -> dict[str, dict[str
             break
         time.sleep(_POLL_S)
     for name, error in failures.items():
-        need = "; this client needs the right to DESCRIBE_CONFIGS on the topic" if error.code() in _NOT_ALLOWED else ""
-        _log.warning(
+        need, is_lacking = "", is_missing_right(error)
+        if is_lacking:
+            need = f": {lacking_text([topic_right(Operation.DESCRIBE_CONFIGS, name)], principal)}"
+        _log.log(
+            logging.INFO if is_lacking and not is_duty else logging.WARNING,
             "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
             "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s%s",
             name,

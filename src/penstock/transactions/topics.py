@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -13,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.kafka import CONNECT_TIMEOUT_S, TopicSpec, ensure_topics, reason
+from penstock.rights import THIS_CLIENT, Operation
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
 #: cost throughput, for each takes requests and transaction markers of its own.
@@ -132,11 +134,28 @@ def require_prefix(prefix: object, longest: str = ".discarded") -> None:
         )
 
 
-def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partitions: int) -> StoreTopics:
+def open_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    prefix: str,
+    partitions: int,
+    *,
+    needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
+    principal: str = THIS_CLIENT,
+) -> StoreTopics:
     """Create the topics of a store where they are absent, and return them with their real partition counts.
+
+    Args:
+        admin: an admin client.
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the topics begin with.
+        partitions: of half, op and done, if they have to be created.
+        needs: what the caller does with them, by the last part of their names, to be told where they are not seen.
+        principal: who the caller is, to be told then.
 
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: one is not to be seen, or is missing and may not be created.
         ConfigurationError: the prefix is no topic name, or the counts of half, op and done differ.
         PenstockError: the broker refused to create one.
     """
@@ -154,6 +173,8 @@ def open_topics(admin: AdminClient, bootstrap_servers: str, prefix: str, partiti
             # A store of an earlier version has none, and may be in the hands of a user who may not create topics.
             TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | _BROKER_TIME, is_optional=True),
         ],
+        needs={f"{prefix}.{name}": operations for name, operations in needs.items()},
+        principal=principal,
     )
     # Who creates at the same time as another, and is the later, has been told the partitions of its own wish.
     counts = _await_leaders(admin, bootstrap_servers, wanted)

@@ -87,19 +87,27 @@ def why(seen: Seen, transaction_id: str, topics: Sequence[str], store: str) -> s
     missing = sorted(set(topics) - seen.topics)
     if missing:
         return f"topic {', '.join(missing)}, which does not exist"
-    for status in seen.statuses:
-        if transaction_id in status.refused:
-            return f"topic {', '.join(dict.fromkeys(topics))} to take it: {status.refused[transaction_id]}"
-    for status in seen.statuses:
-        for topic in topics:
-            if topic in status.targets:
-                return f"topic {topic} to take it: {status.targets[topic]}"
+    return _told(seen.statuses, transaction_id, topics) or _unheard(seen, store)
+
+
+def _told(statuses: Sequence[Status], transaction_id: str, topics: Sequence[str]) -> str:
+    """Return what coordinators tell of a transaction, its topics, or what they lack."""
+    refused = next((one.refused[transaction_id] for one in statuses if transaction_id in one.refused), None)
+    if refused is not None:
+        return f"topic {', '.join(dict.fromkeys(topics))} to take it: {refused}"
+    for status in statuses:
+        topic = next((topic for topic in topics if topic in status.targets), None)
+        if topic is not None:
+            return f"topic {topic} to take it: {status.targets[topic]}"
+    lacking = next((why for status in statuses for why in status.rights.values()), None)
+    return "" if lacking is None else f"a right of its coordinator: {lacking}"
+
+
+def _unheard(seen: Seen, store: str) -> str:
     if seen.coordinators == 0:
         return f"a coordinator of {store}: none runs, so start one"
-    for status in seen.statuses:
-        if status.slow_call:
-            return f"Kafka: {status.slow_call} of coordinator {status.coordinator} does not return"
-    return ""
+    slow = next((status for status in seen.statuses if status.slow_call), None)
+    return "" if slow is None else f"Kafka: {slow.slow_call} of coordinator {slow.coordinator} does not return"
 
 
 def looker(admin: AdminClient, servers: str, inspection: Inspection, topics: StoreTopics) -> Callable[[], Seen]:
@@ -107,7 +115,7 @@ def looker(admin: AdminClient, servers: str, inspection: Inspection, topics: Sto
 
     def look() -> Seen:
         counts = partition_counts(admin, servers, _ANSWER_S)
-        return Seen(frozenset(counts), inspection.statuses(), _coordinators(admin, topics))
+        return Seen(frozenset(counts), inspection.seen_statuses(), _coordinators(admin, topics))
 
     return look
 

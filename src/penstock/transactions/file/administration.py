@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
 from penstock.kafka import admin_client
 from penstock.transactions.audit import VERBS, Act, AuditLog
-from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.delivery import AckedProducer, LateProducer
 from penstock.transactions.file.ledger import Kept
 from penstock.transactions.file.looking import described
 from penstock.transactions.file.opened import OpenStore
@@ -154,9 +154,8 @@ class FileAdministration:
         """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
         store, topics = self._store, StoreTopics(self._store.prefix)
         servers, config = store.bootstrap_servers, store.config
-        sends = AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}")
+        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}"))
         admin, inspection = admin_client(servers, config), Inspection(servers, config, topics)
-        sends.start()
         try:
             yield (
                 AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection),

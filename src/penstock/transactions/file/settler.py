@@ -16,6 +16,7 @@ from typing import Self
 from penstock.disposable import LeftBehind
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.rights import Operation, principal_of
 from penstock.transactions.done_log import DoneLog, create_done_log
 from penstock.transactions.file.asking import FileAsker
 from penstock.transactions.file.backlog import FileBacklog
@@ -23,6 +24,7 @@ from penstock.transactions.file.journal import Outcome, Settle
 from penstock.transactions.file.opened import OpenStore
 from penstock.transactions.file.redo import NoRoomError
 from penstock.transactions.file.store import FileStore
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.observing import observe
 from penstock.transactions.outbound import Outbound
@@ -68,6 +70,7 @@ class FileSettler:
         self._opened: OpenStore | None = None
         self._relay: Relay | None = None
         self._left = LeftBehind(f"the coordinator of {store.path}")
+        self._rights = MissingRights(store.config)
         self._asker: FileAsker | None = None
         # Written by the thread when it dies of an error, read by stop() after joining it.
         self._failure: BaseException | None = None
@@ -111,7 +114,13 @@ class FileSettler:
         servers, config = store.bootstrap_servers, store.config
         self._done_topic = f"{name}.done"
         create_done_log(servers, config, self._done_topic, 1)
-        ensure_topics(self._admin, servers, [TopicSpec(self._discarded, 1, _KEPT)])
+        ensure_topics(
+            self._admin,
+            servers,
+            [TopicSpec(self._discarded, 1, _KEPT)],
+            needs={self._discarded: (Operation.WRITE,)},
+            principal=principal_of(config),
+        )
         asker = FileAsker(store, opened, self._options)
         with opened.lock:
             if opened.plan is not None:
@@ -122,8 +131,10 @@ class FileSettler:
                 asker.plan(kept)
 
         def make(transactional_id: str, *, apart: bool) -> Outbound:
-            done = DoneLog(servers, config, self._done_topic, 0)
-            return Outbound(servers, config, transactional_id=transactional_id, done=done, apart=apart)
+            done = DoneLog(servers, config, self._done_topic, 0, self._rights)
+            return Outbound(
+                servers, config, transactional_id=transactional_id, done=done, apart=apart, rights=self._rights
+            )
 
         def wake() -> None:
             with opened.lock:
@@ -288,6 +299,7 @@ class FileSettler:
                 finish_times=tuple(counts.finish_times),
                 finish_seconds=counts.finish_seconds,
                 left_behind=self._left.total,
+                missing_rights=tuple(self._rights.told().values()),
             )
 
 

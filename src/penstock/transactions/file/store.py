@@ -22,11 +22,11 @@ from penstock.errors import (
     HalfNotStoredError,
     StoppedError,
     StoreFailedError,
-    TopicNotFoundError,
     TransactionError,
     TransactionRefusedError,
 )
-from penstock.kafka import admin_client, partition_counts
+from penstock.kafka import admin_client, partition_counts, require_topics
+from penstock.rights import Operation, principal_of
 from penstock.transactions.cancelling import not_cancelled, not_pending
 from penstock.transactions.file.folder import OsFolder
 from penstock.transactions.file.journal import Decide, Journal, Outcome, Prepare
@@ -198,6 +198,7 @@ class FileStore:
 
         Raises:
             TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
             ConfigurationError: the topic has no such partition, or belongs to the store.
             BrokerConnectionError: no broker answered.
         """
@@ -208,9 +209,11 @@ class FileStore:
             self._targets = partition_counts(self._admin, self.bootstrap_servers)
             count = self._targets.get(topic)
         if count is None:
-            raise TopicNotFoundError(
-                f"no such topic at {self.bootstrap_servers}: {topic}; create it first, or correct the name"
-            )
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self.config)
+            count = require_topics(
+                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
+            )[topic]
         if partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
 

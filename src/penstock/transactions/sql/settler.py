@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -17,8 +18,10 @@ import sqlalchemy as sa
 from penstock.disposable import LeftBehind
 from penstock.errors import StoppedError, raised
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.rights import Operation, principal_of
 from penstock.transactions.done_log import DoneLog, create_done_log
 from penstock.transactions.ids import new_id
+from penstock.transactions.missing_rights import MissingRights
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.observing import observe
 from penstock.transactions.outbound import Outbound
@@ -67,6 +70,7 @@ class SqlSettler:
         self._counts = SqlCounts(store.database, self._asking, self._name)
         self._telemetry = options.telemetry
         self._left = LeftBehind("the coordinator of the SQL store")
+        self._rights = MissingRights(store.config)
         # Of the thread alone: by shard, what publishes it, and what it publishes; shards that are given up.
         self._relays: dict[int, tuple[Relay, SqlBacklog]] = {}
         self._leaving: set[int] = set()
@@ -110,7 +114,14 @@ class SqlSettler:
         try:
             self._done = f"{store.topics.prefix}.sql-{store.uuid}.done"
             admin = admin_client(store.bootstrap_servers, store.config)
-            ensure_topics(admin, store.bootstrap_servers, [TopicSpec(store.topics.discarded, store.shards, _KEPT)])
+            discarded = store.topics.discarded
+            ensure_topics(
+                admin,
+                store.bootstrap_servers,
+                [TopicSpec(discarded, store.shards, _KEPT)],
+                needs={discarded: (Operation.WRITE,)},
+                principal=principal_of(store.config),
+            )
             create_done_log(store.bootstrap_servers, store.config, self._done, store.shards)
             self._counts.begin()
         except BaseException:
@@ -154,7 +165,7 @@ class SqlSettler:
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start, and what the store holds now: all of its shards, whoever has them."""
-        return self._counts.statistics()
+        return replace(self._counts.statistics(), missing_rights=tuple(self._rights.told().values()))
 
     def _mine(self) -> CoordinatorStatistics:
         """Return the same of its own shards: what several coordinators tell of themselves adds up to the store."""
@@ -263,8 +274,10 @@ class SqlSettler:
         servers, config, done = store.bootstrap_servers, store.config, self._done
 
         def make(transactional_id: str, *, apart: bool) -> Outbound:
-            log = DoneLog(servers, config, done, number)
-            return Outbound(servers, config, transactional_id=transactional_id, done=log, apart=apart)
+            log = DoneLog(servers, config, done, number, self._rights)
+            return Outbound(
+                servers, config, transactional_id=transactional_id, done=log, apart=apart, rights=self._rights
+            )
 
         backlog = SqlBacklog(number, self._shards, self._claims, self._counts)
         name = f"{store.topics.prefix}.sql-{store.uuid}.{number}"

@@ -23,11 +23,11 @@ from penstock.errors import (
     HalfNotStoredError,
     StoppedError,
     StoreConnectionError,
-    TopicNotFoundError,
     TransactionError,
     TransactionRefusedError,
 )
-from penstock.kafka import admin_client, partition_counts
+from penstock.kafka import admin_client, partition_counts, require_topics
+from penstock.rights import Operation, principal_of
 from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.sql import schema
 from penstock.transactions.sql.administration import SqlAdministration
@@ -195,6 +195,7 @@ class SqlStore:
 
         Raises:
             TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
             ConfigurationError: the topic has no such partition, or belongs to a store.
         """
         count = self._targets.get(topic)
@@ -204,8 +205,10 @@ class SqlStore:
             raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
         self._targets = found = partition_counts(self._admin, self.bootstrap_servers)
         if topic not in found:
-            raise TopicNotFoundError(
-                f"no such topic at {self.bootstrap_servers}: {topic}; create it first, or correct the name"
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self.config)
+            self._targets = found = found | require_topics(
+                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
             )
         if partition is not None and not 0 <= partition < found[topic]:
             raise ConfigurationError(

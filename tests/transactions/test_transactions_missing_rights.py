@@ -1,0 +1,153 @@
+"""Missing rights: when they are said, for how long they are known, and what is read in the client library's log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from confluent_kafka import KafkaError
+
+from penstock.rights import Operation, group_right, topic_right, transactional_right
+from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.faults import AddWatch, is_forbidden
+from penstock.transactions.missing_rights import MissingRights
+from penstock.transactions.obstacles import Cause, obstacles, told_lines
+from penstock.transactions.pending import Pending
+from penstock.transactions.records import Half, Verdict
+from penstock.transactions.status import Status, decode_status, encode_status
+from penstock.transactions.targets import NOT_KNOWN, Targets
+from waiting import wait_until
+
+WRITE = topic_right(Operation.WRITE, "store.done")
+READ = group_right("store.coordinator")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rights(clock: Clock) -> MissingRights:
+    return MissingRights({"sasl.username": "shop"}, clock)
+
+
+def test_a_refusal_is_said_at_once_and_the_same_one_only_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    missing = rights(clock)
+
+    for _ in range(1_000):
+        text = missing.refused("decisions cannot be published", WRITE)
+    missing.refused("no partitions are to be had", READ)
+    assert len(caplog.records) == 2
+
+    clock.now += 31
+    missing.refused("decisions cannot be published", WRITE)
+    assert len(caplog.records) == 3
+    assert text.startswith("decisions cannot be published: User:shop lacks the right Write on topic store.done; ")
+    assert [*missing.told()] == ["Write on topic store.done", "Read on group store.coordinator"]
+    assert missing.told()["Write on topic store.done"] == text
+
+
+def test_a_right_is_known_to_be_missing_until_it_is_seen_to_be_there_or_not_missed_for_long() -> None:
+    clock = Clock()
+    missing = rights(clock)
+    missing.refused("this", WRITE)
+    missing.refused("that", READ)
+
+    missing.granted(WRITE)
+    assert [*missing.told()] == [str(READ)]
+
+    clock.now += 60
+    missing.refused("that", READ)
+    clock.now += 60
+    assert [*missing.told()] == [str(READ)]
+    clock.now += 60
+    assert missing.told() == {}
+
+
+def test_a_right_on_a_prefix_is_given_by_a_command_with_that_pattern() -> None:
+    right = transactional_right("store.coordinator.")
+    assert str(right) == "Write on transactional-id store.coordinator.*"
+    assert right.command("User:a").endswith(
+        "--operation Write --transactional-id 'store.coordinator.' --resource-pattern-type prefixed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ('Failed to add partition "bad" [1] to transaction: Broker: Topic authorization failed', True),
+        ('AddPartitionsToTxn response: partition "bad": [1]: Broker: Unknown topic or partition', True),
+        ('Failed to add partition "bad" [1] to transaction: Broker: Operation not attempted', False),
+        ('AddPartitionsToTxn response: partition "bad": [1]: Broker: Not coordinator', False),
+    ],
+)
+def test_topics_that_were_not_let_into_a_transaction_are_read_in_the_librarys_log(line: str, refused: bool) -> None:
+    watch = AddWatch(logging.getLogger("test"))
+    watch.log(logging.ERROR, "%s %s %s", "ADDPARTS", "client", f"[thrd:main]: TxnCoordinator/1: {line}")
+    assert ("bad" in watch.refused) is refused
+    assert is_forbidden(watch.refused.get("bad", "")) is ("authorization" in line)
+
+    watch.begin()
+    assert watch.refused == {}
+
+
+def test_a_status_tells_missing_rights_and_one_of_an_earlier_version_none() -> None:
+    status = Status("one", 5, (0,), rights={str(WRITE): "decisions cannot be published"})
+    assert status.tells_something
+    value = encode_status(status)
+    assert decode_status(value) == status
+
+    earlier = value.replace(b'"rights"', b'"unknown"')
+    assert decode_status(earlier).rights == {}
+
+
+def decided() -> Pending:
+    pending = Pending(Half("1" * 32, "orders", "target", b"k", None, b"v", (), None), 0)
+    pending.verdict = Verdict.COMMIT
+    return pending
+
+
+@pytest.mark.parametrize("partitions", [(0,), ()], ids=["owner", "owns nothing"])
+def test_what_is_decided_waits_for_the_right_that_its_coordinator_lacks(partitions: tuple[int, ...]) -> None:
+    one, why = decided(), "decisions cannot be published: User:shop lacks ..."
+    status = Status("one", 5, partitions, rights={str(WRITE): why})
+
+    found = obstacles(0, [one], [status], 0.0)[one.half.transaction_id]
+
+    assert (found.cause, found.text) == (Cause.RIGHT, f"a right of its coordinator: {why}")
+    assert told_lines([status], 0.0) == [f"coordinator one tells: {why}"]
+
+
+def test_what_only_keeps_logs_from_being_trimmed_holds_nothing() -> None:
+    one, delete = decided(), topic_right(Operation.DELETE, "store.half")
+    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be trimmed"})
+    assert obstacles(0, [one], [status], 0.0) == {}
+    assert obstacles(1, [one], [status], 0.0) == {}
+
+
+def test_a_target_that_may_not_be_seen_is_told_by_what_is_missing_and_not_as_absent() -> None:
+    targets = Targets(
+        lambda: {"well": 1}, "test", lambda missed: dict.fromkeys({"bad"}.intersection(missed), "lacks it")
+    )
+    now = 0.0
+
+    def known(topic: str) -> str | None:
+        nonlocal now
+        now += 2.0
+        why = targets.missing(topic, 1, now)
+        return None if why is NOT_KNOWN else why
+
+    assert wait_until(lambda: known("bad")) == "is not to be seen: lacks it"
+    assert (wait_until(lambda: known("gone")) or "").startswith("does not exist")
+    wait_until(lambda: targets.has("well", 1))
+
+
+def test_a_refused_send_names_the_right_and_any_other_failure_does_not() -> None:
+    sends = AckedProducer("127.0.0.1:1", {"sasl.username": "shop", "log_level": 0}, 1.0, "test")
+    text = sends.why("store.half", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    assert "User:shop lacks the right Write on topic store.half" in text
+    assert "lacks" not in sends.why("store.half", KafkaError(KafkaError._MSG_TIMED_OUT))
