@@ -18,9 +18,10 @@ from pyspark.sql import SparkSession
 
 from databases import TestDatabase, new_database
 from kafka_tools import STEADY
-from penstock.devbroker import DevBroker, spark_environment
+from penstock.devbroker import DevBroker, User, spark_environment
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.spark_sink import register
+from rights import Right, give
 from waiting import wait_until
 
 # A machine that has other things to do is no failure of what is tested. And what fails here fails again: the examples
@@ -72,11 +73,43 @@ def new_topic(
     """Return a function that creates a topic with a name of its own: `new_topic(partitions=1, config=None)`."""
 
     def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        test = re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name)[:60].strip("-")
-        name = f"{test}-{next(topic_numbers)}"
+        name = f"{_name_of_test(request)}-{next(topic_numbers)}"
         ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
         # Creation is acknowledged by the controller; a client may ask before the broker has heard of it.
         wait_until(lambda: has_leaders(admin, name, partitions))
+        return name
+
+    return create
+
+
+@pytest.fixture(scope="session")
+def secured() -> Iterator[DevBroker]:
+    """The secured broker of this run: passwords over TLS, and rights. It starts when a test first asks for it."""
+    with DevBroker(security="sasl_ssl", acls=True, config=STEADY, start_timeout=150) as running:
+        yield running
+
+
+@pytest.fixture
+def new_user(secured: DevBroker, topic_numbers: Iterator[int], request: pytest.FixtureRequest) -> Callable[..., User]:
+    """Return a function that makes a user of the secured broker with these rights: `new_user(*rights)`."""
+
+    def create(*rights: Right) -> User:
+        user = secured.user(f"{_name_of_test(request)}-{next(topic_numbers)}")
+        give(secured, user, rights)
+        return user
+
+    return create
+
+
+@pytest.fixture
+def new_secured_topic(
+    secured: DevBroker, topic_numbers: Iterator[int], request: pytest.FixtureRequest
+) -> Callable[..., str]:
+    """Return a function that creates a topic on the secured broker: `new_secured_topic(partitions=1, config=None)`."""
+
+    def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        name = f"{_name_of_test(request)}-{next(topic_numbers)}"
+        secured.create_topic(name, partitions, config)
         return name
 
     return create
@@ -131,6 +164,10 @@ def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
     """Tell whether the brokers know all partitions of a topic, and who leads them."""
     found = admin.list_topics(timeout=30).topics.get(topic)
     return found is not None and sum(one.leader >= 0 for one in found.partitions.values()) == partitions
+
+
+def _name_of_test(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^a-zA-Z0-9]+", "-", request.node.name)[:60].strip("-")
 
 
 @pytest.fixture

@@ -1,19 +1,28 @@
 """Embedded Kafka: a real broker in a child process, and the Java that it and Spark need.
 
-`with DevBroker() as broker:` starts one and `broker.bootstrap_servers` is its address.
+`with DevBroker() as broker:` starts one and `broker.bootstrap_servers` is its address. With `security=` and `acls=`
+clients have to prove who they are, and may do what they were allowed to.
 """
 
 from penstock.devbroker.broker import DevBroker
+from penstock.devbroker.certificates import Certificate
 from penstock.devbroker.jars import KAFKA_VERSION, jars_folder, kafka_jars
 from penstock.devbroker.java import JavaRuntime, find_java
+from penstock.devbroker.rights import AskedRight
+from penstock.devbroker.security import Security, User, unsecured_token
 from penstock.devbroker.spark import spark_environment
 
 __all__ = [
     "KAFKA_VERSION",
+    "AskedRight",
+    "Certificate",
     "DevBroker",
     "JavaRuntime",
+    "Security",
+    "User",
     "find_java",
     "jars_folder",
     "kafka_jars",
     "spark_environment",
+    "unsecured_token",
 ]

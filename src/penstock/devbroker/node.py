@@ -13,14 +13,18 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
+from penstock.devbroker.certificates import write_private
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.jars import KAFKA_VERSION, last_lines
 from penstock.devbroker.java import JavaRuntime
-from penstock.devbroker.settings import log_format, properties
+from penstock.devbroker.rights import Rights
+from penstock.devbroker.security import ADMIN, ClientSecurity
+from penstock.devbroker.settings import SecuredListener, log_format, properties
 from penstock.errors import DevBrokerError
 from penstock.kafka import admin_client, reason
 
@@ -54,11 +58,15 @@ class Node:
         temporary: bool,
         port: int | None,
         config: Mapping[str, str],
+        security: ClientSecurity | None,
     ) -> None:
         self.port = _free_port() if port is None else _checked_port(port)
         self.log_path = folder / "broker.log"
         self._folder = folder
         self._config = config
+        self._security = security
+        self._inside_port = self.port
+        self.authorizer_log_path = folder / "authorizer.log"
         self._properties = folder / "server.properties"
         self._cluster_file = folder / "cluster-id"
         self._java_command = [
@@ -69,7 +77,10 @@ class Node:
             f"{jars}/*",
         ]
         with _lock(folder) as lock:
-            (folder / "log4j2.properties").write_text(log_format())
+            has_authorizer = security is not None and security.has_acls
+            (folder / "log4j2.properties").write_text(
+                log_format(self.authorizer_log_path if has_authorizer else None), encoding="ascii"
+            )
             self.child = SupervisedChild(
                 [*self._java_command, "kafka.Kafka", str(self._properties)],
                 log_path=self.log_path,
@@ -89,12 +100,48 @@ class Node:
             if time.monotonic() > deadline:
                 raise self._failed("it did not answer in time")
         self._load_transactions(deadline)
+        if self._security is not None:
+            self._let_users_in(self._security, deadline)
+
+    @property
+    def inside(self) -> str:
+        """The address at which this process needs no right and no password; where there are none, that of clients."""
+        return f"{HOST}:{self._inside_port}"
+
+    def await_login(self, config: Mapping[str, Any], deadline: float) -> None:
+        """Wait until a client with these settings is let in.
+
+        Raises:
+            DevBrokerError: it was not in time.
+        """
+        # Whether the client would trust the broker is another question: its certificate may be one that expired.
+        unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
+        address = f"{HOST}:{self.port}"
+        client = AdminClient({**config, **unchecked, "bootstrap.servers": address, "logger": _silent()})
+        client.poll(0)  # the client library makes its unsecured tokens here
+        try:
+            client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
+        except KafkaException as error:
+            raise DevBrokerError(
+                f"the embedded broker at {address} does not let a user in: {reason(error)}; "
+                f"read its log {self.log_path}"
+            ) from error
+
+    def _let_users_in(self, security: ClientSecurity, deadline: float) -> None:
+        """Make the users known from the start, and wait until each can log in."""
+        names = security.passwords if security.kind.has_passwords else (ADMIN,)
+        for name in names:
+            if security.kind.has_passwords:
+                Rights(admin_client(self.inside, {})).set_password(name, security.passwords[name])
+            self.await_login(security.client_settings(name, "SCRAM-SHA-512"), deadline)
 
     def _load_transactions(self, deadline: float) -> None:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
-        silent = logging.getLogger("penstock.devbroker.silent")
-        silent.disabled = True
-        settings = {"bootstrap.servers": f"{HOST}:{self.port}", "transactional.id": _WARM_UP_ID, "logger": silent}
+        settings: dict[str, Any] = {
+            "bootstrap.servers": self.inside,
+            "transactional.id": _WARM_UP_ID,
+            "logger": _silent(),
+        }
         try:
             Producer(settings).init_transactions(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
@@ -115,8 +162,12 @@ class Node:
         self.child.close()
 
     def _write_properties(self) -> None:
-        text = properties(self.port, _free_port(), self._folder / "kafka", self._config)
-        self._properties.write_text(text, encoding="ascii")
+        secured = None
+        if self._security is not None:
+            self._inside_port = _free_port()
+            secured = SecuredListener(self._security.kind.protocol, self._inside_port, self._security.broker_settings())
+        text = properties(self.port, _free_port(), self._folder / "kafka", self._config, secured)
+        write_private(self._properties, text.encode("ascii"))
 
     def _format(self, deadline: float) -> str:
         """Return the cluster's id, giving the folder one if it has none: the file is written when that is done."""
@@ -147,11 +198,11 @@ class Node:
     def _answers(self, cluster_id: str) -> bool:
         """Tell whether this very broker answers: on its port another one might."""
         try:
-            socket.create_connection((HOST, self.port), timeout=1).close()
+            socket.create_connection((HOST, self._inside_port), timeout=1).close()
         except OSError:
             return False
         try:
-            metadata = admin_client(f"{HOST}:{self.port}", {}).list_topics(timeout=5)
+            metadata = admin_client(self.inside, {}).list_topics(timeout=5)
         except KafkaException:
             return False  # it listens but is not ready: the caller asks again and keeps the deadline
         found: str | None = metadata.cluster_id
@@ -162,6 +213,13 @@ class Node:
             f"the embedded Kafka {KAFKA_VERSION} at {HOST}:{self.port} did not start: {what}. "
             f"Correct what its last lines name:\n{last_lines(self.log_path)}"
         )
+
+
+def _silent() -> logging.Logger:
+    """Return a logger for clients that are expected to be refused at first."""
+    silent = logging.getLogger("penstock.devbroker.silent")
+    silent.disabled = True
+    return silent
 
 
 def _lock(folder: Path) -> IO[bytes]:

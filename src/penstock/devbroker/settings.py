@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import reserved
@@ -15,11 +16,13 @@ _OWNED = {
     "controller.listener.names": "the listeners are set up from port=",
     "listeners": "choose the port with port=; the address is always 127.0.0.1",
     "advertised.listeners": "choose the port with port=; the address is always 127.0.0.1",
-    "listener.security.protocol.map": "the embedded broker listens in plain text on 127.0.0.1",
+    "listener.security.protocol.map": "choose how clients connect with security=",
     "inter.broker.listener.name": "the embedded broker has no other brokers",
     "log.dir": "choose the folder with data_dir=",
     "log.dirs": "choose the folder with data_dir=",
     "metadata.log.dir": "choose the folder with data_dir=",
+    "authorizer.class.name": "ask for rights with acls=True",
+    "super.users": "the embedded broker has one of its own, admin_config",
 }
 
 #: What one node needs: without the factors of 1, transactions and groups wait for ever for other brokers.
@@ -55,13 +58,47 @@ logger.server.name = kafka.server.KafkaRaftServer
 logger.server.level = INFO
 """
 
+#: What the authorizer was asked, in a file of its own: allowed at DEBUG, denied at INFO.
+_AUTHORIZER_LOG_FORMAT = """\
+appender.asked.type = File
+appender.asked.name = asked
+appender.asked.fileName = {path}
+appender.asked.layout.type = PatternLayout
+appender.asked.layout.pattern = %m%n
+logger.authorizer.name = kafka.authorizer.logger
+logger.authorizer.level = DEBUG
+logger.authorizer.additivity = false
+logger.authorizer.appenderRef.asked.ref = asked
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredListener:
+    """What a broker with security has beside that.
+
+    Attributes:
+        protocol: Kafka's name of the protocol that clients speak.
+        inside_port: where the broker talks to itself, and we to it, without security.
+        settings: the broker's settings for it; a user's settings win over them.
+    """
+
+    protocol: str
+    inside_port: int
+    settings: Mapping[str, str]
+
 
 def check_config(config: Mapping[str, str]) -> None:
     """Raise `ConfigurationError` when `config` sets what the embedded broker holds itself."""
     reserved(config, _OWNED, "the embedded broker")
 
 
-def properties(port: int, controller_port: int, storage: Path, config: Mapping[str, str]) -> str:
+def properties(
+    port: int,
+    controller_port: int,
+    storage: Path,
+    config: Mapping[str, str],
+    secured: SecuredListener | None = None,
+) -> str:
     """Return the text of `server.properties`.
 
     Args:
@@ -69,6 +106,7 @@ def properties(port: int, controller_port: int, storage: Path, config: Mapping[s
         controller_port: where the node talks to itself.
         storage: folder of Kafka's logs.
         config: the user's settings, which win over our defaults.
+        secured: how clients prove who they are; None for plain text.
     """
     owned = {
         "process.roles": "broker,controller",
@@ -80,12 +118,28 @@ def properties(port: int, controller_port: int, storage: Path, config: Mapping[s
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "log.dirs": str(storage),
     }
-    return "".join(f"{key}={_escaped(str(value))}\n" for key, value in {**_DEFAULTS, **config, **owned}.items())
+    defaults = _DEFAULTS
+    if secured is not None:
+        defaults = {**defaults, **secured.settings}
+        inside = f"INTERNAL://127.0.0.1:{secured.inside_port}"
+        owned |= {
+            "inter.broker.listener.name": "INTERNAL",
+            "listeners": f"CLIENT://127.0.0.1:{port},{inside},CONTROLLER://127.0.0.1:{controller_port}",
+            "advertised.listeners": f"CLIENT://127.0.0.1:{port},{inside}",
+            "listener.security.protocol.map": (f"CLIENT:{secured.protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"),
+        }
+    return "".join(f"{key}={_escaped(str(value))}\n" for key, value in {**defaults, **config, **owned}.items())
 
 
-def log_format() -> str:
-    """Return the text of the log settings: warnings and errors, to standard output, with short stacks."""
-    return _LOG_FORMAT
+def log_format(authorizer_log: Path | None = None) -> str:
+    """Return the text of the log settings: warnings and errors, to standard output, with short stacks.
+
+    Args:
+        authorizer_log: file for what the authorizer was asked; None for a broker without one.
+    """
+    if authorizer_log is None:
+        return _LOG_FORMAT
+    return _LOG_FORMAT + _AUTHORIZER_LOG_FORMAT.format(path=_escaped(str(authorizer_log)))
 
 
 def _escaped(value: str) -> str:

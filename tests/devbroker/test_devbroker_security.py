@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from penstock.devbroker import AskedRight, DevBroker, User, unsecured_token
+from penstock.errors import ConfigurationError, DevBrokerError
+from rights import Right, give, on_cluster, on_group, on_topic, on_transactional_id, take
+
+#: What properties files, JAAS settings and passwords may each take wrongly.
+ODD_PASSWORD = "q\"uo\\te' ;#=$\n ü"  # noqa: S105 - made for this test
+
+#: Seconds in which a client that is refused has been told so.
+REFUSED_S = 5.0
+
+
+class Client:
+    """A bare client of the broker, with what it was told went wrong."""
+
+    def __init__(self, broker: DevBroker, config: Mapping[str, Any]) -> None:
+        self.errors: list[KafkaError] = []
+        self._admin = AdminClient(
+            {**config, "bootstrap.servers": broker.bootstrap_servers, "error_cb": self.errors.append, "log_level": 0}
+        )
+        self._admin.poll(0)
+
+    def topics(self, timeout: float = 60.0) -> set[str]:
+        """Return the topics it may see."""
+        return set(self._admin.list_topics(timeout=timeout).topics)
+
+    def error_of(self, topic: str) -> int | None:
+        """Return why it may not see a topic."""
+        error = self._admin.list_topics(topic, timeout=60).topics[topic].error
+        return None if error is None else int(error.code())
+
+    def create(self, topic: str) -> None:
+        self._admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
+
+    def refusal(self) -> str:
+        """Return why it is not let in."""
+        with pytest.raises(KafkaException):
+            self.topics(REFUSED_S)
+        self._admin.poll(0)
+        return "; ".join(error.str() for error in self.errors)
+
+
+@pytest.fixture(scope="module")
+def with_passwords() -> Iterator[DevBroker]:
+    """Passwords without TLS; two users from the start."""
+    users = {"odd": ODD_PASSWORD, "early": "bird"}
+    with DevBroker(security="sasl_plaintext", users=users, start_timeout=150) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def with_client_certificates() -> Iterator[DevBroker]:
+    with DevBroker(security="ssl", acls=True, start_timeout=150) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def with_tokens() -> Iterator[DevBroker]:
+    with DevBroker(security="oauthbearer", acls=True, start_timeout=150) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
+def test_a_user_given_at_the_start_logs_in_by_each_mechanism(with_passwords: DevBroker, mechanism: str) -> None:
+    user = with_passwords.user("odd", mechanism=mechanism)
+
+    assert user.config["sasl.mechanism"] == mechanism
+    assert Client(with_passwords, user.config).topics() >= set()
+
+
+def test_a_wrong_password_is_refused(with_passwords: DevBroker) -> None:
+    user = with_passwords.user("early")
+
+    refusal = Client(with_passwords, {**user.config, "sasl.password": "worm"}).refusal()
+
+    assert "SASL authentication error" in refusal
+
+
+def test_a_user_that_comes_later_has_no_plain_until_the_broker_starts_anew() -> None:
+    with DevBroker(security="sasl_plaintext", start_timeout=150) as broker:
+        first = broker.user("late", "first")
+        with pytest.raises(ConfigurationError, match=r"came later.*restart\(\)"):
+            broker.user("late", mechanism="PLAIN")
+        second = broker.user("late", "second")
+        old = Client(broker, first.config).refusal()
+
+        broker.restart()
+        plain = broker.user("late", mechanism="PLAIN")
+
+        assert "SASL authentication error" in old
+        assert plain.config["sasl.password"] == second.config["sasl.password"] == "second"
+        assert Client(broker, plain.config).topics() >= set()
+        assert Client(broker, broker.admin_config).topics() >= set()
+
+
+def test_passwords_show_neither_in_what_is_printed_nor_to_others(with_passwords: DevBroker) -> None:
+    user = with_passwords.user("early")
+    folder = with_passwords.log_path.parent
+    command_line = Path(f"/proc/{with_passwords.pid}/cmdline").read_bytes()
+
+    shown = [repr(user), str(user), repr(with_passwords), with_passwords.log_path.read_text(), str(command_line)]
+
+    assert not any("bird" in text for text in shown)
+    readable = [
+        file
+        for file in folder.glob("*")
+        if file.is_file() and b"bird" in file.read_bytes() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    ]
+    assert "bird" in (folder / "server.properties").read_text()
+    assert not readable
+
+
+def test_a_client_certificate_is_the_user(with_client_certificates: DevBroker) -> None:
+    broker = with_client_certificates
+    broker.create_topic("certified")
+    broker.allow("orders", "read", topic="certified")
+
+    mine = Client(broker, broker.user("orders").config).topics()
+    same = Client(broker, broker.certificate("orders").config).topics()
+    other = Client(broker, broker.certificate("stranger").config).topics()
+
+    assert mine == same == {"certified"}
+    assert other == set()
+    assert "certified" in Client(broker, broker.admin_config).topics()
+
+
+@pytest.mark.parametrize("kind", ["expired", "foreign", "none"])
+def test_a_client_certificate_that_is_no_good_is_refused(with_client_certificates: DevBroker, kind: str) -> None:
+    broker = with_client_certificates
+    config = broker.certificate("orders", expired=kind == "expired", foreign=kind == "foreign").config
+    if kind == "none":
+        config = {name: value for name, value in config.items() if "certificate" not in name and "key" not in name}
+
+    assert Client(broker, config).refusal()
+
+
+def test_tokens_of_the_library_and_of_a_callback_name_the_user(with_tokens: DevBroker) -> None:
+    broker = with_tokens
+    broker.create_topic("tokens")
+    broker.allow("orders", "read", topic="tokens")
+    user = broker.user("orders")
+    called: list[str] = []
+
+    def token(config: str) -> tuple[str, float]:
+        called.append(config)
+        return unsecured_token("orders")
+
+    by_callback = {key: value for key, value in user.config.items() if "unsecure" not in key} | {"oauth_cb": token}
+
+    assert Client(broker, user.config).topics() == {"tokens"}
+    assert Client(broker, by_callback).topics() == {"tokens"}
+    assert called
+    assert "tokens" in Client(broker, broker.admin_config).topics()
+
+
+def test_a_token_that_has_expired_is_refused(with_tokens: DevBroker) -> None:
+    config = dict(with_tokens.user("orders").config)
+    del config["enable.sasl.oauthbearer.unsecure.jwt"]
+
+    def expired(_config: str) -> tuple[str, float]:
+        token, expiry = unsecured_token("orders", -60)
+        return token, expiry + 600
+
+    assert "invalid_token" in Client(with_tokens, {**config, "oauth_cb": expired}).refusal()
+
+
+def test_an_unknown_authority_is_refused_by_the_client(secured: DevBroker, new_user: Callable[..., User]) -> None:
+    strange = {**new_user().config, "ssl.ca.location": str(secured.certificates.foreign_ca_path)}
+
+    assert "certificate verify failed" in Client(secured, strange).refusal()
+
+
+def test_an_expired_certificate_is_refused_by_the_client() -> None:
+    with DevBroker(security="sasl_ssl", expired_certificate=True, start_timeout=150) as broker:
+        user = broker.user("orders")
+
+        refusal = Client(broker, user.config).refusal()
+
+    assert "certificate" in refusal
+    assert "expired" in refusal
+
+
+def test_a_right_holds_when_it_was_given_and_no_longer_when_it_was_taken(
+    secured: DevBroker, new_user: Callable[..., User], new_secured_topic: Callable[..., str]
+) -> None:
+    topic, user = new_secured_topic(), new_user()
+    client = Client(secured, user.config)
+
+    seen = []
+    for _ in range(5):
+        seen.append(client.error_of(topic))
+        secured.allow(user, "describe", topic=topic)
+        seen.append(client.error_of(topic))
+        secured.disallow(user, "describe", topic=topic)
+
+    assert seen == 5 * [KafkaError.TOPIC_AUTHORIZATION_FAILED, None]
+
+
+def test_a_right_to_create_holds_at_the_controller_too(secured: DevBroker, new_user: Callable[..., User]) -> None:
+    user = new_user()
+    client = Client(secured, user.config)
+
+    for number in range(5):
+        with pytest.raises(KafkaException, match="AUTHORIZATION_FAILED"):
+            client.create(f"{user.name}-{number}")
+        secured.allow(user, "CREATE", topic=user.name, prefix=True)
+        client.create(f"{user.name}-{number}")
+        secured.disallow(user, "CREATE", topic=user.name, prefix=True)
+
+
+def test_several_rights_are_given_and_taken_at_once(secured: DevBroker, new_user: Callable[..., User]) -> None:
+    name = new_user().name
+    rights = [
+        *on_topic(name, "READ", "DELETE"),
+        *on_group(name, "READ", prefix=True),
+        *on_transactional_id(name, "WRITE"),
+        *on_cluster("IDEMPOTENT_WRITE"),
+    ]
+    user = new_user(*rights)
+    producer = Producer(
+        {**user.config, "bootstrap.servers": secured.bootstrap_servers, "transactional.id": name, "log_level": 0}
+    )
+    producer.init_transactions(60)
+
+    take(secured, user, rights)
+    with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        Producer(
+            {**user.config, "bootstrap.servers": secured.bootstrap_servers, "transactional.id": name, "log_level": 0}
+        ).init_transactions(60)
+
+    give(secured, user, on_topic(name, "DESCRIBE"))
+    asked = {Right(one.resource, one.name, one.operation): one.allowed for one in secured.asked(user)}
+    assert asked[on_transactional_id(name, "WRITE")[0]] in {True, False}
+
+
+def test_what_the_broker_looked_up_for_a_user_is_told_in_order(
+    secured: DevBroker, new_user: Callable[..., User], new_secured_topic: Callable[..., str]
+) -> None:
+    topic, user = new_secured_topic(), new_user()
+    client = Client(secured, user.config)
+
+    before = secured.asked(user)
+    client.error_of(topic)
+    secured.allow(user, "read", topic=topic)
+    client.error_of(topic)
+    client.error_of(topic)
+
+    assert before == []
+    assert secured.asked(user) == [
+        AskedRight("DESCRIBE", "topic", topic, allowed=False, request="Metadata"),
+        AskedRight("DESCRIBE", "topic", topic, allowed=True, request="Metadata"),
+    ]
+
+
+def test_the_same_names_return_after_a_restart(tmp_path: Path) -> None:
+    with DevBroker(security="sasl_ssl", acls=True, data_dir=tmp_path / "ünd so", start_timeout=150) as broker:
+        broker.create_topic("kept")
+        user = broker.user("orders")
+        broker.allow(user, "read", topic="kept")
+
+        broker.kill()
+        broker.restart()
+
+        assert Client(broker, user.config).topics() == {"kept"}
+        assert AskedRight("DESCRIBE", "topic", "kept", allowed=True, request="Metadata") in broker.asked(user)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"security": "tls"}, "security must be one of"),
+        ({"acls": True}, "give security= too"),
+        ({"users": {"orders": "x"}}, "users= has passwords"),
+        ({"security": "ssl", "users": {"orders": "x"}}, "users= has passwords"),
+        ({"security": "sasl_ssl", "users": {"or,ders": "x"}}, "must be letters"),
+        ({"security": "sasl_ssl", "users": {"admin": "x"}}, "choose another name"),
+        ({"security": "sasl_ssl", "users": {"orders": ""}}, "is empty"),
+        ({"security": "sasl_plaintext", "expired_certificate": True}, "needs a certificate"),
+        ({"expired_certificate": True}, "needs a certificate"),
+        ({"config": {"super.users": "User:me"}}, "admin_config"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_before_anything_starts(
+    options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        DevBroker(**options)
+
+
+def test_the_missing_library_for_certificates_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+
+    with pytest.raises(DevBrokerError, match=r"pip install 'penstock\[dev-broker-tls\]'"):
+        DevBroker(security="ssl")
+
+
+def test_a_broker_without_users_or_rights_says_so(broker: DevBroker, with_passwords: DevBroker) -> None:
+    assert broker.admin_config == {}
+    with pytest.raises(DevBrokerError, match="started without security"):
+        broker.user("orders")
+    with pytest.raises(DevBrokerError, match="started without acls=True"):
+        broker.allow("orders", "read", topic="x")
+    with pytest.raises(DevBrokerError, match="started without acls=True"):
+        with_passwords.asked("orders")
+    with pytest.raises(DevBrokerError, match="has no certificates"):
+        with_passwords.certificate("orders")
+
+
+def test_rights_that_are_none_are_refused(secured: DevBroker, with_tokens: DevBroker) -> None:
+    with pytest.raises(ConfigurationError, match="an operation must be one of"):
+        secured.allow("orders", "reed", topic="x")
+    with pytest.raises(ConfigurationError, match="an operation on something"):
+        secured.allow("orders", "read")
+    with pytest.raises(ConfigurationError, match="an operation on something"):
+        secured.disallow("orders", topic="x")
+    with pytest.raises(ConfigurationError, match="mechanism must be one of"):
+        secured.user("orders", mechanism="GSSAPI")
+    with pytest.raises(ConfigurationError, match="have none"):
+        with_tokens.user("orders", "secret")
