@@ -114,10 +114,12 @@ class Node:
         Raises:
             DevBrokerError: it was not in time.
         """
-        # Whether the client would trust the broker is another question: its certificate may be one that expired.
-        unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
         address = f"{HOST}:{self.port}"
-        client = AdminClient({**config, **unchecked, "bootstrap.servers": address, "logger": _silent()})
+        settings: dict[str, Any] = {**config, "bootstrap.servers": address, "logger": _silent()}
+        if "ssl.ca.location" in config:
+            # Whether the client would trust the broker is another question: its certificate may be one that expired.
+            settings["enable.ssl.certificate.verification"] = "false"
+        client = AdminClient(settings)
         client.poll(0)  # the client library makes its unsecured tokens here
         try:
             client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
