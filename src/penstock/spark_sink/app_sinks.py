@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import ClientConfig
 from penstock.errors import ConfigurationError
 from penstock.kafka import admin_client, require_topics
+from penstock.rights import MissingRightError
 from penstock.spark_sink.gate import BatchLeftError, Gate
 from penstock.spark_sink.group_offsets import GroupOffsets
 from penstock.spark_sink.progress import SinkStatistics
@@ -274,10 +275,10 @@ class AppSinks:
 
 @contextmanager
 def _stops_are_no_errors() -> Iterator[None]:
-    """Keep py4j from logging a batch that is left to the next start as an error with its stack."""
+    """Keep py4j from logging with its stack what is no error, a batch left to the next start, or is told without."""
 
     def is_error(record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError)
+        return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError | MissingRightError)
 
     callbacks = logging.getLogger("py4j.clientserver")
     callbacks.addFilter(is_error)
