@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
-from confluent_kafka import Producer
 
 from penstock.client_log import EVERY_S, ClientLog
-from penstock.kafka import base_config
+from penstock.clients import making, producer
+from penstock.clients.kinds import Kind
 from waiting import wait_until
 
 LINE = "%s [%s] %s"
@@ -66,12 +66,13 @@ def test_what_is_remembered_does_not_grow_without_end() -> None:
 
 
 def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_otherwise() -> None:
-    servers = "127.0.0.1:9092"
+    def settings(config: dict[str, object]) -> dict[str, object]:
+        return making.settings(Kind.CONSUMER, "127.0.0.1:9092", config)
 
-    assert base_config(servers, {})["reconnect.backoff.max.ms"] == 1000
-    assert base_config(servers, {"reconnect.backoff.max.ms": 5})["reconnect.backoff.max.ms"] == 5
+    assert settings({})["reconnect.backoff.max.ms"] == 1000
+    assert settings({"reconnect.backoff.max.ms": 5})["reconnect.backoff.max.ms"] == 5
     # The client library refuses a first wait that is longer than the longest.
-    assert "reconnect.backoff.max.ms" not in base_config(servers, {"reconnect.backoff.ms": 2000})
+    assert "reconnect.backoff.max.ms" not in settings({"reconnect.backoff.ms": 2000})
 
 
 def test_a_broker_that_is_away_costs_few_lines_however_many_clients_ask_for_it(
@@ -85,8 +86,8 @@ def test_a_broker_that_is_away_costs_few_lines_however_many_clients_ask_for_it(
             super().log(level, text, *arguments)
 
     log = Counting(logging.getLogger("penstock.kafka"))
-    monkeypatch.setattr("penstock.kafka._client_log", log)
-    clients = [Producer(base_config("127.0.0.1:1", {})) for _ in range(5)]
+    monkeypatch.setattr(making, "client_log", log)
+    clients = [producer("127.0.0.1:1", {}) for _ in range(5)]
 
     def refused_often() -> bool:
         for client in clients:

@@ -67,6 +67,7 @@ class App:
         dead_letter_limit: when the app stops rather than give up one more message.
         middlewares: hooks around every handler, the first outermost.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
+        exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -94,6 +95,7 @@ class App:
         dead_letter_limit: DeadLetterLimit | None = None,
         middlewares: Sequence[Middleware] = (),
         telemetry: Telemetry | None = None,
+        exception_texts: bool = False,
     ) -> None:
         check.not_empty("name", name)
         check.not_empty("bootstrap_servers", bootstrap_servers)
@@ -113,6 +115,7 @@ class App:
             stall_after=stall_after,
             dead_letter_limit=dead_letter_limit,
             telemetry=telemetry,
+            exception_texts=exception_texts,
             config=config if config is not None else {},
         )
         self._coordinator = coordinator
@@ -324,6 +327,7 @@ class App:
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
+            MissingRightError: the brokers do not allow what it needs; the message says what gives it.
             ConfigurationError: there is nothing to run, `coordinator` is none, PySpark or Java is missing for a sink,
                 a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
             SinkError: a sink cannot store what its query gives it.

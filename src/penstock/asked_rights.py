@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka.admin import AdminClient
 
-from penstock.rights import Resource, Right, is_missing_right
+from penstock.rights import MissingRightError, Resource, Right, is_missing_right
 
 #: What every client may that is told anything of a topic or a group: an answer without it is none.
 _TOLD = "DESCRIBE"
@@ -26,10 +26,12 @@ class Rights:
     """What the brokers answered.
 
     Attributes:
-        missing: rights that were asked for and that the client lacks.
+        held: rights that were asked for and that the client has.
+        missing: those that it lacks.
         unknown: those of which nothing was told: there is no such topic, or the brokers do not tell rights.
     """
 
+    held: tuple[Right, ...] = ()
     missing: tuple[Right, ...] = ()
     unknown: tuple[Right, ...] = ()
 
@@ -71,24 +73,41 @@ class AskedRights:
     def wait(self) -> Rights:
         """Return what was answered, waiting for it."""
         told = {place: _held(future) for place, future in self._asked.items()}
-        missing, unknown = [], []
+        held: list[Right] = []
+        missing: list[Right] = []
+        unknown: list[Right] = []
         for right in self._needed:
-            held = told.get((right.resource, right.name))
-            if held is None:
-                unknown.append(right)
-            elif right.operation.name not in held:
-                missing.append(right)
-        return Rights(tuple(missing), tuple(unknown))
+            names = told.get((right.resource, right.name))
+            which = unknown if names is None else held if right.operation.name in names else missing
+            which.append(right)
+        return Rights(tuple(held), tuple(missing), tuple(unknown))
+
+
+def require_rights(admin: AdminClient, needed: Iterable[Right], what: str, principal: str, timeout_s: float) -> None:
+    """Ask, and wait for the answer. Where the brokers tell nothing, whatever is tried next says what is the matter.
+
+    Args:
+        admin: an admin client of the one who needs the rights.
+        needed: rights on topics and on groups.
+        what: what they are needed for, as the beginning of a sentence.
+        principal: whom the brokers take the client for.
+        timeout_s: seconds that a broker may take to answer.
+
+    Raises:
+        MissingRightError: some are missing; all those are named.
+    """
+    if missing := AskedRights(admin, needed, timeout_s).wait().missing:
+        raise MissingRightError(what, missing, principal)
 
 
 def _held(asked: Future[Any]) -> Sequence[str] | None:
     """Return the operations that the client may do, by the client library's names; None where that is not told."""
     try:
-        operations: list[AclOperation] | None = asked.result().authorized_operations
+        operations = asked.result().authorized_operations
     except KafkaException as error:
         return () if is_missing_right(error) else None
     names = [one.name for one in operations or ()]
     return names if _TOLD in names else None
 
 
-__all__ = ["AskedRights", "Rights"]
+__all__ = ["AskedRights", "Rights", "require_rights"]

@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import TopicPartition
 
+from penstock import clients
+from penstock.asked_rights import AskedRights, Rights
 from penstock.config import ClientConfig
 from penstock.kafka import (
     TopicSpec,
     admin_client,
-    base_config,
-    client_refused,
     ensure_topics,
     message_limits,
     require_topics,
 )
+from penstock.rights import Right, principal_of
 from penstock.topic_ids import AskedTopicIds, TopicIds
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ class ProducerClient(Protocol):
     def flush(self, timeout: float = ...) -> int:
         """Wait for deliveries; return how many are still out."""
 
+    def purge(self) -> None:
+        """Give up what is queued and on its way; the delivery callbacks are told so."""
+
 
 class TopicIdsAnswer(Protocol):
     """An answer that is on its way: which topics there are."""
@@ -128,8 +132,22 @@ class TopicIdsAnswer(Protocol):
         """Return what was answered; None as long as it is not there. Never waits."""
 
 
+class RightsAnswer(Protocol):
+    """An answer that is on its way: which rights the asking client lacks."""
+
+    def answer(self) -> Rights | None:
+        """Return what was answered; None as long as it is not there. Never waits."""
+
+    def wait(self) -> Rights:
+        """Return what was answered, waiting for it."""
+
+
 class Cluster(Protocol):
     """A Kafka cluster, as an engine sees it: clients, topics, and the time."""
+
+    @property
+    def principal(self) -> str:
+        """Whom the brokers take the clients for, as `User:name`."""
 
     @property
     def clock(self) -> Clock:
@@ -142,16 +160,22 @@ class Cluster(Protocol):
         """Make a producer. `config` holds librdkafka's keys, without the addresses."""
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has; raise `TopicNotFoundError` where one is absent."""
+        """Return how many partitions each topic has; raise `TopicNotFoundError` where one is absent.
+
+        `MissingRightError` where the clients may not read one and so cannot see it.
+        """
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Create the topics that are absent."""
+        """Create the topics that are absent; `MissingRightError` where the clients may not."""
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many bytes a message of each topic may have; without those that are not told."""
 
     def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
         """Ask which topics there are, without waiting for the answer; `KafkaException` where that cannot be asked."""
+
+    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+        """Ask which of these rights the clients lack, as `ask_topic_ids`."""
 
 
 class KafkaCluster:
@@ -168,8 +192,13 @@ class KafkaCluster:
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._config = config or {}
-        # Asks for topic ids; made at the first question. By one thread, the poll thread.
+        # Asks for topic ids and rights; made at the first question. By one thread: who starts, then the poll thread.
         self._admin: AdminClient | None = None
+
+    @property
+    def principal(self) -> str:
+        """Whom the brokers take the clients for, as `User:name`, as far as their configuration tells."""
+        return principal_of(self._config)
 
     def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
         """Make a consumer.
@@ -177,10 +206,7 @@ class KafkaCluster:
         Raises:
             ConfigurationError: the client refused a setting.
         """
-        try:
-            return Consumer(base_config(self._bootstrap_servers, config))  # type: ignore[return-value] # overloads per argument
-        except KafkaException as error:
-            raise client_refused(error) from error
+        return clients.consumer(self._bootstrap_servers, config)  # type: ignore[return-value] # overloads per argument
 
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:
         """Make a producer.
@@ -188,27 +214,28 @@ class KafkaCluster:
         Raises:
             ConfigurationError: the client refused a setting.
         """
-        try:
-            return Producer(base_config(self._bootstrap_servers, config))  # type: ignore[return-value] # takes more than is used
-        except KafkaException as error:
-            raise client_refused(error) from error
+        return clients.producer(self._bootstrap_servers, config)  # type: ignore[return-value] # takes more than is used
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many partitions each topic has.
 
         Raises:
             BrokerConnectionError: no broker answered.
+            MissingRightError: the clients may not read a topic, and so cannot see it.
             TopicNotFoundError: a topic does not exist.
         """
-        return require_topics(admin_client(self._bootstrap_servers, self._config), self._bootstrap_servers, topics)
+        admin = admin_client(self._bootstrap_servers, self._config)
+        return require_topics(admin, self._bootstrap_servers, topics, principal=self.principal)
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent.
 
         Raises:
             BrokerConnectionError: no broker answered.
+            MissingRightError: the clients may not create one.
         """
-        ensure_topics(admin_client(self._bootstrap_servers, self._config), self._bootstrap_servers, specs)
+        admin = admin_client(self._bootstrap_servers, self._config)
+        ensure_topics(admin, self._bootstrap_servers, specs, principal=self.principal)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many bytes a message of each topic may have; without those that are not told."""
@@ -220,9 +247,20 @@ class KafkaCluster:
         Raises:
             KafkaException: the client library refused to ask.
         """
+        return AskedTopicIds(self._lasting_admin(), topics, _ANSWER_S)
+
+    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+        """Ask which of these rights the clients lack, without waiting for the answer.
+
+        Raises:
+            KafkaException: the client library refused to ask.
+        """
+        return AskedRights(self._lasting_admin(), needed, _ANSWER_S)
+
+    def _lasting_admin(self) -> AdminClient:
         if self._admin is None:
             self._admin = admin_client(self._bootstrap_servers, self._config)
-        return AskedTopicIds(self._admin, topics, _ANSWER_S)
+        return self._admin
 
 
-__all__ = ["Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient", "TopicIdsAnswer"]
+__all__ = ["Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient", "RightsAnswer", "TopicIdsAnswer"]

@@ -54,6 +54,12 @@ def not_negative(option: str, value: float) -> None:
         raise ConfigurationError(f"{option} must be zero or more, but is {value!r}; give it a value of at least 0")
 
 
+def a_boolean(option: str, value: object) -> None:
+    """Raise `ConfigurationError` unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{option} must be True or False, but is {value!r}")
+
+
 def positive_int(option: str, value: int) -> None:
     """Raise `ConfigurationError` unless the value is a whole number of at least one."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -120,6 +126,7 @@ def names(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
 __all__ = [
     "LONGEST_S",
     "ClientConfig",
+    "a_boolean",
     "a_callable",
     "a_plain_function",
     "choice",

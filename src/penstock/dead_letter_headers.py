@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
@@ -83,8 +83,8 @@ class DeadLetterOrigin:
     group: str | None = None
     attempts: int | None = None
     exception: str | None = None
-    message: str | None = None
-    stack: str | None = None
+    message: str | None = field(default=None, repr=False)
+    stack: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, record: Record, error: BaseException, *, group: str, attempts: int) -> Self:

@@ -1,17 +1,18 @@
 """What the engines share of Kafka: is a broker there, do topics exist, make the missing ones; how to fetch many.
 
-Consumers and producers are made by the engines themselves; nothing here keeps a connection.
+Nothing here keeps a connection.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
     AdminClient,
     ConfigResource,
@@ -20,32 +21,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.client_log import ClientLog
-from penstock.config import ClientConfig, not_empty
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
+from penstock.clients import admin as admin_client
+from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
+from penstock.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
 #: Seconds that one look at the metadata may take, and between two looks.
 _METADATA_LOOK_S = 5.0
 _LOOK_S = 0.02
-
-#: Keys of a client configuration that an admin client understands too, by prefix.
-_CONNECTION_PREFIXES = (
-    "sasl.",
-    "ssl.",
-    "security.",
-    "socket.",
-    "broker.",
-    "bootstrap.",
-    "enable.ssl",
-    "client.",
-    "reconnect.",
-)
-
-#: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
-#: later than the broker is back.
-_LONGEST_RECONNECT_MS = 1_000
 
 #: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
 #: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
@@ -81,8 +65,6 @@ _TRANSIENT = frozenset(
 )
 
 _log = logging.getLogger("penstock.kafka")
-#: Shared by all clients: what they say of one broker is the same.
-_client_log = ClientLog(_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,44 +82,6 @@ class TopicSpec:
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
     is_optional: bool = False
-
-
-def base_config(bootstrap_servers: str, config: ClientConfig) -> dict[str, Any]:
-    """Return a client configuration: the user's keys, the addresses, and the library's log in ours, rationed.
-
-    Raises:
-        ConfigurationError: no addresses, or the addresses are given twice and differ.
-    """
-    not_empty("bootstrap_servers", bootstrap_servers)
-    given = config.get("bootstrap.servers", bootstrap_servers)
-    if given != bootstrap_servers:
-        raise ConfigurationError(
-            f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
-        )
-    settings: dict[str, Any] = {"logger": _client_log, **config, "bootstrap.servers": bootstrap_servers}
-    if "reconnect.backoff.ms" not in config:
-        settings.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
-    return settings
-
-
-def connection_config(config: ClientConfig) -> dict[str, Any]:
-    """Return those settings that say how brokers are reached, which every kind of client understands."""
-    return {key: value for key, value in config.items() if key.startswith(_CONNECTION_PREFIXES)}
-
-
-def admin_client(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
-    """Return an admin client with the connection settings of `config` and nothing else of it."""
-    try:
-        return AdminClient(base_config(bootstrap_servers, connection_config(config)))
-    except KafkaException as error:
-        raise client_refused(error) from error
-
-
-def client_refused(error: KafkaException) -> ConfigurationError:
-    """Translate the client library's refusal of a configuration."""
-    return ConfigurationError(
-        f"the Kafka client refused its configuration: {reason(error)}; correct that key in config"
-    )
 
 
 def reason(error: KafkaException | KafkaError) -> str:
@@ -191,16 +135,58 @@ def partition_counts(
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
-def require_topics(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> dict[str, int]:
+def hidden_topics(admin: AdminClient, topics: Iterable[str]) -> list[str]:
+    """Return those topics that the brokers say nothing of because this client has no right on them.
+
+    In the list of all topics they are left out, as are those that do not exist; asked by name, the brokers tell. Of one
+    that does not exist they tell so only who may know of it. Where they do not answer, none is returned.
+    """
+    names = sorted(set(topics))
+    if not names:
+        return []
+    asked = admin.describe_topics(TopicCollection(names), request_timeout=CONNECT_TIMEOUT_S)
+    return [name for name, future in asked.items() if _is_hidden(future)]
+
+
+def _is_hidden(asked: Future[Any]) -> bool:
+    try:
+        asked.result()
+    except KafkaException as error:
+        return is_missing_right(error)
+    return False
+
+
+def require_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    topics: Iterable[str],
+    *,
+    to: Operation = Operation.READ,
+    principal: str = THIS_CLIENT,
+) -> dict[str, int]:
     """Return the number of partitions of each named topic.
+
+    Args:
+        admin: an admin client of the one who will use them.
+        bootstrap_servers: the addresses, for messages.
+        topics: names of the topics.
+        to: what they are needed for: the right to ask for where a topic cannot be seen.
+        principal: whom the brokers take the client for.
 
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: this client may not know of a topic; all such are named.
         TopicNotFoundError: at least one topic does not exist; all missing ones are named.
     """
     counts = partition_counts(admin, bootstrap_servers)
     wanted = list(topics)
     missing = sorted(name for name in wanted if name not in counts)
+    if hidden := hidden_topics(admin, missing):
+        raise MissingRightError(
+            f"{_topics(hidden)} cannot be seen at {bootstrap_servers}",
+            [topic_right(to, name) for name in hidden],
+            principal,
+        )
     if missing:
         raise TopicNotFoundError(
             f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
@@ -208,14 +194,27 @@ def require_topics(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
     return {name: counts[name] for name in wanted}
 
 
-def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[TopicSpec]) -> dict[str, int]:
+def _topics(names: Sequence[str]) -> str:
+    return f"topic{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def ensure_topics(
+    admin: AdminClient, bootstrap_servers: str, specs: Iterable[TopicSpec], *, principal: str = THIS_CLIENT
+) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
     A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
     and is refused is left out of what is returned, and a warning tells.
 
+    Args:
+        admin: an admin client of the one who will use them.
+        bootstrap_servers: the addresses, for messages.
+        specs: the topics.
+        principal: whom the brokers take the client for.
+
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: this client may not create one, or not see one that is there.
         PenstockError: the broker refused to create one; the message says why.
     """
     wanted = {spec.name: spec for spec in specs}
@@ -236,6 +235,8 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
                 if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue
                 if not wanted[name].is_optional:
+                    if is_missing_right(error):
+                        raise _not_created(admin, name, principal) from error
                     raise PenstockError(
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"
@@ -248,6 +249,22 @@ def ensure_topics(admin: AdminClient, bootstrap_servers: str, specs: Iterable[To
         _await_metadata(admin, set(made))
         counts = {**counts, **made}
     return {name: counts[name] for name in wanted}
+
+
+def _not_created(admin: AdminClient, name: str, principal: str) -> MissingRightError:
+    """Return the error of a topic that this client may not create; it may be there, where the client may not see it."""
+    create = topic_right(Operation.CREATE, name)
+    if hidden_topics(admin, [name]):
+        return MissingRightError(
+            f"topic {name} cannot be seen, nor created where it does not exist",
+            [topic_right(Operation.WRITE, name), create],
+            principal,
+        )
+    return MissingRightError(
+        f"topic {name} is missing and could not be created (somebody who may can create it by hand, too)",
+        [create],
+        principal,
+    )
 
 
 def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
@@ -285,9 +302,8 @@ __all__ = [
     "CONNECT_TIMEOUT_S",
     "TopicSpec",
     "admin_client",
-    "base_config",
-    "client_refused",
     "ensure_topics",
+    "hidden_topics",
     "is_transient",
     "message_limits",
     "not_answered",

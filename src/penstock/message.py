@@ -6,7 +6,7 @@ asked for, so an empty handler pays for none of them. `Message.of` makes one by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, Protocol
 
@@ -215,9 +215,9 @@ class FixedRecord:
     topic_name: str
     partition_number: int
     record_offset: int
-    record_key: bytes | None
-    record_value: bytes | None
-    record_headers: Headers
+    record_key: bytes | None = field(repr=False)
+    record_value: bytes | None = field(repr=False)
+    record_headers: Headers = field(repr=False)
     timestamp_ms: int | None
 
     def topic(self) -> str:

@@ -28,6 +28,10 @@ _REFUSALS = frozenset(
 )
 
 
+#: Stands for the principal where the configuration does not tell it, as with certificates and tokens.
+THIS_CLIENT = "User:<this client>"
+
+
 class Resource(Enum):
     """What a right is held on, by the option of `kafka-acls` that names it."""
 
@@ -169,10 +173,11 @@ def concerns_a_group(error: KafkaException | KafkaError) -> bool:
 def principal_of(config: ClientConfig) -> str:
     """Return whom the broker takes a client for, as far as its configuration tells."""
     user = config.get("sasl.username")
-    return f"User:{user}" if user else "User:<this client>"
+    return f"User:{user}" if user else THIS_CLIENT
 
 
 __all__ = [
+    "THIS_CLIENT",
     "Grantable",
     "MissingRightError",
     "Operation",

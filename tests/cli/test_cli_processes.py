@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
+from commands import Command
 from penstock.devbroker import DevBroker
 from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from waiting import wait_until
@@ -45,8 +48,44 @@ def command(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def _command_line(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # that process has just ended
+        return b""
+
+
 def write_app(folder: Path, servers: str, topic: str) -> None:
     (folder / "shop.py").write_text(APP.format(group=f"group-of-{topic}", servers=servers, topic=topic))
+
+
+def test_the_secured_broker_command_writes_its_settings_to_a_file_for_its_owner_alone(tmp_path: Path) -> None:
+    options = ["--port", "0", "--data-dir", "kept", "--security", "sasl_ssl", "--acls"]
+    with command("broker", *options, folder=tmp_path) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        printed = process.stdout.readline()
+        file = Path(printed.removeprefix("  settings: ").partition(",")[0])
+        settings = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        password = settings["sasl.password"]
+        command_lines = [_command_line(one) for one in Path("/proc").glob("[0-9]*/cmdline")]
+
+        topics = AdminClient(settings).list_topics(timeout=60).topics
+
+    assert file.parent == tmp_path / "kept"
+    assert stat.S_IMODE(file.stat().st_mode) == stat.S_IRUSR | stat.S_IWUSR
+    assert settings["bootstrap.servers"] == address
+    assert "__transaction_state" in topics  # which an administrator sees
+    assert any(str(process.pid).encode() in line for line in command_lines)  # of the supervisor
+    assert not any(password.encode() in line for line in command_lines)
+    assert password not in printed + (file.parent / "broker.log").read_text()
+
+
+def test_the_broker_command_refuses_rights_without_users(penstock_command: Command) -> None:
+    ended = penstock_command("broker", "--port", "0", "--acls")
+
+    assert ended.code == 2
+    assert "give security= too" in ended.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

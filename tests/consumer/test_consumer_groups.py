@@ -12,8 +12,8 @@ from confluent_kafka import Consumer
 from consuming import consumer_of
 
 from kafka_tools import Recorder, produce
+from penstock.consumer import fetch_errors as fetch_errors_module
 from penstock.consumer import handler
-from penstock.consumer import poll_loop as poll_loop_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from waiting import wait_until
@@ -49,14 +49,15 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
     topic, seen = new_topic(), Recorder()
     consumer = consumer_of(broker, {topic: handler(seen)})
 
-    with caplog.at_level(logging.WARNING, poll_loop_module.__name__):
+    with caplog.at_level(logging.WARNING, fetch_errors_module.__name__):
         with eager_member(broker, f"group-{topic}", topic):
             consumer.start()
             wait_until(lambda: consumer.explain()[0].state == "shut out")
             (said,) = consumer.explain()
             # A second refusal, so that it would be said a second time.
-            refused = consumer._loop._refusal  # type: ignore[union-attr] # it was started
-            wait_until(lambda: consumer._loop._refusal != refused)  # type: ignore[union-attr] # the same
+            errors = consumer._loop._errors  # type: ignore[union-attr] # it was started
+            refused = errors._refusal
+            wait_until(lambda: errors._refusal != refused)
         produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
         wait_until(lambda: seen.calls)
         (now,) = consumer.explain()

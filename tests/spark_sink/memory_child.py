@@ -15,6 +15,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, Message
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from penstock.clients import making
 from penstock.spark_sink import reading
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
@@ -36,7 +37,7 @@ class HesitantConsumer(Consumer):
 def main(topic: str, rows: int, settings: dict[str, str]) -> None:
     options = SourceOptions.parse({"subscribe": topic, "includeHeaders": "true", **settings})
     schema = to_arrow_schema(source_schema(include_headers=True), timezone="UTC")
-    reading.Consumer = HesitantConsumer
+    making.Consumer = HesitantConsumer
     before = resident("VmRSS")
     seen, largest = 0, 0
     for batch in reading.read_range(options, schema, OffsetRange(topic, 0, 0, rows)):

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from kafka_tools import read_all, transactional
+from penstock.clients import making
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.kafka import TopicSpec, ensure_topics
@@ -73,7 +74,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch, commit: Callable[[Producer, Callable
         def commit_transaction(self, timeout: float = -1) -> None:
             commit(self, lambda: super(Hooked, self).commit_transaction(timeout))
 
-    monkeypatch.setattr(kafka_ledger, "Producer", Hooked)
+    monkeypatch.setattr(making, "Producer", Hooked)
 
 
 def test_rows_below_the_ledger_are_left_out(bench: Bench) -> None:
@@ -112,11 +113,12 @@ def test_rows_that_this_run_of_the_query_has_gone_past_are_an_error_and_a_repeat
 KILLED = """
 import os, signal, sys
 from confluent_kafka import Producer
+from penstock.clients import making
 from penstock.spark_sink import KafkaSink, kafka_ledger
 class Killed(Producer):
     def commit_transaction(self, timeout=-1):
         os.kill(os.getpid(), signal.SIGKILL)
-kafka_ledger.Producer = Killed
+making.Producer = Killed
 servers, name, ledger, topic = sys.argv[1:]
 target = kafka_ledger.Target(servers, {}, name, ledger)
 rows = [kafka_ledger.Row(("orders", 0), n, topic, b"k", b"%d" % n, ()) for n in range(5)]

@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from kafka_tools import read_all
+from penstock.clients import making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
-from penstock.spark_sink import KafkaSink, kafka_ledger, start_sink
+from penstock.spark_sink import KafkaSink, start_sink
 from penstock.spark_sink.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
 from penstock.spark_sink.kafka_target import Row
 
@@ -106,7 +107,7 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
             looks.append((written, sum(len(values(broker, topic, left_open=True)) for topic in topics)))
             super().commit_transaction(timeout)
 
-    monkeypatch.setattr(kafka_ledger, "Producer", Looking)
+    monkeypatch.setattr(making, "Producer", Looking)
     frame = frame_of("value STRING, to STRING", [(n % 3, n, f"{n}", topics[n % 2]) for n in range(30)])
     sink(frame, 0)
     sink(frame, 0)
@@ -197,7 +198,8 @@ def test_a_transaction_takes_whole_offsets_up_to_its_bound() -> None:
         ({"topic": "ledger", "ledger_topic": "ledger"}, "must differ"),
         ({"parallelism": 0}, "parallelism"),
         ({"config": {"transactional.id": "canary-4711"}}, r"config\['transactional.id'\] belongs to KafkaSink"),
-        ({"config": {"oauth_cb": print}}, "cannot travel to Spark's executors"),
+        ({"config": {"oauth_cb": print}}, "cannot travel to Spark's executors; name the function as text"),
+        ({"config": {"error_cb": print}}, "cannot travel to Spark's executors"),
     ],
 )
 def test_a_wrong_setting_is_named_without_secrets(settings: dict[str, Any], named: str) -> None:

@@ -257,3 +257,11 @@ def test_sinks_that_write_no_sql_need_no_package_for_it() -> None:
     )
 
     assert tuple(done.stdout.split()) == names
+
+
+def test_a_callback_for_tokens_is_given_by_its_name() -> None:
+    options = SourceOptions.parse(
+        {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "kafka.oauth_cb": "tokens:Token.of"}
+    )
+
+    assert options.client["oauth_cb"] == "tokens:Token.of"

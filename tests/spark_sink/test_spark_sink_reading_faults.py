@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from penstock.clients import making
 from penstock.errors import SinkError, SourceError
 from penstock.rights import MissingRightError
 from penstock.spark_sink import dead_letters, reading
@@ -64,7 +65,7 @@ class FixedConsumer:
 
 
 def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, **options: str) -> list[int]:
-    monkeypatch.setattr(reading, "Consumer", lambda _: consumer)
+    monkeypatch.setattr(making, "Consumer", lambda _: consumer)
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
     batches = reading.read_range(SourceOptions.parse({**settings, **options}), SCHEMA, OffsetRange("orders", 0, 0, end))
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]

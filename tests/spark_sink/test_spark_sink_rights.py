@@ -184,29 +184,36 @@ def test_dead_letters_of_a_table_need_two_rights_and_go_on_when_they_are_given_a
         writer.write(rejected)
 
 
-def test_a_topic_of_dead_letters_that_may_not_be_made_is_told(
+def test_topics_that_may_not_be_made_are_told_with_the_right_to_make_them(
     secured: DevBroker, new_user: Callable[..., User], filled: str
 ) -> None:
-    user = new_user(*on_topic(filled, "READ"))
+    letters, ledger = f"dlq.{filled}", f"{filled}-ledger"
+    user = new_user(*on_topic(filled, "READ", "WRITE"), *on_topic(letters, "WRITE"), *on_topic(ledger, "READ", "WRITE"))
     writer = DeadLetters(secured.bootstrap_servers, config=user.config)
+    sink = KafkaSink(secured.bootstrap_servers, filled, name="q", config=user.config, ledger_topic=ledger)
+    acts = {letters: lambda: writer.write([Rejected(filled, 1, 2, "CheckViolation")]), ledger: sink._check_topics}
 
-    text = missing(lambda: writer.write([Rejected(filled, 1, 2, "CheckViolation")]))
-
-    assert names(text, user, on_topic(f"dlq.{filled}", "WRITE")[0])
-    assert "nothing of the batch was stored" in text
+    for topic, act in acts.items():
+        create = on_topic(topic, "CREATE")
+        text = missing(act)
+        assert names(text, user, create[0])
+        give(secured, user, create)
+        act()
 
 
 def test_offsets_of_a_group_that_may_not_be_written_are_told_at_once_and_written_when_they_may(
     secured: DevBroker, new_user: Callable[..., User], filled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group, position = f"group-of-{filled}", {(filled, 0): 3}
+    group = f"group-of-{filled}"
     rights = [*on_group(group, "READ"), *on_topic(filled, "READ")]
     user = new_user(*rights)
     offsets = GroupOffsets(group, bootstrap_servers=secured.bootstrap_servers, config=user.config)
 
     offsets.tell_missing_rights([filled])
+    assert offsets.advance({(filled, 0): 1}) == {(filled, 0): 1}
     assert caplog.text == ""
-    for right in rights:
+    for number, right in enumerate(rights, start=2):
+        position = {(filled, 0): number}
         take(secured, user, [right])
         caplog.clear()
         offsets.tell_missing_rights([filled])
@@ -214,5 +221,5 @@ def test_offsets_of_a_group_that_may_not_be_written_are_told_at_once_and_written
         assert offsets.advance(position) == {}
         assert caplog.text.count("lacks the right") == 1, "it is told once"
         give(secured, user, [right])
-    assert offsets.advance(position) == position
+        assert offsets.advance(position) == position
     offsets.close()

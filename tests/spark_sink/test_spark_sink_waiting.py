@@ -10,9 +10,9 @@ from confluent_kafka import Consumer, Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
 from kafka_tools import wait_for_markers
+from penstock.clients import making
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink import log_view
 from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.open_transactions import AGAIN_S, PATIENCE_S, OpenTransactions
 from penstock.spark_sink.options import SourceOptions
@@ -178,7 +178,7 @@ def test_several_open_transactions_are_named_by_one_client_in_one_line(  # noqa:
         write(topic, partition, [(None, b"behind")] * 500)
     view = LogView(SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}))
     made: list[object] = []
-    monkeypatch.setattr(log_view, "Consumer", lambda settings: made.append(settings) or Consumer(settings))
+    monkeypatch.setattr(making, "Consumer", lambda settings: made.append(settings) or Consumer(settings))
 
     assert OpenTransactions(view).tell(view.latest(view.partitions()))
 

@@ -82,7 +82,7 @@ def ops() -> Log:
 @pytest.fixture
 def logs(halves: Log, ops: Log) -> TwoLogs:
     made = iter((halves, ops))
-    both = TwoLogs({}, TOPICS, lambda _: next(made))  # type: ignore[arg-type,return-value] # what is used of it
+    both = TwoLogs(lambda: next(made), TOPICS)  # type: ignore[arg-type,return-value] # what is used of it
     both.add(0, 0, 0)
     return both
 

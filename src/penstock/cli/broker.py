@@ -22,18 +22,38 @@ def broker(
         Path | None, typer.Option("--data-dir", help="Keep topics in this folder and find them there again.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep topics, in a folder of penstock's own.")] = False,
+    security: Annotated[
+        str | None,
+        typer.Option(
+            "--security",
+            metavar="KIND",
+            help="Ask clients who they are: sasl_ssl, sasl_plaintext, ssl (client certificates) or oauthbearer.",
+        ),
+    ] = None,
+    acls: Annotated[
+        bool, typer.Option("--acls", help="With --security: users may do only what an administrator allowed them.")
+    ] = False,
 ) -> None:
     """Run a real Kafka broker on this machine until Ctrl-C.
 
-    Topics are gone when it ends, unless --keep or --data-dir asks for them. The first start fetches Kafka.
+    Topics are gone when it ends, unless --keep or --data-dir asks for them. The first start fetches Kafka. With
+    --security, the settings of a user that may do everything are in a file, whose name is printed.
     """
     from penstock.devbroker import DevBroker
 
     log_to_stderr()
     folder = data_dir or (kept_folder() if keep else None)
-    with until_signal(), DevBroker(port=port or None, data_dir=folder) as running:
+    with (
+        until_signal(),
+        DevBroker(port=port or None, data_dir=folder, security=security, acls=acls) as running,
+    ):
         typer.echo(f"Kafka runs at {running.bootstrap_servers}")
-        typer.echo(f"  connect:  penstock.App(..., bootstrap_servers={running.bootstrap_servers!r})")
+        config = ""
+        if security is not None:
+            config = ", config=..."
+            typer.echo(f"  settings: {running.settings_file()}, as NAME=VALUE; they are those of an administrator,")
+            typer.echo("            and you alone can read them")
+        typer.echo(f"  connect:  penstock.App(..., bootstrap_servers={running.bootstrap_servers!r}{config})")
         typer.echo("  topics:   " + (f"kept in {folder}" if folder else "gone when the broker ends"))
         typer.echo("  stop:     Ctrl-C")
         while running.running:

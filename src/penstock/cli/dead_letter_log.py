@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from penstock import clients
 from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
-from penstock.kafka import CONNECT_TIMEOUT_S, base_config, reason
+from penstock.kafka import CONNECT_TIMEOUT_S, reason
 from penstock.message import Record, headers_of
 from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
+from penstock.rights import (
+    THIS_CLIENT,
+    MissingRightError,
+    Operation,
+    group_right,
+    is_missing_right,
+    topic_right,
+)
 
 #: The group whose offsets say what was replayed, of every dead-letter topic.
 REPLAY_GROUP = "penstock-dlq-replay"
@@ -49,9 +58,9 @@ class DeadLetter:
     topic: str
     partition: int
     offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: HeaderList
+    key: bytes | None = field(repr=False)
+    value: bytes | None = field(repr=False)
+    headers: HeaderList = field(repr=False)
     timestamp_ms: int
     origin: DeadLetterOrigin | None
 
@@ -66,24 +75,24 @@ class DeadLetterLog:
 
     Args:
         bootstrap_servers: addresses of brokers.
+        principal: whom the brokers take the client for.
 
     Raises:
         ConfigurationError: the client refused the addresses.
     """
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, *, principal: str = THIS_CLIENT) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._consumer = Consumer(
-            base_config(
-                bootstrap_servers,
-                {
-                    "group.id": REPLAY_GROUP,
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "earliest",
-                    "isolation.level": "read_committed",
-                    "enable.partition.eof": True,
-                },
-            )
+        self._principal = principal
+        self._consumer = clients.consumer(
+            bootstrap_servers,
+            {
+                "group.id": REPLAY_GROUP,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            },
         )
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
@@ -91,10 +100,12 @@ class DeadLetterLog:
 
         Raises:
             BrokerConnectionError: no broker answered.
+            MissingRightError: this user may not know of the topic.
         """
         try:
             found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
         except KafkaException as error:
+            self._require_right(error.args[0], f"the ends of {topic}[{partition}] are not told", topic)
             raise self._unanswered(f"the ends of {topic}[{partition}]", reason(error)) from error
         if found is None:
             raise self._unanswered(f"the ends of {topic}[{partition}]", "no answer in time")
@@ -160,12 +171,16 @@ class DeadLetterLog:
 
         Raises:
             BrokerConnectionError: no broker answered.
+            MissingRightError: this user may not read the offsets of the group.
         """
+        what = f"what was replayed of {topic}[{partition}] is not told by group {REPLAY_GROUP}"
         try:
             (found,) = self._consumer.committed([TopicPartition(topic, partition)], timeout=CONNECT_TIMEOUT_S)
         except KafkaException as error:
+            self._require_right(error.args[0], what, topic)
             raise self._unanswered(f"the offsets of group {REPLAY_GROUP}", reason(error)) from error
         if found.error is not None:
+            self._require_right(found.error, what, topic)
             raise PenstockError(
                 f"group {REPLAY_GROUP} does not tell what was replayed of {topic}[{partition}]: {reason(found.error)}"
             )
@@ -177,15 +192,22 @@ class DeadLetterLog:
         """Write down what was replayed, durably.
 
         Raises:
+            MissingRightError: this user may not commit to the group.
             PenstockError: it could not be written.
         """
+        what = (
+            f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}, and the last "
+            f"{BATCH} messages at most are sent again by the next replay"
+        )
         place = TopicPartition(topic, partition, point.offset, metadata=point.metadata)
         try:
             answer = self._consumer.commit(offsets=[place], asynchronous=False) or []
         except KafkaException as error:
+            self._require_right(error.args[0], what, topic)
             raise _not_remembered(topic, partition, reason(error)) from error
         for one in answer:
             if one.error is not None:
+                self._require_right(one.error, what, topic)
                 raise _not_remembered(topic, partition, reason(one.error))
 
     def close(self) -> None:
@@ -209,12 +231,25 @@ class DeadLetterLog:
             return (message.offset() or 0) >= end
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the library
             return True
-        if error.code() in _PASSING:
+        # To read takes no group; what was replayed is asked for elsewhere, and says what that lacks.
+        if error.code() in _PASSING or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             return False
-        raise PenstockError(
-            f"{topic}[{partition}] at {self._bootstrap_servers} cannot be read: {reason(error)}; "
-            "check that the topic is still there and that this user may read it"
-        )
+        what = f"{topic}[{partition}] at {self._bootstrap_servers} cannot be read"
+        self._require_right(error, what, topic)
+        raise PenstockError(f"{what}: {reason(error)}; check that the topic is still there")
+
+    def _require_right(self, error: KafkaError, what: str, topic: str) -> None:
+        """Raise `MissingRightError` where that is what a broker refused; return for every other error.
+
+        Args:
+            error: what it answered.
+            what: what was tried.
+            topic: the topic that was to be read.
+        """
+        if is_missing_right(error):
+            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            right = group_right(REPLAY_GROUP) if is_group else topic_right(Operation.READ, topic)
+            raise MissingRightError(what, [right], self._principal)
 
     def _unanswered(self, what: str, why: str) -> BrokerConnectionError:
         return BrokerConnectionError(

@@ -1,11 +1,12 @@
 """How a dead letter is printed.
 
-Its text comes from anywhere: what a terminal might obey is escaped. Key and value are printed only where they are
-asked for.
+Its text comes from anywhere: what a terminal might obey is escaped. Key, value and what quotes them, the text of the
+exception, are printed only where they are asked for; of the stack its places alone are, file, line and function.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -15,9 +16,17 @@ from penstock.dead_letter_headers import strip
 #: Stands for what the headers do not tell.
 UNKNOWN = "?"
 
+#: A place in a stack: Python's, and Java's of Spring's dead letters. All else in a stack may be text of an exception.
+_PLACE = re.compile(r'\s*File "[^"]*", line \d+(, in \S+)?|\s+at [\w.$/<>@-]+\([\w.$: ]*\)')
+
 
 def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
-    """Return what there is to tell of a dead letter, line by line; its key and value only with `payload`."""
+    """Return what there is to tell of a dead letter, line by line.
+
+    Args:
+        letter: the dead letter.
+        payload: whether its key and value are told, and the text of the exception.
+    """
     origin = letter.origin
     yield f"{letter.topic} {letter.partition}:{letter.offset}  {time_text(letter.timestamp_ms)}"
     if origin is None:
@@ -29,11 +38,12 @@ def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
         yield f"  group      {printable(origin.group or UNKNOWN)}"
         yield f"  tries      {UNKNOWN if origin.attempts is None else origin.attempts}"
         yield f"  exception  {printable(origin.exception or UNKNOWN)}"
-        yield from _block("message", origin.message or "")
+        yield from _block("message", (origin.message or "") if payload else "(shown with --payload)")
     yield from _own_headers(letter)
     if origin is not None and origin.stack is not None:
         yield "  stack"
-        yield from (f"    {printable(line)}" for line in origin.stack.splitlines())
+        stack = origin.stack.splitlines()
+        yield from (f"    {printable(line)}" for line in stack if payload or _PLACE.fullmatch(line))
     if payload:
         yield f"  key        {_content(letter.key)}"
         yield f"  value      {_content(letter.value)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,9 +76,9 @@ def show(
         str | None, typer.Argument(metavar="[PARTITION:OFFSET]", help="One dead letter; the newest when left out.")
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The newest so many, in the order of their time.")] = None,
-    payload: Annotated[bool, typer.Option("--payload", help="Print the key and the value, too.")] = False,
+    payload: Annotated[bool, typer.Option("--payload", help="Print key, value and the exception's text, too.")] = False,
 ) -> None:
-    """Print dead letters: where they come from, why they died, their headers.
+    """Print dead letters: where they come from, what they died of and where, their headers.
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
@@ -135,6 +135,8 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
     log_to_stderr()
     with _topics(bootstrap_servers) as (log, partitions):
         _existing(topic, partitions, bootstrap_servers)
+        if not dry_run:
+            _require_rights_to_replay(bootstrap_servers, topic, to)
         work = Replay(
             log,
             bootstrap_servers=bootstrap_servers,
@@ -166,12 +168,29 @@ def _topics(bootstrap_servers: str) -> Iterator[tuple[DeadLetterLog, Mapping[str
 
 def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str) -> str:
     from penstock.errors import TopicNotFoundError
+    from penstock.kafka import admin_client, require_topics
 
     if topic not in partitions:
+        # It is told apart from one that this user may not see.
+        with suppress(TopicNotFoundError):
+            require_topics(admin_client(bootstrap_servers, {}), bootstrap_servers, [topic])
         raise TopicNotFoundError(
             f"no topic {topic} at {bootstrap_servers}; `penstock dlq ls --all` names the dead-letter topics"
         )
     return topic
+
+
+def _require_rights_to_replay(bootstrap_servers: str, topic: str, to: str | None) -> None:
+    """Raise `MissingRightError` for all that is missing. Original topics are not known yet: those tell when sent to."""
+    from penstock.asked_rights import require_rights
+    from penstock.cli.dead_letter_log import REPLAY_GROUP
+    from penstock.kafka import CONNECT_TIMEOUT_S, admin_client
+    from penstock.rights import THIS_CLIENT, Operation, group_right, topic_right
+
+    needed = [topic_right(Operation.READ, topic), group_right(REPLAY_GROUP)]
+    needed += [topic_right(Operation.WRITE, to)] if to is not None else []
+    admin = admin_client(bootstrap_servers, {})
+    require_rights(admin, needed, f"{topic} cannot be replayed", THIS_CLIENT, CONNECT_TIMEOUT_S)
 
 
 def _print_kinds(rows: list[tuple[str, Kind]]) -> None:

@@ -45,10 +45,16 @@ def doctor(
             "--bootstrap-servers", envvar="PENSTOCK_BOOTSTRAP_SERVERS", help="Also ask these brokers for an answer."
         ),
     ] = None,
+    app: Annotated[
+        str | None, typer.Option(metavar="MODULE:APP", help="Also ask its brokers whether they allow what it needs.")
+    ] = None,
 ) -> None:
     """Report what penstock finds on this machine: Java, Kafka's jars, packages and, if named, a broker.
 
-    Exit codes: 0 what is required is there, 1 it is not, 3 the broker did not answer.
+    With --app it prints the rights that the app needs on topics and on its group, which of them it has, and the
+    command that gives what is missing.
+
+    Exit codes: 0 what is required is there, 1 it is not, or a right is missing, 3 the broker did not answer.
     """
     from rich.console import Console
     from rich.table import Table
@@ -62,6 +68,10 @@ def doctor(
     Console().print(table)
     if bootstrap_servers is not None:
         _ask_broker(bootstrap_servers)
+    if app is not None:
+        from penstock.cli.app_rights import check_rights
+
+        check_rights(app)
     if any(finding.required and not finding.good for finding in findings):
         raise PenstockError("something that penstock requires is missing; install what the report names")
 

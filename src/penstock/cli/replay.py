@@ -14,11 +14,14 @@ from enum import Enum
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from penstock import clients
 from penstock.cli.dead_letter_log import REPLAY_GROUP, DeadLetter, DeadLetterLog
 from penstock.dead_letter_headers import replayed
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
-from penstock.kafka import base_config, reason
+from penstock.kafka import reason
+from penstock.lasting_producer import cause_of
 from penstock.offsets import OffsetMap, Tracker, decode, owner_of
+from penstock.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
 
 #: Seconds a message may take to be acknowledged.
 _DELIVERY_S = 30
@@ -96,6 +99,7 @@ class Replay:
         limit: how many are sent at most; all when None.
         again: whether those that an earlier replay sent are sent too.
         dry_run: whether nothing is sent and nothing written down.
+        principal: whom the brokers take the client for.
 
     Raises:
         ConfigurationError: the target is the dead-letter topic, or does not exist, or the place is not in the topic.
@@ -113,6 +117,7 @@ class Replay:
         limit: int | None = None,
         again: bool = False,
         dry_run: bool = False,
+        principal: str = THIS_CLIENT,
     ) -> None:
         if to == topic:
             raise ConfigurationError(f"{topic} would be replayed to itself for ever; name another topic after --to")
@@ -128,6 +133,7 @@ class Replay:
         self._to = to
         self._limit = limit
         self._again = again
+        self._principal = principal
         self._producer = None if dry_run else self._connect()
         self.outcome = Outcome()
 
@@ -149,18 +155,16 @@ class Replay:
         return self._limit is not None and self.outcome.sent.total() >= self._limit
 
     def _connect(self) -> Producer:
-        return Producer(
-            base_config(
-                self._bootstrap_servers,
-                {
-                    "enable.idempotence": True,
-                    "linger.ms": 0,
-                    # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
-                    "batch.num.messages": 1,
-                    "delivery.timeout.ms": _DELIVERY_S * 1000,
-                    "message.max.bytes": _MAX_MESSAGE_BYTES,
-                },
-            )
+        return clients.producer(
+            self._bootstrap_servers,
+            {
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
+                "batch.num.messages": 1,
+                "delivery.timeout.ms": _DELIVERY_S * 1000,
+                "message.max.bytes": _MAX_MESSAGE_BYTES,
+            },
         )
 
     def _run_partition(self, number: int) -> None:
@@ -238,8 +242,8 @@ class Replay:
             try:
                 self._produce(self._producer, letter, target, heard(letter, target))
             except KafkaException as error:
-                failures.append(self._not_sent(letter, target, error.args[0]))
-        if self._producer.flush(_DELIVERY_S + 5) and not failures:
+                failures.append(self._not_sent(letter, target, cause_of(error, self._producer.poll)))
+        if self._flush(self._producer, chosen, failures) and not failures:
             failures.append(
                 BrokerConnectionError(
                     f"no answer from {self._bootstrap_servers} to what was sent of {self._topic}; "
@@ -247,6 +251,17 @@ class Replay:
                 )
             )
         return acknowledged, failures[0] if failures else None
+
+    def _flush(
+        self, producer: Producer, chosen: Sequence[tuple[DeadLetter, str]], failures: list[PenstockError]
+    ) -> int:
+        """Wait for what was sent; return how much has no answer. A producer that failed fatally says why, first."""
+        try:
+            return producer.flush(_DELIVERY_S + 5)
+        except KafkaException as error:
+            failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
+            # What it had is reported as failed now.
+            return producer.flush(_POLL_S)
 
     def _produce(
         self,
@@ -291,6 +306,11 @@ class Replay:
             self.outcome.forgetful.add(partition)
 
     def _not_sent(self, letter: DeadLetter, target: str, error: KafkaError) -> PenstockError:
+        if is_missing_right(error):
+            what = (
+                f"{letter.place} could not be sent to {target}; what was sent is written down in group {REPLAY_GROUP}"
+            )
+            return MissingRightError(what, [topic_right(Operation.WRITE, target)], self._principal)
         text = (
             f"{letter.place} could not be sent to {target}: {reason(error)}; what was sent is written down in group "
             f"{REPLAY_GROUP}: mend the cause and run the same command again, or pass it by with --from or --where"

@@ -27,6 +27,7 @@ from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.kafka import reason
 from penstock.offsets import MAX_METADATA_CHARS
+from penstock.rights import is_missing_right
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,10 @@ class Commits:
         self._complete_finished = complete_finished
         #: Told of every commit, where telemetry is on: topic and partition counts, and what went wrong. Set at start.
         self.told: Callable[[Sequence[TopicPartition], str | None], None] | None = None
+        #: Called when a commit is refused for want of a right. Set at start.
+        self.refused: Callable[[], None] = lambda: None
+        # Whether that was said since the last commit that was taken.
+        self._is_refusal_said = False
         self._next = 0.0
         # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
         self._under_way = 0
@@ -223,13 +228,18 @@ class Commits:
             for assignment in self._assignments.all():
                 assignment.acknowledged = not assignment.known
 
+    def forget_answers(self) -> None:
+        """Wait for no answer any more: the client that sent the commits has ended, with all its partitions."""
+        self._under_way = 0
+        self._overtaken = False
+
     def _note(self, partitions: list[TopicPartition] | None) -> None:
         refused = [one for one in partitions or () if one.error is not None]
         if refused:
             self._note_failure(refused[0].error, refused)
         else:
             self.succeeded += 1
-            self._failing = False
+            self._failing = self._is_refusal_said = False
             if self.told is not None:
                 self.told(partitions or (), None)
         for one in partitions or ():
@@ -251,6 +261,12 @@ class Commits:
             self._shorten(partitions)
             return
         self._failing = True
+        if error is not None and is_missing_right(error):
+            self.refused()
+            if self._is_refusal_said:
+                return
+            # Whoever is told by `refused` asks which right it is, and says it.
+            self._is_refusal_said = True
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
         _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self.interval_s)
 

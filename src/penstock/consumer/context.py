@@ -23,11 +23,18 @@ class Context:
     Args:
         outgoing: what became of messages that are written to another topic, in words.
         trouble: returns what is wrong with a topic, in words, or None.
+        missing: returns which rights are missing that a topic comes to a halt without, in words, or None.
     """
 
-    def __init__(self, outgoing: Mapping[Place, str], trouble: Callable[[str], str | None]) -> None:
+    def __init__(
+        self,
+        outgoing: Mapping[Place, str],
+        trouble: Callable[[str], str | None],
+        missing: Callable[[str], str | None] = lambda _topic: None,
+    ) -> None:
         self.outgoing = outgoing
         self.trouble = trouble
+        self.missing = missing
 
 
 def nothing_known() -> Context:

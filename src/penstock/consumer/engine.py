@@ -26,6 +26,7 @@ from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.rebalance import Rebalance
 from penstock.consumer.retries import Timers
 from penstock.consumer.retry_topics import RetryHeaders, retry_topic
+from penstock.consumer.rights_watch import RightsWatch, needed_rights
 from penstock.consumer.router import Router
 from penstock.consumer.routes import Invoke, Route
 from penstock.consumer.settings import ConsumerSettings
@@ -35,8 +36,10 @@ from penstock.consumer.topic_watch import TopicWatch
 from penstock.consumer.visits import Desk
 from penstock.consumer.watch import Watchdog
 from penstock.kafka import TopicSpec
+from penstock.lasting_producer import LastingProducer
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
+from penstock.rights import Right
 from penstock.routing import Scheduler
 
 if TYPE_CHECKING:
@@ -91,6 +94,7 @@ class Engine:
         self.limits = DeadLetterLimits(settings.dead_letter_limit, self._handled)
         self.outbox = Outbox(group, clock, self.timers, self.limits)
         self.outbox.fail = self.fail
+        self.outbox.exception_texts = settings.exception_texts
         #: Set by who runs the engine: called with the slots of ready lanes, and to have stuck workers relieved.
         self.on_ready: Callable[[Sequence[int]], None] = lambda _: None
         self.relieve: Callable[[], bool] = lambda: False
@@ -249,8 +253,9 @@ class Engine:
 
     def context(self) -> Context:
         """Return what is known beside the messages, for explanations. Any thread."""
-        trouble = (lambda _topic: None) if self.loop is None else self.loop.topic_watch.trouble
-        return Context(self.outbox.words, trouble)
+        if self.loop is None:
+            return Context(self.outbox.words, lambda _topic: None)
+        return Context(self.outbox.words, self.loop.topic_watch.trouble, self.loop.rights_watch.trouble)
 
     def end_by(self) -> float:
         """Return when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked for."""
@@ -262,26 +267,28 @@ class Engine:
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
+            MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.
             ConfigurationError: the Kafka client refused its configuration.
         """
         partitions = cluster.require_topics(self.handlers)
-        made: dict[str, tuple[str, ...]] = {}
-        for topic, one in self.handlers.items():
-            if one.on_failure is OnFailure.DEAD_LETTER:
-                name = one.dead_letter_topic.replace("{topic}", topic)
-                made[name] = (*made.get(name, ()), topic)
-            if one.retry_delays:
-                made[retry_topic(self.group, topic)] = (topic,)
+        made = self._made_topics()
+        rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
+        untold = rights.require()
         limits = cluster.message_limits({topic for sources in made.values() for topic in sources})
         cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in made.items())
-        consumer = cluster.consumer({**self.settings.client_config(self.group), "on_commit": self.commits.on_commit})
+        if untold:
+            # On what was just created.
+            rights.require(untold)
+        self.commits.refused = rights.hurry
+        config = {**self.settings.client_config(self.group), "on_commit": self.commits.on_commit}
         if made:
-            self.outbox.connect(cluster.producer(self.settings.producer_config()))
+            producing = self.settings.producer_config()
+            self.outbox.connect(LastingProducer(lambda: cluster.producer(producing), self.clock), cluster.principal)
         if self.telemetry is not None:
             self.outbox.trace = self.telemetry.sending
             self.commits.told = partial(self._tell_commit, self.telemetry)
         self.loop = PollLoop(
-            consumer,
+            lambda: cluster.consumer(config),
             list(self.routes),
             self.settings,
             group=self.group,
@@ -298,10 +305,26 @@ class Engine:
             outbox=self.outbox,
             watchdog=self.watchdog,
             topic_watch=TopicWatch(list(self.routes), cluster.ask_topic_ids),
+            rights_watch=rights,
             relieve=self.relieve,
             polled=None if self.telemetry is None else self.telemetry.polled,
         )
         return self.loop
+
+    def needed_rights(self) -> dict[Right, list[str]]:
+        """Return what the brokers must allow, and of each right which topics come to a halt without it."""
+        return needed_rights(self.group, self.routes, self._made_topics())
+
+    def _made_topics(self) -> dict[str, tuple[str, ...]]:
+        """Return the topics for dead letters and retries, each with those whose messages it takes."""
+        made: dict[str, tuple[str, ...]] = {}
+        for topic, one in self.handlers.items():
+            if one.on_failure is OnFailure.DEAD_LETTER:
+                name = one.dead_letter_topic.replace("{topic}", topic)
+                made[name] = (*made.get(name, ()), topic)
+            if one.retry_delays:
+                made[retry_topic(self.group, topic)] = (topic,)
+        return made
 
     @staticmethod
     def _tell_commit(telemetry: ConsumerTelemetry, partitions: Sequence[TopicPartition], error: str | None) -> None:

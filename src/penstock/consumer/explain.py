@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.consumer.context import Context, Place, nothing_known, parked_ahead
@@ -38,7 +38,7 @@ class Explanation:
             "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
             the group does not take this member and "no partition" where it gives it none;
             "position not known yet" where the group has no offset, or did not tell it, and no message came.
-        key: what the messages that wait for it have in common with it; bytes for a key.
+        key: what the messages that wait for it have in common with it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
         age: seconds in the handler, or since its first try when it is parked; None elsewhere.
         due_in: seconds until its next try, when it is parked; None where there is none by the clock.
@@ -46,7 +46,8 @@ class Explanation:
         worker: name of the thread or task that has it.
         detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
             a parked one of its key, the place of that, in whatever topic.
-        trouble: what is wrong with the topic: it does not exist, or no broker tells of it; or None.
+        trouble: what is wrong with the topic: it does not exist, no broker tells of it, or which right is missing and
+            what gives it; or None.
     """
 
     topic: str
@@ -62,7 +63,7 @@ class Explanation:
     paused: str | None
     blocking_offset: int | None = None
     state: str = "idle"
-    key: object = None
+    key: object = field(default=None, repr=False)
     attempt: int = 0
     age: float | None = None
     due_in: float | None = None
@@ -74,7 +75,8 @@ class Explanation:
     def __str__(self) -> str:
         """Say it in a sentence."""
         if self.partition < 0:
-            return f"{self.topic}: no partition; {self.paused}" + (f"; {self.trouble}" if self.trouble else "")
+            besides = "" if self.trouble in (None, self.paused) else f"; {self.trouble}"
+            return f"{self.topic}: no partition; {self.paused}{besides}"
         place = f"{self.topic}[{self.partition}]"
         besides = "" if self.paused is None else f", paused ({self.paused})"
         besides += "" if self.trouble is None else f", {self.trouble}"
@@ -144,6 +146,8 @@ def _within(
     if (trouble := context.trouble(assignment.topic)) is not None:
         # What the client last heard of the log's end says nothing then.
         said = replace(said, trouble=trouble, lag=None)
+    if (missing := context.missing(assignment.topic)) is not None:
+        said = replace(said, trouble=missing)
     if said.blocking_offset is None:
         return said
     place = (assignment, said.blocking_offset)
@@ -162,9 +166,23 @@ def shut_out(
     handlers: Mapping[str, Handler], why: str, context: Context | None = None, state: str = "shut out"
 ) -> list[Explanation]:
     """Return an explanation of each topic for a consumer that has no partition."""
-    trouble = (context or nothing_known()).trouble
+    context = context or nothing_known()
     return [
-        Explanation(topic, -1, one.name, None, -1, -1, 0, 0, 0, 0, paused=why, state=state, trouble=trouble(topic))
+        Explanation(
+            topic,
+            -1,
+            one.name,
+            None,
+            -1,
+            -1,
+            0,
+            0,
+            0,
+            0,
+            paused=why,
+            state=state,
+            trouble=context.missing(topic) or context.trouble(topic),
+        )
         for topic, one in handlers.items()
     ]
 

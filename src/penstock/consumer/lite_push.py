@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from penstock import config as check
+from penstock.asked_rights import Rights
 from penstock.cluster import Cluster, KafkaCluster
 from penstock.consumer.context import NO_PARTITION
 from penstock.consumer.engine import Engine
@@ -19,6 +20,7 @@ from penstock.consumer.handlers import Handler, check_paced, require_own_topics
 from penstock.consumer.leaving import Leaving
 from penstock.consumer.poll_loop import PollLoop
 from penstock.consumer.retries import RetryPolicy
+from penstock.consumer.rights_watch import check_rights
 from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.stations import Station
 from penstock.consumer.statistics import ConsumerStatistics, statistics_of
@@ -117,6 +119,10 @@ class LitePushConsumer:
         engine.relieve = self._pool.relieve if engine.has_threads else lambda: False
         engine.stations = self._stations
 
+    def check_rights(self) -> tuple[Rights, str]:
+        """Return which of the rights that it needs it has, and its principal; raises as `start`, and starts nothing."""
+        return check_rights(self._engine.needed_rights(), self._engine.handlers, self._cluster)
+
     def _stations(self) -> list[Station]:
         keying = self._engine.keying
         return (
@@ -150,6 +156,7 @@ class LitePushConsumer:
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
+            MissingRightError: the brokers do not allow what it needs.
             ConfigurationError: the Kafka client refused its configuration.
             StoppedError: it was started before; make a new one.
         """

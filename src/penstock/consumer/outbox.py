@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.cluster import Clock, ProducerClient
 from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.failure_text import failure_text
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.limits import DeadLetterLimits
 from penstock.consumer.retries import Timers
@@ -31,11 +32,15 @@ from penstock.dead_letter_headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import PenstockError
 from penstock.kafka import reason
 from penstock.message import Record
+from penstock.rights import THIS_CLIENT, Operation, is_missing_right, missing_right_text, topic_right
 
 _log = logging.getLogger(__name__)
 
 #: Seconds before a message that could not be written is sent again.
 RESEND_AFTER_S = 5.0
+
+#: Seconds between two lines of the log that a right is missing: all messages for a topic lack the same.
+_SAY_AGAIN_S = 60.0
 
 #: Characters that are left of a text in a dead letter that must be small.
 _SHORT_CHARS = 64
@@ -72,8 +77,8 @@ class Outgoing:
 
     fetch: Fetch
     index: int
-    record: Record
-    error: BaseException
+    record: Record = field(repr=False)
+    error: BaseException = field(repr=False)
     attempts: int
     retry: int | None
     shed: Shed = Shed.NOTHING
@@ -106,10 +111,16 @@ class Outbox:
         # With whether it is sent for the first time.
         self._queue: deque[tuple[Outgoing, Durable, bool]] = deque()
         self._producer: ProducerClient | None = None
+        # When it was said last that a right is missing, by topic.
+        self._said: dict[str, float] = {}
         self._unacknowledged = 0
         self._held = 0
         #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
         self.trace: Trace | None = None
+        #: Whether the log shows the texts of what handlers raised. Set before the start.
+        self.exception_texts = False
+        #: Whom the brokers take the producer for.
+        self.principal = THIS_CLIENT
         #: Called with an error that must stop the consumer. Set before the start.
         self.fail: Callable[[BaseException], None] = _raise
         #: What became of each message that is here, in words. Any thread: operations of a `dict` are atomic.
@@ -121,9 +132,9 @@ class Outbox:
         self.put_off = 0
         self.failures = 0
 
-    def connect(self, producer: ProducerClient) -> None:
-        """Take the producer. Before the poll thread starts."""
-        self._producer = producer
+    def connect(self, producer: ProducerClient, principal: str = THIS_CLIENT) -> None:
+        """Take the producer, and whom the brokers take it for. Before the poll thread starts."""
+        self._producer, self.principal = producer, principal
 
     def put(self, outgoing: Outgoing, durable: Durable) -> None:
         """Hand a message over; its key must be parked.
@@ -196,7 +207,7 @@ class Outbox:
         if error.code() in _NEVER_TAKEN:
             self._refused(one, durable, topic, error)
         else:
-            self._hold(one, durable, topic, reason(error))
+            self._hold(one, durable, topic, self._why(topic, error), says_all=is_missing_right(error))
 
     def _refused(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
         """See to a message that its topic will never take as it is."""
@@ -205,7 +216,11 @@ class Outbox:
         place = f"{one.fetch.assignment}@{one.record.offset()}"
         if one.retry is not None and handler.on_failure is not OnFailure.STOP:
             _log.error(
-                "%s is not taken by %s: %s; it is given up at once", place, topic, reason(error), exc_info=one.error
+                "%s is not taken by %s: %s; it is given up at once\n%s",
+                place,
+                topic,
+                reason(error),
+                failure_text(one.error, texts=self.exception_texts),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
                 self._queue.append((replace(one, retry=None), durable, True))
@@ -254,6 +269,7 @@ class Outbox:
         )
 
     def _written(self, one: Outgoing, topic: str) -> None:
+        self._said.pop(topic, None)
         if one.retry is None:
             self.dead_letters += 1
         else:
@@ -268,19 +284,44 @@ class Outbox:
             type(one.error).__name__,
         )
 
-    def _hold(self, one: Outgoing, durable: Durable, topic: str, why: str) -> None:
-        self.failures += 1
-        _log.error(
-            "%s@%d cannot be written to %s: %s; its offset and its key are held, next try in %g s",
-            one.fetch.assignment,
-            one.record.offset(),
-            topic,
-            why,
-            RESEND_AFTER_S,
+    def _why(self, topic: str, error: KafkaError) -> str:
+        """Return why a message was not written; where a right is missing, with what gives it."""
+        if not is_missing_right(error):
+            return reason(error)
+        text = missing_right_text(
+            f"nothing can be written to {topic}", [topic_right(Operation.WRITE, topic)], self.principal
         )
+        if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            # Since Kafka 2.8 whoever may write to a topic may do so idempotently.
+            text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
+        return f"{text} ({reason(error)})"
+
+    def _hold(self, one: Outgoing, durable: Durable, topic: str, why: str, *, says_all: bool = False) -> None:
+        """Keep a message that could not be written, and send it again after a while.
+
+        Args:
+            one: the message.
+            durable: as for `put`.
+            topic: where it is to go.
+            why: why it could not be written.
+            says_all: whether that says the same of all that goes to this topic: it is not logged for each.
+        """
+        self.failures += 1
+        now = self._clock.monotonic()
+        if not says_all or now - self._said.get(topic, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+            if says_all:
+                self._said[topic] = now
+            _log.error(
+                "%s@%d cannot be written to %s: %s; its offset and its key are held, next try in %g s",
+                one.fetch.assignment,
+                one.record.offset(),
+                topic,
+                why,
+                RESEND_AFTER_S,
+            )
         self._held += 1
         self.words[one.place] = f"it cannot be written to {topic}: {why}"
-        self._timers.add(self._clock.monotonic() + RESEND_AFTER_S, partial(self._resend, one, durable))
+        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, one, durable))
 
     def _resend(self, one: Outgoing, durable: Durable) -> None:
         self._held -= 1

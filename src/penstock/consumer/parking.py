@@ -15,6 +15,7 @@ from functools import partial
 from penstock.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.deferred import DeferredCompletion
+from penstock.consumer.failure_text import failure_text
 from penstock.consumer.handlers import OnFailure
 from penstock.consumer.outbox import Outbox, Outgoing
 from penstock.consumer.retries import Timer, Timers
@@ -39,7 +40,7 @@ class NotDue:
         place: topic, partition and offset.
     """
 
-    key: Hashable
+    key: Hashable = field(repr=False)
     place: tuple[str, int, int]
 
 
@@ -54,8 +55,8 @@ class Company:
             come back at one time.
     """
 
-    sizes: Mapping[Hashable, int]
-    keys: tuple[Hashable, ...]
+    sizes: Mapping[Hashable, int] = field(repr=False)
+    keys: tuple[Hashable, ...] = field(repr=False)
     due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
 
 
@@ -241,12 +242,12 @@ class Parking:
                 self._fail(too_many)
                 return
             _log.error(
-                "%s was dropped: %s failed it %d times, last with %s",
+                "%s was dropped: %s failed it %d times, last with %s\n%s",
                 place,
                 handler.name,
                 parked.attempts,
                 type(error).__name__,
-                exc_info=error,
+                failure_text(error, texts=self._outbox.exception_texts),
             )
             self._settled(parked.waiting[0])
             station.dropped += 1

@@ -13,16 +13,19 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 
 from penstock.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.commits import Commits
 from penstock.consumer.draining import DrainLog
+from penstock.consumer.failure_text import failure_text, short_text
+from penstock.consumer.fetch_errors import FetchErrors
 from penstock.consumer.intake import STOPPING, Intake
 from penstock.consumer.outbox import Outbox
 from penstock.consumer.rebalance import Rebalance
 from penstock.consumer.retries import Timers
+from penstock.consumer.rights_watch import RightsWatch
 from penstock.consumer.router import Router
 from penstock.consumer.routes import Route
 from penstock.consumer.settings import ConsumerSettings
@@ -44,12 +47,8 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 #: Seconds to wait before asking again when everything is full for a moment, or lanes wait and workers sleep.
 _SATURATED_S = 0.002
-#: Errors of a fetch that the client mends by itself; they are logged at debug level.
-_TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
-#: Errors of a fetch after which the brokers are asked at once what is the matter with the topics.
-_ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
-#: Seconds between two warnings that the group does not take this member.
-_SAY_AGAIN_S = 60.0
+#: Seconds until a new client takes the place of one that has ended, and between two.
+_RENEW_S = 5.0
 
 #: Told of each fetch, where telemetry is on: topic, messages by partition, seconds.
 Polled = Callable[[str, dict[int, int], float], None]
@@ -60,7 +59,7 @@ class PollLoop:
 
     def __init__(
         self,
-        consumer: ConsumerClient,
+        make_consumer: Callable[[], ConsumerClient],
         topics: Sequence[str],
         settings: ConsumerSettings,
         *,
@@ -78,10 +77,12 @@ class PollLoop:
         outbox: Outbox,
         watchdog: Watchdog,
         topic_watch: TopicWatch,
+        rights_watch: RightsWatch,
         relieve: Callable[[], bool],
         polled: Polled | None,
     ) -> None:
-        self._consumer = consumer
+        self._make_consumer = make_consumer
+        self._consumer = make_consumer()
         self._topics = list(topics)
         self._clock = clock
         self._routes = list(routes)
@@ -98,6 +99,11 @@ class PollLoop:
         self._offset_reset = settings.offset_reset
         #: Whether the topics are still those that they were.
         self.topic_watch = topic_watch
+        #: Whether it may still do what it needs.
+        self.rights_watch = rights_watch
+        self._errors = FetchErrors(topic_watch, rights_watch, clock)
+        # When a new client takes the place of one that has ended, on the engine's clock; None where none has.
+        self._renew_at: float | None = None
         # Partitions of topics that were made anew, which the client could not be sent to the beginning of yet.
         self._anew: list[Assignment] = []
         self._relieve = relieve
@@ -121,9 +127,6 @@ class PollLoop:
         self.drain_log = DrainLog(group)
         #: Set when nothing is left to do but to leave the group.
         self.leaving = threading.Event()
-        # When and why the group did not take this member, and when that was said. Written by the poll thread.
-        self._refusal: tuple[float, str] | None = None
-        self._refusal_said = -_SAY_AGAIN_S
         self._fail_lock = threading.Lock()
 
     def fail(self, error: BaseException) -> None:
@@ -132,7 +135,11 @@ class PollLoop:
             if self.failure is not None:
                 return
             self.failure = error
-        _log.error("the consumer stops: %s", error, exc_info=error)
+        _log.error(
+            "the consumer stops: %s\n%s",
+            short_text(error),
+            failure_text(error, texts=self._outbox.exception_texts),
+        )
         self.request_leave(self._revoke_timeout)
 
     def request_stop(self, drain_s: float | None = None) -> None:
@@ -200,6 +207,8 @@ class PollLoop:
         if anew or self._anew:
             self._anew += [one for one in self._assignments.all() if one.topic in anew and one not in self._anew]
             self._begin_anew()
+        self.rights_watch.look(now)
+        self._renew_client(now)
         self._hungry = self._relieve()
         self._watchdog.look(now)
 
@@ -255,13 +264,14 @@ class PollLoop:
         return bool(batch)
 
     def _route(self, batch: list[ClientMessage]) -> None:
-        errors = [error for message in batch if (error := message.error()) is not None]
+        errors = [(error, message.topic()) for message in batch if (error := message.error()) is not None]
         if errors:
             batch = [message for message in batch if message.error() is None]
         if batch:
             self._router.route(batch, self._clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
-        for error in errors:
-            self._fetch_error(error)
+        for error, topic in errors:
+            if self._errors.take(error, topic) and self._renew_at is None:
+                self._client_ended()
 
     def _tell(self, polled: Polled, batch: list[ClientMessage], seconds: float) -> None:
         topics: dict[str, Counter[int]] = {}
@@ -272,43 +282,31 @@ class PollLoop:
         for topic, counts in topics.items():
             polled(topic, counts, seconds)
 
-    def _fetch_error(self, error: KafkaError) -> None:
-        # A fenced static member hears of it in a message whose error is not marked fatal.
-        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - as above
-            remedy = "start the consumer again"
-            if "group.instance.id" in error.str():
-                remedy = "give each member a group.instance.id of its own, or the two end each other in turn"
-            raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; {remedy}")
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - as above
-            raise PenstockError(
-                f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
-                "reset the group's offsets, or set auto.offset.reset to earliest or latest"
-            )
-        if error.code() in _ASK_AGAIN:
-            self.topic_watch.hurry()
-        if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-            self._refused(error)
-            return
-        _log.log(logging.DEBUG if error.code() in _TRANSIENT else logging.WARNING, "fetching: %s", reason(error))
-
-    def _refused(self, error: KafkaError) -> None:
-        """Say what to do where the group has members of another kind; the client tries again every other second."""
-        why = (
-            f"the group does not take this member: {reason(error)}; the group has members that do not rebalance "
-            "cooperatively, such as with partition.assignment.strategy=range, and penstock does: stop them first, or "
-            "give them cooperative-sticky, Java's in two rolling restarts (docs/coming-from.md); it is tried again"
-        )
-        now = self._clock.monotonic()
-        self._refusal = (now, why)
-        if now - self._refusal_said >= _SAY_AGAIN_S:
-            self._refusal_said = now
-            _log.warning("%s", why)
-
     def shut_out(self) -> str | None:
-        """Return why the group does not take this member, or None where it was not refused lately. Any thread."""
-        refusal = self._refusal
-        lately = refusal is not None and self._clock.monotonic() - refusal[0] < _SAY_AGAIN_S
-        return refusal[1] if refusal is not None and lately else None
+        """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
+        return self._errors.shut_out()
+
+    def _client_ended(self) -> None:
+        """Give up what a client had that has ended: nothing of that can be committed any more."""
+        self._renew_at = self._clock.monotonic() + _RENEW_S
+        assigned = [TopicPartition(one.topic, one.partition) for one in self._assignments.all()]
+        if assigned:
+            self._rebalance.on_lost(self._consumer, assigned)
+
+    def _renew_client(self, now: float) -> None:
+        """Go on with a new client where the last has ended for want of a right, once that is not missing."""
+        if self._renew_at is None or now < self._renew_at:
+            return
+        self._renew_at = now + _RENEW_S
+        if self.rights_watch.is_shut_out:
+            return
+        # The destructor of a client waits for its threads, so it runs on a thread that nobody waits for. Its callbacks
+        # do not come from there: those are called by `close` only.
+        former, self._consumer = [self._consumer], self._make_consumer()
+        threading.Thread(target=former.clear, name="penstock-ended-consumer", daemon=True).start()
+        self._commits.forget_answers()
+        self._renew_at = None
+        self.join()
 
     def _patience(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.ordering import Ordering
@@ -26,7 +26,7 @@ class Failed:
         permanent: whether another try could not help.
     """
 
-    error: BaseException
+    error: BaseException = field(repr=False)
     permanent: bool = False
 
 

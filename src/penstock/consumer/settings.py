@@ -67,7 +67,8 @@ class ConsumerSettings:
         fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.
         run_seconds: a worker's time slice with one lane.
         telemetry: where spans and metrics go; None for none.
-        config: librdkafka's keys as they are.
+        exception_texts: whether the log shows the texts of what handlers raise, which often quote the message.
+        config: librdkafka's keys as they are. Not part of `repr`: passwords are among them.
     """
 
     workers: int = 16
@@ -86,7 +87,8 @@ class ConsumerSettings:
     fetch_size: int = 10_000
     run_seconds: float = 0.01
     telemetry: Telemetry | None = None
-    config: ClientConfig = field(default_factory=dict)
+    exception_texts: bool = False
+    config: ClientConfig = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Check every option; raise `ConfigurationError` for the first that is wrong."""
@@ -116,6 +118,7 @@ class ConsumerSettings:
                 "give penstock.DeadLetterLimit(consecutive=...) or (ratio=...)"
             )
         check.a_telemetry(self.telemetry)
+        check.a_boolean("exception_texts", self.exception_texts)
         if not isinstance(self.config, Mapping):
             raise ConfigurationError(
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"
@@ -162,33 +165,15 @@ class ConsumerSettings:
         return OFFSET_BEGINNING if named in {"earliest", "smallest", "beginning"} else None
 
     def producer_config(self) -> dict[str, Any]:
-        """Return the configuration of the producer of dead letters and retries: what of the user's it understands."""
-        shared = {key: value for key, value in self.config.items() if not key.startswith(_CONSUMER_ONLY)}
+        """Return the configuration of the producer of dead letters and retries."""
         # What could be read must not be refused here for its size: the topic's own limit decides.
-        return {**_PRODUCER_DEFAULTS, **shared, "enable.idempotence": True, "linger.ms": 5}
+        return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True, "linger.ms": 5}
 
 
 #: Of `message.max.bytes` the most that the client library lets a producer be told. A topic's own limit counts for what
 #: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
 #: in company.
 _PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}
-
-
-#: Settings of a consumer that a producer does not know, by prefix.
-_CONSUMER_ONLY = (
-    "auto.",
-    "fetch.",
-    "group.",
-    "heartbeat.",
-    "isolation.",
-    "max.partition.",
-    "max.poll.",
-    "partition.assignment",
-    "queued.",
-    "session.",
-    "check.crcs",
-    "allow.auto",
-)
 
 
 __all__ = ["ConsumerSettings"]

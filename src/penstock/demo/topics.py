@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
+from penstock import clients
 from penstock.demo.flights import Flight
 from penstock.errors import BrokerConnectionError
-from penstock.kafka import admin_client, base_config, reason, require_topics
+from penstock.kafka import admin_client, reason, require_topics
 
 _BATCH = 1_000
 
@@ -95,18 +96,16 @@ class PublishedFlights:
 @contextmanager
 def _whole_topic(bootstrap_servers: str, topic: str) -> Iterator[tuple[Consumer, int]]:
     partitions = require_topics(admin_client(bootstrap_servers, {}), bootstrap_servers, [topic])[topic]
-    consumer = Consumer(
-        base_config(
-            bootstrap_servers,
-            {
-                "group.id": "penstock-demo-reader",  # needed by the client; nothing is committed under it
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 100,
-            },
-        )
+    consumer = clients.consumer(
+        bootstrap_servers,
+        {
+            "group.id": "penstock-demo-reader",  # needed by the client; nothing is committed under it
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 100,
+        },
     )
     try:
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])

@@ -11,26 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.config import choice, positive, positive_int
-from penstock.devbroker.certificates import Certificate, Certificates
+from penstock.config import positive, positive_int
+from penstock.devbroker.access import AccessControl
 from penstock.devbroker.jars import kafka_jars
 from penstock.devbroker.java import find_java
-from penstock.devbroker.node import HOST, STOP_TIMEOUT_S, Node
-from penstock.devbroker.rights import AskedRight, Rights, asked_rights, bindings
-from penstock.devbroker.security import (
-    ADMIN,
-    ClientSecurity,
-    Security,
-    User,
-    check_security,
-    check_user,
-)
+from penstock.devbroker.node import STOP_TIMEOUT_S, Node
+from penstock.devbroker.security import Security
 from penstock.devbroker.settings import check_config
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 
 
-class DevBroker:
+class DevBroker(AccessControl):
     """A Kafka broker on 127.0.0.1 that ends with this process, however this process ends.
 
     Topics are not created by being asked for: `auto.create.topics.enable` is false. One thread at a time may call
@@ -75,23 +67,18 @@ class DevBroker:
         if port is not None and not 1 <= port <= 65_535:  # noqa: PLR2004 - the range of TCP
             raise ConfigurationError(f"port must be between 1 and 65535, but is {port!r}")
         check_config(config or {})
-        self._kind = None if security is None else choice("security", security, Security)
-        check_security(self._kind, users or {}, acls=acls, expired_certificate=expired_certificate)
-        self._has_acls = acls
-        self._users = dict(users or {})
-        self._expired_certificate = expired_certificate
+        super().__init__(security, acls=acls, users=users, expired_certificate=expired_certificate)
         self._wanted_port = port
         self._data_dir = data_dir
         self._config = dict(config or {})
         self._start_timeout_s = start_timeout
         self._progress = progress
         self._node: Node | None = None
-        self._security: ClientSecurity | None = None
 
     @property
     def bootstrap_servers(self) -> str:
         """The address for clients, `127.0.0.1:PORT`."""
-        return f"{HOST}:{self._running_node().port}"
+        return self._running_node().address
 
     @property
     def pid(self) -> int:
@@ -161,138 +148,6 @@ class DevBroker:
         inside = self._running_node().inside
         ensure_topics(admin_client(inside, {}), inside, [TopicSpec(name, partitions, dict(config or {}))])
 
-    @property
-    def admin_config(self) -> dict[str, str]:
-        """The client settings of the user that may do everything, without the address.
-
-        They are empty where the broker has no security, and contain a password where it has passwords.
-        """
-        self._running_node()
-        return {} if self._security is None else self._security.client_settings(ADMIN, "SCRAM-SHA-512")
-
-    @property
-    def certificates(self) -> Certificates:
-        """The authority that signed the broker's certificate, `ca_path`, and one that did not, `foreign_ca_path`."""
-        return self._secured().certificates
-
-    def user(self, name: str, password: str | None = None, *, mechanism: str = "SCRAM-SHA-512") -> User:
-        """Make a user, or give one another password, and return it when it can log in.
-
-        Args:
-            name: letters, digits, dots, dashes and underlines.
-            password: None makes one, and for a user that is there already keeps what it has.
-            mechanism: what `User.config` uses where there are passwords: `SCRAM-SHA-256`, `SCRAM-SHA-512`, or `PLAIN`
-                for users given to the constructor.
-
-        Raises:
-            ConfigurationError: an argument is out of its range.
-            DevBrokerError: the broker has no security, or refused the user.
-        """
-        node, security = self._running_node(), self._secured()
-        known = security.add(name, password)
-        config = security.client_settings(name, mechanism)
-        if security.kind.has_passwords:
-            Rights(admin_client(node.inside, {})).set_password(name, known)
-            node.await_login(config, time.monotonic() + self._start_timeout_s)
-        return User(name, config)
-
-    def certificate(self, name: str, *, expired: bool = False, foreign: bool = False) -> Certificate:
-        """Make a certificate with which a client connects as that user, where `security` is `ssl`.
-
-        Args:
-            name: its common name, the user.
-            expired: whether it ended a day ago; the broker refuses it.
-            foreign: whether an authority signs it that the broker does not know; the broker refuses it.
-
-        Raises:
-            ConfigurationError: no user can have that name.
-            DevBrokerError: the broker has no TLS.
-        """
-        check_user(name)
-        return self._secured().certificates.issue(name, expired=expired, foreign=foreign)
-
-    def allow(
-        self,
-        user: User | str,
-        *operations: str,
-        topic: str | None = None,
-        group: str | None = None,
-        transactional_id: str | None = None,
-        cluster: bool = False,
-        prefix: bool = False,
-    ) -> None:
-        """Give a user rights and return when they hold.
-
-        As on every Kafka, READ, WRITE, DELETE and ALTER contain DESCRIBE, and ALTER_CONFIGS contains DESCRIBE_CONFIGS.
-
-        Args:
-            user: the user or its name; it need not exist yet.
-            operations: Kafka's names of operations, as `read` or `DESCRIBE_CONFIGS`. Each is allowed on all that the
-                further arguments name.
-            topic: a topic.
-            group: a consumer group.
-            transactional_id: a transactional id.
-            cluster: whether they are meant for the cluster.
-            prefix: whether those names are beginnings of names.
-
-        Raises:
-            ConfigurationError: no operation or nothing to operate on is named, or there is no such operation.
-            DevBrokerError: the broker was started without `acls=True`, or refused.
-        """
-        self._rights().allow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
-        )
-
-    def disallow(
-        self,
-        user: User | str,
-        *operations: str,
-        topic: str | None = None,
-        group: str | None = None,
-        transactional_id: str | None = None,
-        cluster: bool = False,
-        prefix: bool = False,
-    ) -> None:
-        """Take rights again that `allow` gave with the same arguments, and return when they no longer hold.
-
-        What was not given is not there to be taken: a name that falls under a prefix keeps the right of the prefix.
-
-        Raises:
-            ConfigurationError: as for `allow`.
-            DevBrokerError: as for `allow`.
-        """
-        self._rights().disallow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
-        )
-
-    def asked(self, user: User | str) -> list[AskedRight]:
-        """Return the rights that the broker has looked up for a user since it was first started, each once, in order.
-
-        It is what the user's requests need. What it was asked in order to show only what the user may see, as for a
-        list of all topics, is there only where it was allowed.
-
-        Raises:
-            DevBrokerError: the broker was started without `acls=True`.
-        """
-        self._rights()
-        return asked_rights(self._running_node().authorizer_log_path, _name(user))
-
     def stop(self) -> None:
         """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs."""
         if self._node is not None:
@@ -357,33 +212,6 @@ class DevBroker:
             raise DevBrokerError("the embedded broker is not started; call start() or use it in a with statement")
         return self._node
 
-    def _security_in(self, folder: Path) -> ClientSecurity | None:
-        if self._kind is None:
-            return None
-        return ClientSecurity(
-            self._kind,
-            folder / "certificates",
-            self._users,
-            acls=self._has_acls,
-            expired_certificate=self._expired_certificate,
-        )
-
-    def _secured(self) -> ClientSecurity:
-        self._running_node()
-        if self._security is None:
-            raise DevBrokerError(
-                "the embedded broker has no users: it was started without security; "
-                "give DevBroker(security='sasl_ssl') or another kind"
-            )
-        return self._security
-
-    def _rights(self) -> Rights:
-        if not self._has_acls:
-            raise DevBrokerError(
-                "the embedded broker allows everything to everybody: it was started without acls=True; give that"
-            )
-        return Rights(admin_client(self._running_node().inside, {}))
-
     def _folder(self) -> tuple[Path, bool]:
         if self._data_dir is None:
             return Path(tempfile.mkdtemp(prefix="penstock-broker-")), True
@@ -397,7 +225,3 @@ class DevBroker:
                 f"the data folder {folder} cannot be made: {error.strerror}; choose another data_dir"
             ) from error
         return folder, False
-
-
-def _name(user: User | str) -> str:
-    return user.name if isinstance(user, User) else user

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
 
+from penstock import clients
 from penstock.devbroker.certificates import write_private
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.jars import KAFKA_VERSION, last_lines
@@ -104,6 +104,11 @@ class Node:
             self._let_users_in(self._security, deadline)
 
     @property
+    def address(self) -> str:
+        """The address for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
     def inside(self) -> str:
         """The address at which this process needs no right and no password; where there are none, that of clients."""
         return f"{HOST}:{self._inside_port}"
@@ -114,18 +119,14 @@ class Node:
         Raises:
             DevBrokerError: it was not in time.
         """
-        address = f"{HOST}:{self.port}"
-        settings: dict[str, Any] = {**config, "bootstrap.servers": address, "logger": _silent()}
-        if "ssl.ca.location" in config:
-            # Whether the client would trust the broker is another question: its certificate may be one that expired.
-            settings["enable.ssl.certificate.verification"] = "false"
-        client = AdminClient(settings)
-        client.poll(0)  # the client library makes its unsecured tokens here
+        # Whether the client would trust the broker is another question: its certificate may be one that expired.
+        unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
+        client = clients.admin(self.address, {**config, **unchecked, "logger": _silent()})
         try:
             client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             raise DevBrokerError(
-                f"the embedded broker at {address} does not let a user in: {reason(error)}; "
+                f"the embedded broker at {self.address} does not let a user in: {reason(error)}; "
                 f"read its log {self.log_path}"
             ) from error
 
@@ -139,13 +140,9 @@ class Node:
 
     def _load_transactions(self, deadline: float) -> None:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
-        settings: dict[str, Any] = {
-            "bootstrap.servers": self.inside,
-            "transactional.id": _WARM_UP_ID,
-            "logger": _silent(),
-        }
+        settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, "logger": _silent()}
         try:
-            Producer(settings).init_transactions(max(0.1, deadline - time.monotonic()))
+            clients.producer(self.inside, settings).init_transactions(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             raise self._failed(f"its transaction coordinator did not load: {reason(error)}") from error
 
@@ -212,7 +209,7 @@ class Node:
 
     def _failed(self, what: str) -> DevBrokerError:
         return DevBrokerError(
-            f"the embedded Kafka {KAFKA_VERSION} at {HOST}:{self.port} did not start: {what}. "
+            f"the embedded Kafka {KAFKA_VERSION} at {self.address} did not start: {what}. "
             f"Correct what its last lines name:\n{last_lines(self.log_path)}"
         )
 

@@ -12,7 +12,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -45,7 +45,7 @@ class Job:
     """
 
     route: Route
-    items: list[tuple[Hashable, Record]]
+    items: list[tuple[Hashable, Record]] = field(repr=False)
     work: Message | list[Message]
     begun: float
 

@@ -21,6 +21,7 @@ from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] #
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from penstock import config as check
+from penstock.clients import require_travelling
 from penstock.config import ClientConfig
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, Middleware, OnFailure, WorkerResource
 from penstock.consumer.handlers import Kind, require_own_topics
@@ -253,7 +254,7 @@ class HandlerSink:
         require_rights(admin, f"the dead letters of {self.group} cannot be written", rights, principal_of(self.config))
         counts = partition_counts(admin, self.bootstrap_servers)
         specs = [TopicSpec(letters, counts.get(topic, 1)) for topic, letters in wanted.items()]
-        ensure_topics(admin, self.bootstrap_servers, specs)
+        ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
         self._live.letters_ready = True
 
     def _producer_config(self) -> dict[str, Any]:
@@ -261,11 +262,7 @@ class HandlerSink:
             return {}
         # Callbacks are this process's, and so is the log; credentials that come by one cannot be had elsewhere.
         travels = {key: value for key, value in self.config.items() if not callable(value) and key != "logger"}
-        if "oauth_cb" in self.config:
-            raise ConfigurationError(
-                "config['oauth_cb'] is a callback, which cannot travel to Spark's executors; use settings that are "
-                "texts or numbers, such as sasl.oauthbearer.method=oidc"
-            )
+        require_travelling("oauth_cb", self.config.get("oauth_cb", ""))
         return {
             **ConsumerSettings(config=travels).producer_config(),
             "bootstrap.servers": self.bootstrap_servers,

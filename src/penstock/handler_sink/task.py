@@ -15,9 +15,9 @@ from itertools import chain
 from typing import Any, cast
 
 import pyarrow as pa
-from confluent_kafka import Producer
 from pyspark import TaskContext
 
+from penstock import clients
 from penstock.cluster import ProducerClient
 from penstock.consumer.handlers import Handler, Kind
 from penstock.consumer.ordering import Ordering
@@ -166,7 +166,7 @@ async def _left(lifespan: AbstractAsyncContextManager[Any]) -> None:
 
 
 def _producer(config: dict[str, Any]) -> ProducerClient:
-    return cast("ProducerClient", Producer(config))
+    return cast("ProducerClient", clients.producer(config["bootstrap.servers"], config))
 
 
 def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

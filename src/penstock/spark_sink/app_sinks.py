@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import ClientConfig
 from penstock.errors import ConfigurationError
 from penstock.kafka import admin_client, require_topics
-from penstock.rights import MissingRightError
+from penstock.rights import MissingRightError, principal_of
 from penstock.spark_sink.gate import BatchLeftError, Gate
 from penstock.spark_sink.group_offsets import GroupOffsets
 from penstock.spark_sink.progress import SinkStatistics
@@ -89,7 +89,8 @@ class AppSinks:
         from penstock.spark_sink import register  # says which extra brings PySpark
 
         admin = admin_client(self._bootstrap_servers, self._config)
-        require_topics(admin, self._bootstrap_servers, {topic for one in self._specs for topic in one.topics})
+        topics = {topic for one in self._specs for topic in one.topics}
+        require_topics(admin, self._bootstrap_servers, topics, principal=principal_of(self._config))
         spark = self._session()
         register(spark)
         gated = is_classic(spark)

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock import kafka
+from penstock import clients, kafka
 from penstock.config import ClientConfig, not_empty
 from penstock.dead_letter_headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
@@ -105,21 +105,16 @@ class DeadLetters:
         admin = kafka.admin_client(self.bootstrap_servers, self.config)
         partitions = _partitions(admin, topics)
         named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}
-        kafka.ensure_topics(admin, self.bootstrap_servers, [TopicSpec(name, count) for name, count in named.items()])
+        specs = [TopicSpec(name, count) for name, count in named.items()]
+        kafka.ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
         return partitions
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str], partitions: Mapping[str, int]) -> None:
         failures: list[str] = []
-        try:
-            producer = Producer(
-                kafka.base_config(
-                    self.bootstrap_servers,
-                    {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True},
-                )
-            )
-            consumer = Consumer(self._consumer_config())
-        except KafkaException as error:
-            raise kafka.client_refused(error) from error
+        producer = clients.producer(
+            self.bootstrap_servers, {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True}
+        )
+        consumer = clients.consumer(self.bootstrap_servers, self._consumer_config())
         try:
             for (topic, partition, offset), reason in reasons.items():
                 # For a partition that there is not the client would wait, and say nothing.
@@ -159,22 +154,19 @@ class DeadLetters:
             )
 
     def _consumer_config(self) -> dict[str, Any]:
-        return kafka.base_config(
-            self.bootstrap_servers,
-            {
-                "fetch.wait.max.ms": 20,
-                "queued.min.messages": 1,
-                **self.config,
-                # The library wants a group; partitions are assigned by hand, so it is never joined.
-                "group.id": self.group,
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-                # The source has read it; whether it was committed is settled.
-                "isolation.level": "read_uncommitted",
-            },
-        )
+        return {
+            "fetch.wait.max.ms": 20,
+            "queued.min.messages": 1,
+            **self.config,
+            # The library wants a group; partitions are assigned by hand, so it is never joined.
+            "group.id": self.group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            # The source has read it; whether it was committed is settled.
+            "isolation.level": "read_uncommitted",
+        }
 
 
 def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:

@@ -14,8 +14,9 @@ from typing import TypeVar
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock import clients
 from penstock.config import ClientConfig, not_empty
-from penstock.kafka import admin_client, base_config, client_refused, reason
+from penstock.kafka import admin_client, reason
 from penstock.rights import (
     Operation,
     Right,
@@ -90,11 +91,9 @@ class GroupOffsets:
         # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
         # confluent-kafka-python 1982, confluent-kafka-javascript 374).
         own = {key: value for key, value in (config or {}).items() if not key.startswith(_OF_A_MEMBER)}
-        settings = base_config(bootstrap_servers, own) | {"group.id": group, "enable.auto.commit": False}
-        try:
-            self._reader: Consumer = Consumer(settings)
-        except KafkaException as error:
-            raise client_refused(error) from error
+        self._reader: Consumer = clients.consumer(
+            bootstrap_servers, {**own, "group.id": group, "enable.auto.commit": False}
+        )
         #: Kinds of complaints that were made since it last went well.
         self._told: set[str] = set()
 
@@ -134,15 +133,8 @@ class GroupOffsets:
                     f"group {self.group} has members, so the query's position is not written to it: they alone may "
                     "commit. Give the sink a group of its own",
                 )
-            elif is_missing_right(error):
-                needed = _needed(self.group, {topic for topic, _ in position})
-                self._complain_of(missing_rights(self._admin, needed) or needed)
             else:
-                self._complain(
-                    "broker",
-                    f"the query's position was not written to group {self.group}: {reason(error)}; the next batch "
-                    "tries again",
-                )
+                self._tell_failure(error, {topic for topic, _ in position})
             return {}
         # What fails after it has gone well is told again.
         self._told &= {"behind"} if behind else set()
@@ -165,6 +157,18 @@ class GroupOffsets:
         for one in answer[self.group].result(_ANSWER_S).topic_partitions:
             if one.error is not None:
                 raise KafkaException(one.error)
+
+    def _tell_failure(self, error: KafkaException, topics: Iterable[str]) -> None:
+        """Tell why offsets were not written; the client waits in silence for a coordinator that it may not look up."""
+        needed = _needed(self.group, topics)
+        missing = missing_rights(self._admin, needed) or (needed if is_missing_right(error) else [])
+        if missing:
+            self._complain_of(missing)
+            return
+        self._complain(
+            "broker",
+            f"the query's position was not written to group {self.group}: {reason(error)}; the next batch tries again",
+        )
 
     def _complain_of(self, missing: Sequence[Right]) -> None:
         what = f"the query's position is not written to group {self.group}, until the right is given"

@@ -34,7 +34,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 from xxhash import xxh3_64_intdigest
 
-from penstock import kafka
+from penstock import clients, kafka
 from penstock.errors import MessageFormatError, SinkError
 from penstock.rights import MissingRightError, Resource, principal_of
 from penstock.spark_sink import planning
@@ -121,7 +121,7 @@ class Ledger:
         if position >= end:
             return
         if self._consumer is None:
-            self._consumer = Consumer(_consumer_config(self._target))
+            self._consumer = clients.consumer(self._target.servers, _consumer_config(self._target))
         self._consumer.assign([TopicPartition(self._target.ledger, partition, position or OFFSET_BEGINNING)])
         deadline = time.monotonic() + _LEDGER_TIMEOUT_S
         while position < end:
@@ -331,46 +331,37 @@ def _refused(target: Target, rows: Sequence[Row], error: KafkaException, *, trie
 
 
 def _producer(target: Target, transactional_id: str) -> Producer:
-    settings = kafka.base_config(
-        target.servers,
-        {
-            "linger.ms": 5,
-            "message.max.bytes": 100_000_000,
-            # Java's: keys go to the partitions in which Spark's own sink and Java's producers put them.
-            "partitioner": "murmur2_random",
-            # The waits after CONCURRENT_TRANSACTIONS would be the latency of everything.
-            "retry.backoff.ms": 5,
-            "retry.backoff.max.ms": 100,
-            "topic.metadata.propagation.max.ms": 5_000,
-            **target.config,
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
-            # The client library wants it to be no longer than the transaction's.
-            "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000) - 5_000,
-        },
-    )
-    try:
-        return Producer(settings)
-    except KafkaException as error:
-        raise kafka.client_refused(error) from error
+    settings = {
+        "linger.ms": 5,
+        "message.max.bytes": 100_000_000,
+        # Java's: keys go to the partitions in which Spark's own sink and Java's producers put them.
+        "partitioner": "murmur2_random",
+        # The waits after CONCURRENT_TRANSACTIONS would be the latency of everything.
+        "retry.backoff.ms": 5,
+        "retry.backoff.max.ms": 100,
+        "topic.metadata.propagation.max.ms": 5_000,
+        **target.config,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
+        # The client library wants it to be no longer than the transaction's.
+        "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000) - 5_000,
+    }
+    return clients.producer(target.servers, settings)
 
 
 def _consumer_config(target: Target) -> dict[str, Any]:
-    return kafka.base_config(
-        target.servers,
-        {
-            **kafka.connection_config(target.config),
-            # The library wants a group name; partitions are assigned by hand, so no group is ever joined.
-            "group.id": "penstock-spark",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-            # An empty answer tells the end: the broker shall not hold it back for half a second.
-            "fetch.wait.max.ms": 20,
-            "fetch.queue.backoff.ms": 5,
-        },
-    )
+    return {
+        **target.config,
+        # The library wants a group name; partitions are assigned by hand, so no group is ever joined.
+        "group.id": "penstock-spark",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        "isolation.level": "read_committed",
+        # An empty answer tells the end: the broker shall not hold it back for half a second.
+        "fetch.wait.max.ms": 20,
+        "fetch.queue.backoff.ms": 5,
+    }
 
 
 def _fetched(consumer: Consumer) -> list[Message]:

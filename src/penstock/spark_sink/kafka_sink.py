@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from penstock import kafka
+from penstock.clients import require_travelling
 from penstock.config import ClientConfig, not_empty, positive_int, reserved
 from penstock.errors import ConfigurationError, SinkError
 from penstock.garbage import imports_set_aside
@@ -131,11 +132,7 @@ class KafkaSink:
         positive_int("parallelism", self.parallelism)
         reserved(self.config, _OWNED, "KafkaSink")
         for key, value in self.config.items():
-            if not isinstance(value, str | int | float | bool):
-                raise ConfigurationError(
-                    f"config[{key!r}] is a {type(value).__name__}, which cannot travel to Spark's executors; "
-                    "use settings that are texts or numbers"
-                )
+            require_travelling(key, value)
         object.__setattr__(self, "config", dict(self.config))
 
     def check(self, schema: StructType) -> None:
@@ -251,16 +248,17 @@ class KafkaSink:
         admin = kafka.admin_client(self.bootstrap_servers, self.config)
         target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
         needed = target.rights([] if self.topic is None else [self.topic])
-        require_rights(admin, f"sink {self.name} cannot publish", needed, principal_of(self.config))
+        principal = principal_of(self.config)
+        require_rights(admin, f"sink {self.name} cannot publish", needed, principal)
         spec = TopicSpec(self.ledger_topic, PARTITIONS, TOPIC_CONFIG)
-        count = kafka.ensure_topics(admin, self.bootstrap_servers, [spec])[self.ledger_topic]
+        count = kafka.ensure_topics(admin, self.bootstrap_servers, [spec], principal=principal)[self.ledger_topic]
         if count < PARTITIONS:
             raise ConfigurationError(
                 f"topic {self.ledger_topic} has {count} partitions, a ledger needs {PARTITIONS}; give another "
                 "ledger_topic, which is made as it has to be"
             )
         if self.topic is not None:
-            kafka.require_topics(admin, self.bootstrap_servers, [self.topic])
+            kafka.require_topics(admin, self.bootstrap_servers, [self.topic], principal=principal)
 
 
 @dataclass(frozen=True, slots=True)

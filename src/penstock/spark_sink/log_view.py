@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
     AclOperation,
     AdminClient,
@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
     TopicDescription,
 )
 
-from penstock import kafka
+from penstock import clients, kafka
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 from penstock.spark_sink import planning
@@ -156,7 +156,9 @@ class LogView:
         """Return the timestamps of the records at these offsets, committed or not, of those that come in time."""
         found: dict[planning.TopicPartition, int] = {}
         deadline = time.monotonic() + _RECORDS_TIMEOUT_S
-        consumer = Consumer({**consumer_config(self._options), "isolation.level": "read_uncommitted"})
+        consumer = clients.consumer(
+            self._options.bootstrap_servers, {**consumer_config(self._options), "isolation.level": "read_uncommitted"}
+        )
         try:
             consumer.assign([TopicPartition(*part, offset) for part, offset in offsets.items()])
             while offsets.keys() - found.keys() and (left := deadline - time.monotonic()) > 0:
@@ -220,22 +222,19 @@ class LogView:
 
 def consumer_config(options: SourceOptions) -> dict[str, object]:
     """Return the settings of a reading task's consumer: the user's, and those reading a range depends on."""
-    return kafka.base_config(
-        options.bootstrap_servers,
-        {
-            # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
-            "fetch.wait.max.ms": 20,
-            # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task.
-            "queued.max.messages.kbytes": 16 * 1024,
-            "fetch.queue.backoff.ms": 5,
-            **options.client,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            # Offsets that are gone must be named, never jumped over.
-            "auto.offset.reset": "error",
-        },
-    )
+    return {
+        # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
+        "fetch.wait.max.ms": 20,
+        # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task.
+        "queued.max.messages.kbytes": 16 * 1024,
+        "fetch.queue.backoff.ms": 5,
+        **options.client,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        # Offsets that are gone must be named, never jumped over.
+        "auto.offset.reset": "error",
+    }
 
 
 def _may_only_be_seen(description: TopicDescription) -> bool:
@@ -247,11 +246,9 @@ def _may_only_be_seen(description: TopicDescription) -> bool:
 def _refuse_wrong_settings(options: SourceOptions) -> None:
     """Let the library judge the settings on the driver, so that no task is started with wrong ones."""
     try:
-        Consumer(consumer_config(options)).close()
-    except KafkaException as error:
-        # The library repeats some values, and any of them may be a secret: only names are taken from its text, and the
-        # error is not chained for the same reason.
-        complaint = kafka.reason(error)
+        clients.consumer(options.bootstrap_servers, consumer_config(options)).close()
+    except clients.ClientRefusedError as refused:
+        complaint = str(refused)
         found = [name for name in options.client if f'"{name}"' in complaint] + _NAMED.findall(complaint)
         named = next((name for name in found if name in options.client), None)
         reason = "its value is not accepted, or a file it names cannot be read"

@@ -177,7 +177,7 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
     for name in client:
         if name in _OWNED:
             raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
-        if name in _NO_TEXT or name.endswith("_cb"):
+        if name != "oauth_cb" and (name in _NO_TEXT or name.endswith("_cb")):
             raise ConfigurationError(
                 f"the option kafka.{name} cannot be set: the client takes a function of Python for it, and an option "
                 "is text; leave it out"

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from penstock.clients import require_travelling
 from penstock.config import ClientConfig, a_callable, names, not_empty
 from penstock.errors import ConfigurationError
 from penstock.spark_sink.log_view import LogView
@@ -195,14 +196,8 @@ def trigger_arguments(trigger: str) -> dict[str, Any]:
 
 def _option_text(key: str, value: Any) -> str:
     """Return a client setting as the text that Spark's options are; callbacks cannot travel to executors."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | int | float):
-        return str(value)
-    raise ConfigurationError(
-        f"config[{key!r}] is a {type(value).__name__}, which cannot travel to Spark's executors; "
-        "use settings that are texts or numbers"
-    )
+    require_travelling(key, value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 __all__ = ["load", "source_config", "start_sink", "start_through", "trigger_arguments"]

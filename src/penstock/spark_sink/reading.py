@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock import kafka
+from penstock import clients, kafka
 from penstock.errors import PenstockError, SourceError
 from penstock.garbage import collection_put_off
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
@@ -63,7 +63,7 @@ def read_range(options: SourceOptions, schema: pa.Schema, wanted: OffsetRange) -
         MissingRightError: the topic may not be read.
         SourceError: the range cannot be read; the message names partition and offsets.
     """
-    consumer = Consumer(consumer_config(options))
+    consumer = clients.consumer(options.bootstrap_servers, consumer_config(options))
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
         yield from _batches(consumer, options, schema, wanted)
@@ -211,12 +211,12 @@ class _Rows:
 
     with_headers: bool
     pace: _Pace
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list, repr=False)
+    values: list[bytes | None] = field(default_factory=list, repr=False)
     offsets: array[int] = field(default_factory=lambda: array("q"))
     #: Type and milliseconds of each timestamp, in turns.
     times: array[int] = field(default_factory=lambda: array("q"))
-    headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list)
+    headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list, repr=False)
     size_bytes: int = 0
 
     def room(self, example: Message) -> int:

@@ -13,8 +13,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message
 
+from penstock.asked_rights import Rights
 from penstock.errors import TopicNotFoundError
 from penstock.kafka import TopicSpec
+from penstock.rights import Right
 from penstock.testing.assignor import Place
 from penstock.testing.clock import TestClock
 from penstock.testing.consumer_client import MemoryConsumer
@@ -42,6 +44,23 @@ class AnsweredTopicIds:
         return self._ids
 
 
+class AnsweredRights:
+    """An answer that is there at once.
+
+    Args:
+        rights: the answer.
+    """
+
+    def __init__(self, rights: Rights) -> None:
+        self._rights = rights
+
+    def answer(self) -> Rights:
+        """Return it."""
+        return self._rights
+
+    wait = answer
+
+
 class TestBroker:
     """A Kafka in memory. All methods may be called from any thread.
 
@@ -64,6 +83,13 @@ class TestBroker:
         self._topics.on_change = self._coordinator.topic_changed
         #: What goes wrong; `faults.happened` counts what went wrong.
         self.faults = Faults(self._chance)
+        #: Rights that its clients are told to lack when they ask. What is refused besides is planned with `fail`.
+        self.missing_rights: set[Right] = set()
+
+    @property
+    def principal(self) -> str:
+        """Whom it takes its clients for."""
+        return "User:test"
 
     @property
     def clock(self) -> TestClock:
@@ -142,6 +168,13 @@ class TestBroker:
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
         return AnsweredTopicIds(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
+
+    def ask_rights(self, needed: Iterable[Right]) -> AnsweredRights:
+        """Return the answer to which rights are missing."""
+        with self._lock:
+            wanted, missing = list(needed), set(self.missing_rights)
+        lacked = tuple(right for right in wanted if right in missing)
+        return AnsweredRights(Rights(tuple(right for right in wanted if right not in missing), lacked))
 
     # Topics and records
 

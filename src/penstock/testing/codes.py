@@ -12,6 +12,7 @@ INVALID_ARGUMENT: int = KafkaError._INVALID_ARG  # noqa: SLF001 - as above
 MAX_POLL_EXCEEDED: int = KafkaError._MAX_POLL_EXCEEDED  # noqa: SLF001 - as above
 NO_OFFSET: int = KafkaError._NO_OFFSET  # noqa: SLF001 - as above
 STATE: int = KafkaError._STATE  # noqa: SLF001 - as above
+PURGE_QUEUE: int = KafkaError._PURGE_QUEUE  # noqa: SLF001 - as above
 QUEUE_FULL: int = KafkaError._QUEUE_FULL  # noqa: SLF001 - as above
 TIMED_OUT: int = KafkaError._TIMED_OUT  # noqa: SLF001 - as above
 TRANSPORT: int = KafkaError._TRANSPORT  # noqa: SLF001 - as above

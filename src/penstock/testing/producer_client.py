@@ -1,6 +1,7 @@
 """The producer client in memory: confluent-kafka's `Producer`, as far as penstock calls it.
 
 A message is in the log when `produce` returns; the delivery is reported in `poll` or `flush`, as by the real client.
+After a refusal whose error is fatal it takes nothing more, also as the real one: `poll` raises what it was, once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.cluster import DeliveryCallback
 from penstock.errors import TopicNotFoundError
@@ -41,6 +42,9 @@ class MemoryProducer:
         self._faults = faults
         self._reports: deque[tuple[DeliveryCallback | None, KafkaError | None, Message]] = deque()
         self._waiting = 0
+        # Why it takes nothing more, and whether that was raised.
+        self._failure: KafkaError | None = None
+        self._is_told = False
 
     def produce(
         self,
@@ -56,15 +60,18 @@ class MemoryProducer:
 
         Raises:
             BufferError: a fault says that the queue is full.
+            KafkaException: it failed fatally before.
         """
         with self._lock:
+            if self._failure is not None:
+                raise KafkaException(KafkaError(codes.FATAL))
             if self._faults.take(Operation.QUEUE) is not None:
                 raise BufferError("Local: Queue full")
             fault = self._faults.take(Operation.PRODUCE)
             self._waiting += 1
             unwritten = Message(topic=topic, partition=max(0, partition), key=key, value=value)
             if fault is not None and fault.effect is Effect.REFUSED:
-                self._reports.append((on_delivery, fault.error, unwritten))
+                self._reports.append((on_delivery, self._refusal(fault.error), unwritten))
                 return
             delay_s = 0.0 if fault is None else fault.seconds
 
@@ -88,8 +95,22 @@ class MemoryProducer:
                 self._reports.append((on_delivery, error, message))
                 self._coordinator.later(delay_s, write)
 
+    def _refusal(self, error: KafkaError) -> KafkaError:
+        """Return what is reported of a message that was refused."""
+        if not error.fatal():
+            return error
+        self._failure = error
+        return KafkaError(codes.PURGE_QUEUE)
+
+    def purge(self) -> None:
+        """Give nothing up: what was produced is in the log already, and its report comes with the next poll."""
+
     def poll(self, timeout: float = 0) -> int:
-        """Call the delivery callbacks that are due; where none is, the clock goes on by `timeout` first."""
+        """Call the delivery callbacks that are due; where none is, the clock goes on by `timeout` first.
+
+        Raises:
+            KafkaException: it has failed fatally since it was called last.
+        """
         served = self._serve()
         if not served and self._waiting and timeout > 0:
             self._clock.sleep(timeout)
@@ -111,6 +132,9 @@ class MemoryProducer:
 
     def _serve(self) -> int:
         with self._lock:
+            if self._failure is not None and not self._is_told:
+                self._is_told = True
+                raise KafkaException(self._failure)
             self._coordinator.tick(self._clock.monotonic())
             due, self._reports = self._reports, deque()
             self._waiting -= len(due)

@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.cluster import RebalanceCallback, TopicIdsAnswer
+from penstock.cluster import RebalanceCallback, RightsAnswer, TopicIdsAnswer
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.explain import Explanation, explain
@@ -25,6 +25,7 @@ from penstock.consumer.statistics import ConsumerStatistics, statistics_of
 from penstock.consumer.surroundings import Middleware
 from penstock.errors import PenstockError
 from penstock.kafka import TopicSpec
+from penstock.rights import Right
 from penstock.testing.assignor import Place
 from penstock.testing.broker import TestBroker
 from penstock.testing.clock import TestClock
@@ -250,6 +251,11 @@ class SteppedConsumer:
 
     # The cluster its engine sees
 
+    @property
+    def principal(self) -> str:
+        """Whom the broker takes the clients for."""
+        return self._broker.principal
+
     def consumer(self, config: Mapping[str, Any]) -> SteppedClient:
         """Make the client."""
         self._client = SteppedClient(self._broker.consumer(config))
@@ -274,6 +280,10 @@ class SteppedConsumer:
     def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
         """Ask which topics there are."""
         return self._broker.ask_topic_ids(topics)
+
+    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+        """Ask which rights are missing."""
+        return self._broker.ask_rights(needed)
 
     def _sleep(self, seconds: float) -> None:
         if self._client is not None and self._client.in_callback:

@@ -69,8 +69,6 @@ _OWNED = {
 }
 
 #: Beginnings of settings that only a producer, or only a consumer, understands.
-_FOR_PRODUCERS = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
-_FOR_CONSUMERS = ("session.", "heartbeat.", "fetch.", "group.", "max.poll.", "queued.", "partition.assignment.")
 
 
 class Coordinator:
@@ -149,8 +147,7 @@ class Coordinator:
         self._policy = CheckPolicy(transaction_timeout, check_interval, check_max, check_backoff, INCOMPLETE_S)
         self._discard = discard
         self._check_timeout = check_timeout
-        self._for_producers = {k: v for k, v in given.items() if not k.startswith(_FOR_CONSUMERS)}
-        self._for_consumers = {k: v for k, v in given.items() if not k.startswith(_FOR_PRODUCERS)}
+        self._config = given
         self._admin = admin_client(bootstrap_servers, given)
         # Set by stop(), read by all threads.
         self._stopping = threading.Event()
@@ -230,7 +227,7 @@ class Coordinator:
 
         clock = BrokerClock()
         left = LeftBehind(f"the coordinator of {self._prefix}")
-        self._payloads = payloads = PayloadReader(servers, self._for_consumers, topics, left)
+        self._payloads = payloads = PayloadReader(servers, self._config, topics, left)
 
         def own(number: int, inheritance: Inheritance) -> OwnedPartition:
             return OwnedPartition(
@@ -250,11 +247,11 @@ class Coordinator:
         def ids() -> list[str]:
             return [slot.transactional_id for slot in slots] or names.all
 
-        fence = Fence(servers, self._for_producers, topics, ids, left)
-        logs = LogReader(servers, self._for_consumers, topics, stopping.is_set, fence)
+        fence = Fence(servers, self._config, topics, ids, left)
+        logs = LogReader(servers, self._config, topics, stopping.is_set, fence)
         membership = Membership(
             servers,
-            self._for_consumers,
+            self._config,
             topics=topics,
             taking_over=TakingOver(logs.take_over, self._prefix, left),
             own=own,
@@ -264,7 +261,7 @@ class Coordinator:
 
         def make(transactional_id: str, *, apart: bool) -> Publisher:
             claim = partial(_claim, ids)
-            return Publisher(servers, self._for_producers, topics, transactional_id, claim, apart=apart)
+            return Publisher(servers, self._config, topics, transactional_id, claim, apart=apart)
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)
@@ -272,7 +269,7 @@ class Coordinator:
         slots += [Slot(partial(make, apart=False), read_done, name, left) for name in names.common]
         slots += [Slot(partial(make, apart=True), read_done, name, left) for name in names.apart]
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
-        settings = {**ANY_SIZE, **self._for_producers}
+        settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         asker = Asker(self._admin, sends, topics, self._ration, clock)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)

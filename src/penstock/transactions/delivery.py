@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from penstock import clients
 from penstock.config import ClientConfig, reserved
 from penstock.errors import MessageFormatError, StoppedError, raised
-from penstock.kafka import base_config, client_refused, reason
+from penstock.kafka import reason
 from penstock.message import Record, headers_of
 from penstock.transactions.records import WireHeaders
 
@@ -108,18 +109,16 @@ class AckedProducer:
             "linger.ms": 0,
             "max.in.flight": 1,
             "message.timeout.ms": int(send_timeout_s * 1000),
-            **base_config(bootstrap_servers, config),
+            **config,
             "enable.idempotence": True,
             "acks": "all",
         }
+        self._bootstrap_servers = bootstrap_servers
         self._settings = settings
         # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
         self._pid = os.getpid()
-        try:
-            # Replaced under the lock after a fatal error; whoever uses it takes it into a local name first.
-            self._producer = Producer(settings)
-        except KafkaException as error:
-            raise client_refused(error) from error
+        # Replaced under the lock after a fatal error; whoever uses it takes it into a local name first.
+        self._producer = clients.producer(bootstrap_servers, settings)
         self._send_timeout_s = send_timeout_s
         self._name = name
         self._heal_lock = threading.Lock()
@@ -305,7 +304,7 @@ class AckedProducer:
                     self._name,
                     reason(error),
                 )
-                self._producer = Producer(self._settings)
+                self._producer = clients.producer(self._bootstrap_servers, self._settings)
                 self._ended.append(producer)
         return True
 

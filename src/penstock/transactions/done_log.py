@@ -15,9 +15,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError
-from penstock.kafka import TopicSpec, admin_client, base_config, ensure_topics
+from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions.ids import ID_BYTES, id_bytes, id_text
 
 _log = logging.getLogger("penstock.transactions")
@@ -30,7 +31,6 @@ _POLL_S = 0.1
 _HEAD = struct.Struct(">BI")
 _VERSION = 1
 #: Settings of the user's that have no meaning for a consumer.
-_PRODUCER_ONLY = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
 
 
 def _nobody_looks() -> None:
@@ -51,15 +51,14 @@ class DoneLog:
         self.topic = topic
         self.partition = partition
         self._place = TopicPartition(topic, partition)
-        connection = {key: value for key, value in config.items() if not key.startswith(_PRODUCER_ONLY)}
+        self._bootstrap_servers = bootstrap_servers
         self._settings: dict[str, Any] = {
-            **base_config(bootstrap_servers, connection),
+            **config,
             "group.id": topic,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
-            **reconnecting(connection),
         }
         # These consumers are nobody's member.
         self._settings.pop("group.instance.id", None)
@@ -80,7 +79,7 @@ class DoneLog:
         low, end = self._bounds()
         found: set[str] = set()
         position, deadline = low, time.monotonic() + _READ_S
-        consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
+        consumer = self._consumer("read_committed")
         try:
             consumer.assign([TopicPartition(self.topic, self.partition, low)])
             while position < end:
@@ -114,16 +113,14 @@ class DoneLog:
 
     def _bounds(self) -> tuple[int, int]:
         # A reader of committed records would be told how far it may read, which can be less.
-        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        consumer = self._consumer("read_uncommitted")
         try:
             return consumer.get_watermark_offsets(self._place, _ANSWER_S)
         finally:
             consumer.close()
 
-
-def reconnecting(config: ClientConfig) -> ClientConfig:
-    """Return settings by which brokers that come back are found soon, unless the user has other wishes."""
-    return {} if any(key.startswith("reconnect.") for key in config) else {"reconnect.backoff.max.ms": 1_000}
+    def _consumer(self, isolation: str) -> Consumer:
+        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
 
 
 def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, partitions: int) -> int:
@@ -173,4 +170,4 @@ def _log_failure(place: TopicPartition, future: Any) -> None:
         _log.warning("%s[%d] could not be trimmed: %s; it is tried again", place.topic, place.partition, error)
 
 
-__all__ = ["DoneLog", "create_done_log", "decode_ids", "encode_ids", "reconnecting"]
+__all__ = ["DoneLog", "create_done_log", "decode_ids", "encode_ids"]

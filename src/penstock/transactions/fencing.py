@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.disposable import Disposable, LeftBehind
-from penstock.kafka import base_config, reason
+from penstock.kafka import reason
 from penstock.transactions.publisher import TRANSACTION_TIMEOUT_MS
 from penstock.transactions.topics import StoreTopics
 
@@ -84,8 +85,9 @@ class Fence:
         own: Callable[[], Sequence[str]],
         left: LeftBehind,
     ) -> None:
+        self._bootstrap_servers = bootstrap_servers
         self._settings = {
-            **base_config(bootstrap_servers, config),
+            **config,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
         }
         self._topics = topics
@@ -115,7 +117,7 @@ class Fence:
     def _end(self, name: str) -> str | None:
         """Initialise a producer of a name; return why that failed, or None."""
         try:
-            producer = Producer({**self._settings, "transactional.id": name})
+            producer = clients.producer(self._bootstrap_servers, {**self._settings, "transactional.id": name})
             try:
                 producer.init_transactions(_INIT_TIMEOUT_S)
             finally:

@@ -15,9 +15,10 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, MessageFormatError
-from penstock.kafka import admin_client, base_config, reason
+from penstock.kafka import admin_client, reason
 from penstock.transactions.delivery import wire_headers
 from penstock.transactions.done_records import Done, Note, decode_done
 from penstock.transactions.log_bounds import topic_ids
@@ -148,7 +149,7 @@ class Inspection:
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._settings = {
-            **base_config(bootstrap_servers, config),
+            **config,
             "group.id": topics.coordinators,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
@@ -248,10 +249,13 @@ class Inspection:
         wanted = [TopicPartition(topic, number) for number in numbers]
         return self._ask(lambda asker: {one.partition: asker.get_watermark_offsets(one, _ANSWER_S) for one in wanted})
 
+    def _consumer(self, isolation: str) -> Consumer:
+        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
+
     def _ask(self, question: Callable[[Consumer], T]) -> T:
         """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment."""
         deadline = time.monotonic() + _ANSWER_S
-        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        consumer = self._consumer("read_uncommitted")
         try:
             while True:
                 try:
@@ -271,7 +275,7 @@ class Inspection:
         """
         bounds = self._bounds(topic, starts)
         begins = {n: max(starts[n], low) for n, (low, end) in bounds.items() if max(starts[n], low) < end}
-        consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
+        consumer = self._consumer("read_committed")
         deadline = time.monotonic() + _READ_S
         try:
             consumer.assign([TopicPartition(topic, n, start) for n, start in begins.items()])

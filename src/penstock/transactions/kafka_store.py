@@ -10,8 +10,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import (
     ConfigurationError,
@@ -21,7 +22,7 @@ from penstock.errors import (
     TopicNotFoundError,
     TransactionError,
 )
-from penstock.kafka import admin_client, base_config, client_refused, partition_counts, reason
+from penstock.kafka import admin_client, partition_counts, reason
 from penstock.transactions.cancelling_in_kafka import cancel
 from penstock.transactions.delivery import AckedProducer, Report, wire_headers
 from penstock.transactions.inspection import Inspection
@@ -119,11 +120,6 @@ class _Storing:
             self._told(self._describe(self))
 
 
-def consumer_config(config: ClientConfig) -> ClientConfig:
-    """Return those of the user's settings that have a meaning for consumers."""
-    return {key: setting for key, setting in config.items() if not key.startswith(_PRODUCER_ONLY)}
-
-
 class KafkaStore:
     """Halves in `<prefix>.half`, decisions in `<prefix>.op`. Thread-safe; `start` and `stop` are called once each.
 
@@ -177,7 +173,7 @@ class KafkaStore:
         self._topics = open_topics(self._admin, self._bootstrap_servers, self._prefix, self._partitions)
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False)
         self._ops = OpBatches(self._sends, self._topics.op)
-        inspection = Inspection(self._bootstrap_servers, consumer_config(self._config), self._topics)
+        inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
         look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
         self._why = WhyUnseen(look, self._prefix)
         self._sends.after_reports = self._ops.after_reports
@@ -288,7 +284,7 @@ class KafkaStore:
 
         It reads what is pending, for no index of ids is kept.
         """
-        inspection = Inspection(self._bootstrap_servers, consumer_config(self._config), self._topics)
+        inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
         cancel(
             inspection,
             self._topics,
@@ -302,9 +298,7 @@ class KafkaStore:
         """Tell how a transaction is settled, as soon as a committed reader of the done log sees it."""
         with self._watch_lock:
             if self._watch is None:
-                self._watch = DoneWatch(
-                    self._bootstrap_servers, consumer_config(self._config), self._topics, self._name
-                )
+                self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name)
             self._watch.add(transaction_id, told)
 
     def forget(self, transaction_id: str) -> None:
@@ -328,7 +322,7 @@ class KafkaCheckSource:
         self._group = group
         self._topics = topics
         settings: dict[str, Any] = {
-            **base_config(bootstrap_servers, consumer_config(config)),
+            **config,
             "group.id": topics.checkers(group),
             # A request that came before the first start of the group shall be answered, too.
             "auto.offset.reset": "earliest",
@@ -338,10 +332,7 @@ class KafkaCheckSource:
             "session.timeout.ms": 6000,
             "heartbeat.interval.ms": 1500,
         }
-        try:
-            self._consumer = Consumer(settings)
-        except KafkaException as error:
-            raise client_refused(error) from error
+        self._consumer = clients.consumer(bootstrap_servers, settings)
         self._consumer.subscribe([topics.check])
 
     def take(self, timeout_s: float) -> Sequence[CheckRequest]:

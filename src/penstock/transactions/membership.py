@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
-from penstock.kafka import base_config, client_refused, reason
+from penstock.kafka import reason
 from penstock.transactions.owned import OwnedPartition
 from penstock.transactions.takeover import Inheritance
 from penstock.transactions.taking_over import TakingOver
@@ -66,7 +67,7 @@ class Membership:
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
         self._was_cut_off = False
         common = {
-            **base_config(bootstrap_servers, config),
+            **config,
             "group.id": topics.coordinators,
             "enable.auto.commit": False,
         }
@@ -94,12 +95,9 @@ class Membership:
             "isolation.level": "read_uncommitted",
         }
         reader.pop("group.instance.id", None)
-        try:
-            self._member = Consumer(member)
-            #: The logs of the partitions owned.
-            self.logs = TwoLogs(reader, topics)
-        except KafkaException as error:
-            raise client_refused(error) from error
+        self._member = clients.consumer(bootstrap_servers, member)
+        #: The logs of the partitions owned.
+        self.logs = TwoLogs(lambda: clients.consumer(bootstrap_servers, reader), topics)
 
     def join(self) -> None:
         """Join the group of coordinators."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import cast
 
@@ -32,9 +32,9 @@ class Outgoing:
     """
 
     topic: str
-    value: bytes | str | None
-    key: bytes | str | None = None
-    headers: UserHeaders = ()
+    value: bytes | str | None = field(repr=False)
+    key: bytes | str | None = field(default=None, repr=False)
+    headers: UserHeaders = field(default=(), repr=False)
     partition: int | None = None
 
 
@@ -51,7 +51,7 @@ class Terms:
 
     immunity_ms: int | None = None
     deliver_at_ms: int | None = None
-    ordering_key: bytes | None = None
+    ordering_key: bytes | None = field(default=None, repr=False)
     by_half: bool = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -42,9 +42,9 @@ class HalfMessage:
     """
 
     topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
+    key: bytes | None = field(repr=False)
+    value: bytes | None = field(repr=False)
+    headers: Headers = field(repr=False)
     transaction_id: str
     check_count: int
 

@@ -27,10 +27,11 @@ from typing import Any, NamedTuple, cast
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
-from penstock.kafka import base_config, client_refused, reason
-from penstock.transactions.done_log import DoneLog, encode_ids, reconnecting
+from penstock.kafka import reason
+from penstock.transactions.done_log import DoneLog, encode_ids
 from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
 from penstock.transactions.faults import AddWatch, Blamed, Fault, blamed
 from penstock.transactions.records import Line
@@ -87,6 +88,10 @@ class OutboundMessage(NamedTuple):
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
 
+    def __repr__(self) -> str:
+        """Name the topic, never the key or the value."""
+        return f"<OutboundMessage for {self.topic}>"
+
 
 class Publishable(NamedTuple):
     """A transaction to publish: all its messages or none."""
@@ -98,6 +103,10 @@ class Publishable(NamedTuple):
     line: Line | None
     #: Where it was discarded: the name under which it would have been published.
     discards: str | None = None
+
+    def __repr__(self) -> str:
+        """Name the transaction, never a key or a value."""
+        return f"<Publishable {self.transaction_id}>"
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -169,10 +178,10 @@ class Outbound:
         done: DoneLog,
         apart: bool = False,
     ) -> None:
-        base = base_config(bootstrap_servers, config)
-        debug = str(base.get("debug", ""))
-        self._watch = EndWatch(base["logger"], debugging=bool(debug))
+        debug = str(config.get("debug", ""))
+        self._watch = EndWatch(clients.log_of(config), debugging=bool(debug))
         self._added = AddWatch(self._watch)
+        self._bootstrap_servers = bootstrap_servers
         self._settings: dict[str, Any] = {
             "linger.ms": 1,
             "message.max.bytes": 100_000_000,
@@ -182,8 +191,7 @@ class Outbound:
             "retry.backoff.ms": 1,
             "retry.backoff.max.ms": 5,
             "topic.metadata.propagation.max.ms": 3_000,
-            **reconnecting(base),
-            **base,
+            **config,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(_TIMEOUT_S * 1000),
             "debug": f"{debug},{CONTEXT}" if debug else CONTEXT,
@@ -277,10 +285,7 @@ class Outbound:
     def _with_id(self, transactional_id: str) -> Producer | None:
         self._goes_on()
         self._added.begin()
-        try:
-            producer = Producer({**self._settings, "transactional.id": transactional_id})
-        except KafkaException as error:
-            raise client_refused(error) from error
+        producer = clients.producer(self._bootstrap_servers, {**self._settings, "transactional.id": transactional_id})
         try:
             producer.init_transactions(_ID_TIMEOUT_S)
         except KafkaException as error:

@@ -18,10 +18,11 @@ from weakref import WeakSet, ref
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.disposable import Call, Disposable, LeftBehind
 from penstock.errors import MessageFormatError, PenstockError
-from penstock.kafka import admin_client, base_config, reason
+from penstock.kafka import admin_client, reason
 from penstock.transactions.delivery import wire_headers
 from penstock.transactions.done_records import Carry, Unread, decode_done
 from penstock.transactions.log_bounds import Bounds, LogBounds, Look
@@ -99,12 +100,12 @@ class PayloadReader:
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, left: LeftBehind) -> None:
         self._topics = topics
         self._new_admin = partial(admin_client, bootstrap_servers, config)
-        self._settings: dict[str, Any] = {
+        settings: dict[str, Any] = {
             # Single records are read, here and there.
             "fetch.wait.max.ms": 10,
             "fetch.message.max.bytes": 1 << 20,
             "queued.max.messages.kbytes": 4_096,
-            **base_config(bootstrap_servers, config),
+            **config,
             "group.id": topics.coordinators,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
@@ -112,7 +113,8 @@ class PayloadReader:
             "isolation.level": "read_committed",
         }
         # This consumer is nobody's member.
-        self._settings.pop("group.instance.id", None)
+        settings.pop("group.instance.id", None)
+        self._new_consumer = partial(clients.consumer, bootstrap_servers, settings)
         self._left = left
         self._ration = RationedLog()
         self._thread: Disposable | None = None
@@ -125,7 +127,7 @@ class PayloadReader:
         self._owners: WeakSet[Any] = WeakSet()
 
     def _new_clients(self) -> _Clients:
-        return _Clients(self._settings, self._new_admin, self._topics)
+        return _Clients(self._new_consumer, self._new_admin, self._topics)
 
     def share_bytes(self, owner: object) -> int:
         """Return how many bytes of payloads may be in memory for a half partition: its share of the budget."""
@@ -196,8 +198,10 @@ class PayloadReader:
 class _Clients:
     """Clients that are made when they are needed first. Used by the reader's thread."""
 
-    def __init__(self, settings: dict[str, Any], new_admin: Callable[[], AdminClient], topics: StoreTopics) -> None:
-        self._settings = settings
+    def __init__(
+        self, new_consumer: Callable[[], Consumer], new_admin: Callable[[], AdminClient], topics: StoreTopics
+    ) -> None:
+        self._new_consumer = new_consumer
         self._new_admin = new_admin
         self._topics = topics
         self._consumer: Consumer | None = None
@@ -206,7 +210,7 @@ class _Clients:
     @property
     def consumer(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = Consumer(self._settings)
+            self._consumer = self._new_consumer()
         return self._consumer
 
     @property

@@ -10,11 +10,12 @@ import logging
 import threading
 import time
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, MessageFormatError
-from penstock.kafka import base_config, client_refused, reason
+from penstock.kafka import reason
 from penstock.transactions.done_records import decode_done
 from penstock.transactions.records import Verdict
 from penstock.transactions.store import ToldSettled
@@ -45,19 +46,17 @@ class DoneWatch:
         # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
         self._waiting: dict[str, ToldSettled] = {}
         self._stopping = threading.Event()
-        try:
-            self._consumer = Consumer(
-                {
-                    **base_config(bootstrap_servers, config),
-                    "group.id": f"{topics.prefix}.watch",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "earliest",
-                    "isolation.level": "read_committed",
-                    "fetch.wait.max.ms": 100,
-                }
-            )
-        except KafkaException as error:
-            raise client_refused(error) from error
+        self._consumer = clients.consumer(
+            bootstrap_servers,
+            {
+                **config,
+                "group.id": f"{topics.prefix}.watch",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 100,
+            },
+        )
         try:
             # Where the log ends for a committed reader now: what is told of from here on comes behind.
             places = [TopicPartition(topics.done, number) for number in range(topics.partitions)]

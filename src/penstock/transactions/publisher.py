@@ -30,9 +30,10 @@ from typing import Any, NoReturn, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import PenstockError
-from penstock.kafka import base_config, client_refused, reason
+from penstock.kafka import reason
 from penstock.transactions.done_records import Carry, encode_done
 from penstock.transactions.endings import CONTEXT, EndWatch, UnknownEndError
 from penstock.transactions.pending import size_of
@@ -162,6 +163,7 @@ class Publisher:
         apart: bool = False,
     ) -> None:
         self.transactional_id = transactional_id
+        self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._claim = claim
         self._apart = apart
@@ -180,7 +182,7 @@ class Publisher:
             # A topic deleted a moment ago fails soon, not after the default 30 s.
             "topic.metadata.propagation.max.ms": 3_000,
             "batch.size": 1 if apart else 1_000_000,
-            **base_config(bootstrap_servers, config),
+            **config,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "delivery.report.only.error": True,
@@ -190,7 +192,7 @@ class Publisher:
             # requests under way, the second may pass the first, whose messages are then lost as "duplicates".
             self._settings["max.in.flight"] = 1
         debug = str(self._settings.get("debug", ""))
-        self._watch = EndWatch(self._settings["logger"], debugging=bool(debug))
+        self._watch = EndWatch(clients.log_of(config), debugging=bool(debug))
         self._settings["debug"] = f"{debug},{CONTEXT}" if debug else CONTEXT
         self._settings["logger"] = self._watch
         self._producer: Producer | None = None
@@ -220,10 +222,7 @@ class Publisher:
             InDoubtError: the broker did not answer in time; try again.
         """
         self._do("Producer")
-        try:
-            self._producer = Producer(self._settings)
-        except KafkaException as error:
-            raise client_refused(error) from error
+        self._producer = clients.producer(self._bootstrap_servers, self._settings)
         self._do("init_transactions")
         deadline = time.monotonic() + _INIT_TIMEOUT_S
         while True:

@@ -130,6 +130,10 @@ class Half(NamedTuple):
     #: It comes back from the discarded topic: where it stood there.
     resumed: str | None = None
 
+    def __repr__(self) -> str:
+        """Name the transaction, never the key or the value."""
+        return f"<Half {self.transaction_id} for {self.topic}>"
+
     @property
     def line(self) -> Line | None:
         """Within what halves are published in the order they were sent; None where order does not matter."""

@@ -22,9 +22,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from penstock import clients
 from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, StoppedError
-from penstock.kafka import admin_client, base_config, reason
+from penstock.kafka import admin_client, reason
 from penstock.transactions.done_records import Carry, Done, Note, Unread, decode_done
 from penstock.transactions.fencing import Fence
 from penstock.transactions.inherited import live_carries, without_payloads
@@ -144,8 +145,9 @@ class LogReader:
         self._fence = fence
         self._stopping = stopping
         self._ration = RationedLog()
+        self._bootstrap_servers = bootstrap_servers
         self._settings: dict[str, Any] = {
-            **base_config(bootstrap_servers, config),
+            **config,
             "group.id": topics.coordinators,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
@@ -155,6 +157,9 @@ class LogReader:
         }
         # These consumers are nobody's member.
         self._settings.pop("group.instance.id", None)
+
+    def _consumer(self, isolation: str) -> Consumer:
+        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
 
     def take_over(self, partitions: Iterable[int], step: Step) -> dict[int, Inheritance]:
         """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
@@ -184,7 +189,7 @@ class LogReader:
         Raises:
             KafkaException: it does not answer; try again.
         """
-        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        consumer = self._consumer("read_uncommitted")
         try:
             for answer in consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S):
                 if answer.error is not None:
@@ -198,7 +203,7 @@ class LogReader:
         # been let through before the group changed hands, and write to the done log still.
         topics = [*self._names.values(), self._topics.discarded]
         places = [TopicPartition(topic, p) for p in partitions for topic in topics]
-        consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
+        consumer = self._consumer("read_committed")
         try:
             found: dict[tuple[str, int], Committed] = {}
             begun = time.monotonic()
@@ -236,7 +241,7 @@ class LogReader:
 
     def _end_predecessors(self, partitions: Iterable[int]) -> None:
         """End the transactions that hold back positions or the done log."""
-        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        consumer = self._consumer("read_uncommitted")
         try:
             # The names stand beside half positions; a transaction holds back those of its half and its op alike.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
@@ -290,7 +295,7 @@ class LogReader:
         behind = {p for p in found if begins[p] < found[p].end}
         if not behind:
             return found
-        consumer = Consumer({**self._settings, "isolation.level": "read_committed"})
+        consumer = self._consumer("read_committed")
         try:
             consumer.assign([TopicPartition(self._topics.done, p, begins[p]) for p in behind])
             patient_until = time.monotonic() + _PATIENCE_S
@@ -312,7 +317,7 @@ class LogReader:
 
     def _done_bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Return the beginnings and ends of done logs, records of open transactions included."""
-        consumer = Consumer({**self._settings, "isolation.level": "read_uncommitted"})
+        consumer = self._consumer("read_uncommitted")
         try:
             return {
                 p: consumer.get_watermark_offsets(TopicPartition(self._topics.done, p), _ANSWER_S) for p in partitions

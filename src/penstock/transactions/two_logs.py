@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
@@ -28,21 +27,15 @@ class TwoLogs:
     """Reads both logs. Used by the coordinator's thread.
 
     Args:
-        config: settings of the consumers. A reader must not choose a new offset by itself (`auto.offset.reset=error`):
-            a log that is not as it was would be read past in silence.
+        make: makes a consumer. It must not choose a new offset by itself (`auto.offset.reset=error`): a log that is not
+            as it was would be read past in silence.
         topics: the store's topics.
-        make: makes a consumer.
-
-    Raises:
-        KafkaException: the client library refused a setting.
     """
 
-    def __init__(
-        self, config: dict[str, Any], topics: StoreTopics, make: Callable[[dict[str, Any]], Consumer] = Consumer
-    ) -> None:
+    def __init__(self, make: Callable[[], Consumer], topics: StoreTopics) -> None:
         self._half, self._op = topics.half, topics.op
-        self._halves = make(config)
-        self._ops = make(config)
+        self._halves = make()
+        self._ops = make()
         # Mean size of op records, as it was last seen: nearly all are one decision, or many of a fixed size.
         self._op_bytes = _FIRST_OP_BYTES
         # Offset of the next op, by partition.

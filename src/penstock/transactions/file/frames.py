@@ -62,6 +62,10 @@ class Record(NamedTuple):
     #: The place of its first byte in the whole log.
     place: int
 
+    def __repr__(self) -> str:
+        """Name the place, never the payload."""
+        return f"<Record {self.kind} at {self.place}>"
+
     @property
     def size(self) -> int:
         """Its bytes, head and payload."""

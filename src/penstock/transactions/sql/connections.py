@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -49,7 +49,7 @@ class Answer:
         count: how many rows it changed.
     """
 
-    rows: list[tuple[Any, ...]]
+    rows: list[tuple[Any, ...]] = field(repr=False)
     count: int
 
 

@@ -1,0 +1,153 @@
+"""Tokens for OAUTHBEARER: the user's `oauth_cb`, found by its name where it is one, and asked before there is a client.
+
+The client library asks on a thread of its own, and whoever makes a client waits there for the first token: 10 s where
+none comes, and then without a word of what the callback raised. So the first token is asked for here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.config import ClientConfig
+from penstock.errors import BrokerConnectionError, ConfigurationError
+
+KEY = "oauth_cb"
+
+_log = logging.getLogger("penstock.kafka")
+
+#: What the client library takes of a callback: the token, when it expires in seconds since the epoch, and if wanted a
+#: principal and extensions.
+_LEAST, _MOST = 2, 4
+
+
+class NoTokenError(BrokerConnectionError, KafkaException):
+    """The callback gave no token. What makes clients again and again takes it for one of the library's errors."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(KafkaError(KafkaError._AUTHENTICATION, text))  # noqa: SLF001 - the client library's public constants look so
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class Tokens:
+    """A callback for the client library. Called by one thread at a time: who makes the client, then the library's.
+
+    Args:
+        callback: the user's.
+        config: what it is given: `sasl.oauthbearer.config`.
+
+    Raises:
+        NoTokenError: it gave none.
+    """
+
+    def __init__(self, callback: Callable[[str | None], Any], config: str | None) -> None:
+        self._callback = callback
+        self._first: Any = self._asked(config)
+
+    def __call__(self, config: str | None) -> Any:
+        """Return a token as the client library wants it."""
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        try:
+            return self._asked(config)
+        except NoTokenError as error:
+            # The library forgets what was raised, and asks again in 10 seconds.
+            _log.error("%s; it is tried again", error)
+            raise
+
+    def _asked(self, config: str | None) -> Any:
+        name = getattr(self._callback, "__qualname__", type(self._callback).__name__)
+        try:
+            told = self._callback(config)
+        except Exception as error:
+            raise NoTokenError(
+                f"no token for Kafka: config[{KEY!r}] ({name}) raised {type(error).__name__}: {error}; see that its "
+                "token endpoint answers and knows this client"
+            ) from error
+        if not (isinstance(told, tuple) and _LEAST <= len(told) <= _MOST and isinstance(told[0], str)):
+            # What it is stays untold: it may be the token.
+            raise NoTokenError(
+                f"no token for Kafka: config[{KEY!r}] ({name}) must return (token, seconds since the epoch at which it "
+                f"expires), but returned a {type(told).__name__}"
+            )
+        if told[1] <= time.time():
+            # The library would take it for none, and wait.
+            raise NoTokenError(
+                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {told[1]:.0f} seconds since"
+                f" the epoch, {time.time() - told[1]:.0f} s ago; see that it counts in seconds, and to both clocks"
+            )
+        return told
+
+
+def with_tokens(config: ClientConfig) -> dict[str, Any]:
+    """Return a configuration whose `oauth_cb`, if it has one, is ready for the client library.
+
+    Raises:
+        ConfigurationError: it names no function, or the mechanism is not OAUTHBEARER.
+        NoTokenError: it gave no token.
+    """
+    ready = dict(config)
+    if ready.get(KEY) is not None:
+        callback = _found(ready[KEY])
+        mechanism = str(ready.get("sasl.mechanism", ready.get("sasl.mechanisms", ""))).upper()
+        protocol = str(ready.get("security.protocol", "plaintext")).upper()
+        if mechanism != "OAUTHBEARER" or not protocol.startswith("SASL_"):
+            # The library would wait 10 s for a token that it never asks for.
+            raise ConfigurationError(
+                f"config[{KEY!r}] gives tokens, but sasl.mechanism is {mechanism or 'not set'} and security.protocol "
+                f"is {protocol}; set them to OAUTHBEARER and SASL_SSL (or SASL_PLAINTEXT), or leave {KEY} out"
+            )
+        ready[KEY] = Tokens(callback, ready.get("sasl.oauthbearer.config"))
+    return ready
+
+
+def _found(named: object) -> Callable[[str | None], Any]:
+    """Return the callback, imported where it is named: functions do not travel to Spark's executors, names do."""
+    if callable(named):
+        return named
+    module, _, path = named.partition(":") if isinstance(named, str) else ("", "", "")
+    if not module or not path:
+        raise ConfigurationError(
+            f"config[{KEY!r}] must be a function, or its name as 'module:function', but is {named!r}"
+        )
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"config[{KEY!r}] is {named!r}, which cannot be imported here: {error}; install its module wherever "
+            "clients run, Spark's executors included, or correct the name"
+        ) from error
+    if not callable(found):
+        raise ConfigurationError(f"config[{KEY!r}] is {named!r}, which is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return] # asked just above
+
+
+def require_travelling(key: str, value: object) -> None:
+    """Refuse a setting that cannot go to Spark's executors.
+
+    Raises:
+        ConfigurationError: it is neither text nor number.
+    """
+    if not isinstance(value, str | int | float | bool):
+        remedy = (
+            "name the function as text, 'module:function', and install its module there"
+            if key == KEY
+            else "use settings that are texts or numbers"
+        )
+        raise ConfigurationError(
+            f"config[{key!r}] is a {type(value).__name__}, which cannot travel to Spark's executors; {remedy}"
+        )
+
+
+__all__ = ["NoTokenError", "require_travelling", "with_tokens"]

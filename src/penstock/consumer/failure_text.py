@@ -1,0 +1,61 @@
+"""How the log tells of what a handler raised: which kind it was and where, and its text only where that is wanted.
+
+The text of an exception often quotes the message. Those of our own errors never do.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+
+from penstock.errors import PenstockError
+
+
+def failure_text(error: BaseException, *, texts: bool) -> str:
+    """Return an error with its stack and those it came from, the first cause first. Never raises.
+
+    Args:
+        error: what was raised.
+        texts: whether the texts of errors that are not ours are shown, as Python shows them.
+    """
+    if texts:
+        try:
+            return "".join(traceback.format_exception(error)).rstrip()
+        except Exception as unprintable:  # noqa: BLE001 - the user's __str__ may raise anything
+            return f"(its stack cannot be had: {type(unprintable).__name__})"
+    return "\n".join("".join(_told(one)) for one in reversed(list(_chain(error))))
+
+
+def short_text(error: BaseException) -> str:
+    """Return the text of an error of ours, and the class of any other."""
+    return str(error) if _is_ours(error) else _kind(error)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    if error.__traceback__ is not None:
+        yield "Traceback (most recent call last):\n"
+        yield from traceback.format_tb(error.__traceback__)
+    yield _kind(error)
+    if _is_ours(error):
+        yield f": {error}"
+
+
+def _kind(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_ours(error: BaseException) -> bool:
+    return isinstance(error, PenstockError) and type(error).__module__.startswith("penstock.")
+
+
+__all__ = ["failure_text", "short_text"]

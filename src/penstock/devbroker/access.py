@@ -1,0 +1,227 @@
+"""Who is let into an embedded broker, and what each may do there: the part of `DevBroker` that security adds."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.config import choice
+from penstock.devbroker.certificates import Certificate, Certificates, write_private
+from penstock.devbroker.node import Node
+from penstock.devbroker.rights import AskedRight, Rights, asked_rights, bindings
+from penstock.devbroker.security import ADMIN, ClientSecurity, Security, User, check_security, check_user
+from penstock.errors import DevBrokerError
+from penstock.kafka import admin_client
+
+#: Seconds within which a new user is let in.
+_LOGIN_TIMEOUT_S = 60.0
+
+
+class AccessControl(ABC):
+    """Users, certificates and rights of a broker that may be started with `security`, and with rights or without.
+
+    Args:
+        security: how clients connect; None for plain text without users.
+        acls: whether users may do only what they were allowed to.
+        users: passwords of users that are there from the start, by name.
+        expired_certificate: whether the broker shows a certificate that ended a day ago.
+
+    Raises:
+        ConfigurationError: an option is out of its range, or two contradict each other.
+        DevBrokerError: certificates are needed, and the library that makes them is missing.
+    """
+
+    def __init__(
+        self,
+        security: Security | str | None,
+        *,
+        acls: bool,
+        users: Mapping[str, str] | None,
+        expired_certificate: bool,
+    ) -> None:
+        self._kind = None if security is None else choice("security", security, Security)
+        check_security(self._kind, users or {}, acls=acls, expired_certificate=expired_certificate)
+        self._has_acls = acls
+        self._users = dict(users or {})
+        self._expired_certificate = expired_certificate
+        #: Of the broker that runs; None where it does not, or has none.
+        self._security: ClientSecurity | None = None
+
+    @property
+    def admin_config(self) -> dict[str, str]:
+        """The client settings of the user that may do everything, without the address.
+
+        They are empty where the broker has no security, and contain a password where it has passwords.
+        """
+        self._running_node()
+        return {} if self._security is None else self._security.client_settings(ADMIN, "SCRAM-SHA-512")
+
+    def settings_file(self) -> Path:
+        """Write `admin_config` as lines NAME=VALUE, with the address, to a file of the data folder, and return it.
+
+        Its owner alone can read it.
+        """
+        path = self._running_node().log_path.with_name("client.properties")
+        settings = {"bootstrap.servers": self._running_node().address, **self.admin_config}
+        write_private(path, "".join(f"{name}={value}\n" for name, value in settings.items()).encode())
+        return path
+
+    @property
+    def certificates(self) -> Certificates:
+        """The authority that signed the broker's certificate, `ca_path`, and one that did not, `foreign_ca_path`."""
+        return self._secured().certificates
+
+    def user(self, name: str, password: str | None = None, *, mechanism: str = "SCRAM-SHA-512") -> User:
+        """Make a user, or give one another password, and return it when it can log in.
+
+        Args:
+            name: letters, digits, dots, dashes and underlines.
+            password: None makes one, and for a user that is there already keeps what it has.
+            mechanism: what `User.config` uses where there are passwords: `SCRAM-SHA-256`, `SCRAM-SHA-512`, or `PLAIN`
+                for users given to the constructor.
+
+        Raises:
+            ConfigurationError: an argument is out of its range.
+            DevBrokerError: the broker has no security, or refused the user.
+        """
+        node, security = self._running_node(), self._secured()
+        known = security.add(name, password)
+        config = security.client_settings(name, mechanism)
+        if security.kind.has_passwords:
+            Rights(admin_client(node.inside, {})).set_password(name, known)
+            node.await_login(config, time.monotonic() + _LOGIN_TIMEOUT_S)
+        return User(name, config)
+
+    def certificate(self, name: str, *, expired: bool = False, foreign: bool = False) -> Certificate:
+        """Make a certificate with which a client connects as that user, where `security` is `ssl`.
+
+        Args:
+            name: its common name, the user.
+            expired: whether it ended a day ago; the broker refuses it.
+            foreign: whether an authority signs it that the broker does not know; the broker refuses it.
+
+        Raises:
+            ConfigurationError: no user can have that name.
+            DevBrokerError: the broker has no TLS.
+        """
+        check_user(name)
+        return self._secured().certificates.issue(name, expired=expired, foreign=foreign)
+
+    def allow(
+        self,
+        user: User | str,
+        *operations: str,
+        topic: str | None = None,
+        group: str | None = None,
+        transactional_id: str | None = None,
+        cluster: bool = False,
+        prefix: bool = False,
+    ) -> None:
+        """Give a user rights and return when they hold.
+
+        As on every Kafka, READ, WRITE, DELETE and ALTER contain DESCRIBE, and ALTER_CONFIGS contains DESCRIBE_CONFIGS.
+
+        Args:
+            user: the user or its name; it need not exist yet.
+            operations: Kafka's names of operations, as `read` or `DESCRIBE_CONFIGS`. Each is allowed on all that the
+                further arguments name.
+            topic: a topic.
+            group: a consumer group.
+            transactional_id: a transactional id.
+            cluster: whether they are meant for the cluster.
+            prefix: whether those names are beginnings of names.
+
+        Raises:
+            ConfigurationError: no operation or nothing to operate on is named, or there is no such operation.
+            DevBrokerError: the broker was started without `acls=True`, or refused.
+        """
+        self._rights().allow(
+            bindings(
+                _name(user),
+                operations,
+                topic=topic,
+                group=group,
+                transactional_id=transactional_id,
+                cluster=cluster,
+                prefix=prefix,
+            )
+        )
+
+    def disallow(
+        self,
+        user: User | str,
+        *operations: str,
+        topic: str | None = None,
+        group: str | None = None,
+        transactional_id: str | None = None,
+        cluster: bool = False,
+        prefix: bool = False,
+    ) -> None:
+        """Take rights again that `allow` gave with the same arguments, and return when they no longer hold.
+
+        What was not given is not there to be taken: a name that falls under a prefix keeps the right of the prefix.
+
+        Raises:
+            ConfigurationError: as for `allow`.
+            DevBrokerError: as for `allow`.
+        """
+        self._rights().disallow(
+            bindings(
+                _name(user),
+                operations,
+                topic=topic,
+                group=group,
+                transactional_id=transactional_id,
+                cluster=cluster,
+                prefix=prefix,
+            )
+        )
+
+    def asked(self, user: User | str) -> list[AskedRight]:
+        """Return the rights that the broker has looked up for a user since it was first started, each once, in order.
+
+        It is what the user's requests need. What it was asked in order to show only what the user may see, as for a
+        list of all topics, is there only where it was allowed.
+
+        Raises:
+            DevBrokerError: the broker was started without `acls=True`.
+        """
+        self._rights()
+        return asked_rights(self._running_node().authorizer_log_path, _name(user))
+
+    @abstractmethod
+    def _running_node(self) -> Node:
+        """Return the broker's process, or raise `DevBrokerError` that says that it was not started."""
+
+    def _security_in(self, folder: Path) -> ClientSecurity | None:
+        if self._kind is None:
+            return None
+        return ClientSecurity(
+            self._kind,
+            folder / "certificates",
+            self._users,
+            acls=self._has_acls,
+            expired_certificate=self._expired_certificate,
+        )
+
+    def _secured(self) -> ClientSecurity:
+        self._running_node()
+        if self._security is None:
+            raise DevBrokerError(
+                "the embedded broker has no users: it was started without security; "
+                "give DevBroker(security='sasl_ssl') or another kind"
+            )
+        return self._security
+
+    def _rights(self) -> Rights:
+        if not self._has_acls:
+            raise DevBrokerError(
+                "the embedded broker allows everything to everybody: it was started without acls=True; give that"
+            )
+        return Rights(admin_client(self._running_node().inside, {}))
+
+
+def _name(user: User | str) -> str:
+    return user.name if isinstance(user, User) else user

@@ -1,0 +1,96 @@
+"""`oauth_cb`: a function or its name, asked before there is a client, so that what it raises is told at once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+
+from penstock import clients
+from penstock.clients.tokens import with_tokens
+from penstock.errors import BrokerConnectionError, ConfigurationError
+
+CONNECTION = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+
+
+def tokens(**config: Any) -> Any:
+    return with_tokens({**CONNECTION, **config})["oauth_cb"]
+
+
+@pytest.mark.parametrize("named", ["token_source:token", "token_source:Kept.given"])
+def test_a_callback_may_be_named_as_text(named: str) -> None:
+    assert tokens(oauth_cb=named)(None) == ("abc", 4e9)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("token_source", "must be a function, or its name as 'module:function'"),
+        (7, "must be a function, or its name"),
+        ("no_such_module:token", "cannot be imported here: No module named 'no_such_module'"),
+        ("token_source:absent", "cannot be imported here: .*'absent'"),
+        ("token_source:NOTHING", "is a str, not a function"),
+    ],
+)
+def test_a_callback_that_is_none_is_named(given: object, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        tokens(oauth_cb=given)
+
+
+@pytest.mark.parametrize("config", [{"sasl.mechanism": "PLAIN"}, {"security.protocol": "SSL"}])
+def test_a_callback_that_nobody_would_ask_is_refused(config: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="gives tokens, but sasl"):
+        tokens(oauth_cb="token_source:token", **config)
+
+
+def test_the_first_token_is_asked_for_once() -> None:
+    asked: list[str | None] = []
+
+    def token(config: str | None) -> tuple[str, float]:
+        asked.append(config)
+        return f"token {len(asked)}", 4e9
+
+    made = tokens(oauth_cb=token, **{"sasl.oauthbearer.config": "a=b"})
+
+    assert [made("a=b"), made("a=b")] == [("token 1", 4e9), ("token 2", 4e9)]
+    assert asked == ["a=b"] * 2
+
+
+def test_a_callback_that_raises_is_told_at_once_as_no_broker_and_as_the_librarys_error() -> None:
+    def token(_: str | None) -> tuple[str, float]:
+        raise OSError("the token endpoint is away")
+
+    with pytest.raises(BrokerConnectionError, match=r"OSError: the token endpoint is away; see that") as caught:
+        clients.producer("127.0.0.1:1", {**CONNECTION, "oauth_cb": token})
+
+    assert isinstance(caught.value, KafkaException)
+    assert not caught.value.args[0].fatal()
+
+
+def test_what_is_no_token_is_not_shown() -> None:
+    with pytest.raises(BrokerConnectionError, match=r"must return \(token, seconds .*, but returned a str") as caught:
+        tokens(oauth_cb=lambda _: "canary-4711")
+
+    assert "canary-4711" not in str(caught.value)
+
+
+def test_a_token_that_has_expired_is_told() -> None:
+    with pytest.raises(BrokerConnectionError, match="returned one that expired at 7 seconds since the epoch"):
+        tokens(oauth_cb=lambda _: ("abc", 7))
+
+
+def test_a_token_that_is_missing_later_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    left = ["first"]
+
+    def token(_: str | None) -> tuple[str, float]:
+        return left.pop(), 4e9
+
+    made = tokens(oauth_cb=token)
+    made(None)
+    with caplog.at_level(logging.ERROR, "penstock.kafka"), pytest.raises(KafkaException):
+        made(None)
+
+    assert "raised IndexError: pop from empty list" in caplog.text
+    assert "it is tried again" in caplog.text

@@ -1,0 +1,196 @@
+"""Rights that are missing, on the broker in memory: what is said, what is kept, and that it goes on by itself."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from confluent_kafka import KafkaError
+from stepped import Stepped
+
+from penstock.app import App
+from penstock.consumer import Explanation, handler, retry
+from penstock.consumer.explain import shut_out as shut_out_explanations
+from penstock.message import Message
+from penstock.rights import MissingRightError, Operation, Right, group_right, topic_right
+from penstock.testing import TestApp, TestBroker
+
+#: Seconds within which what is missing must be said, and what was given be used.
+SOON_S = 10
+
+READ_RETRY = topic_right(Operation.READ, "retry.app.t")
+READ, WRITE, GROUP = topic_right(Operation.READ, "t"), topic_right(Operation.WRITE, "dlq.t"), group_right("app")
+WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t")
+
+
+class PoisonError(Exception):
+    """What a poison message raises."""
+
+
+def app_of(handled: list[bytes | None]) -> App:
+    app = App("app", bootstrap_servers="memory:0")
+
+    @app.handler("t", retry=retry(attempts=1), dead_letter=True, retry_delays=(1,))
+    def handle(message: Message) -> None:
+        if message.value == b"poison":
+            raise PoisonError
+        handled.append(message.value)
+
+    return app
+
+
+def of_topic(test: TestApp) -> Explanation:
+    return next(one for one in test.explain() if one.topic == "t")
+
+
+@pytest.mark.parametrize("right", [READ, WRITE, GROUP, WRITE_RETRY, READ_RETRY], ids=str)
+def test_an_app_does_not_start_without_a_right_that_it_will_need_and_says_what_gives_it(right: Right) -> None:
+    broker = TestBroker()
+    broker.create_topic("t")
+    broker.missing_rights.add(right)
+
+    with pytest.raises(MissingRightError) as raised:
+        app_of([]).consumer(broker).start()
+
+    assert raised.value.rights == (right,)
+    assert f"User:test lacks the right {right}" in str(raised.value)
+    assert right.command("User:test") in str(raised.value)
+    assert broker.members("app") == {}
+
+
+@pytest.mark.parametrize("right", [READ, WRITE, GROUP], ids=str)
+def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_is_given(
+    right: Right, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with TestApp(app_of([])) as test:
+        test.send("t", "fine")
+        test.settle()
+        test.broker.missing_rights.add(right)
+        for _ in range(SOON_S):
+            test.advance(1)
+        said, logged = of_topic(test), caplog.text.count(right.command("User:test"))
+        for _ in range(SOON_S):
+            test.advance(1)
+        again = caplog.text.count(right.command("User:test"))
+        test.broker.missing_rights.clear()
+        for _ in range(SOON_S):
+            test.advance(1)
+
+        assert right.command("User:test") in str(said)
+        assert (logged, again) == (1, 1)
+        assert of_topic(test).trouble is None
+        assert f"User:test has the right {right} now" in caplog.text
+
+
+def test_dead_letters_are_written_by_a_new_client_where_the_producer_has_failed_for_ever_and_in_order() -> None:
+    handled: list[bytes | None] = []
+    app = App("app", bootstrap_servers="memory:0")
+
+    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    def handle(message: Message) -> None:
+        if message.value is not None and message.value.startswith(b"poison"):
+            raise PoisonError
+        handled.append(message.value)
+
+    with TestApp(app) as test:
+        test.broker.fail(
+            "produce", KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id is given", fatal=True), times=2
+        )
+        for value in ("poison 1", "poison 2", "behind"):
+            test.send("t", value, key="bad")
+        test.send("t", "fine", key="good")
+        test.settle()
+        held, said = test.committed("t").get(0, 0), str(of_topic(test))
+        for _ in range(30):
+            test.advance(1)
+
+        assert test.broker.faults.happened.total() == 2
+        assert held == 0
+        assert topic_right(Operation.WRITE, "dlq.t").command("User:test") in said
+        assert [letter.value for letter in test.dead_letters("t")] == [b"poison 1", b"poison 2"]
+        assert handled == [b"fine", b"behind"]
+        assert sum(test.committed("t").values()) == 4
+
+
+def test_many_dead_letters_that_lack_the_same_right_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("app", bootstrap_servers="memory:0")
+
+    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    def handle(_message: Message) -> None:
+        raise PoisonError
+
+    with TestApp(app) as test:
+        test.broker.fail_by_chance("produce", KafkaError.TOPIC_AUTHORIZATION_FAILED, 1.0)
+        for number in range(50):
+            test.send("t", "poison", key=f"k{number}")
+        test.settle()
+        test.advance(6)
+        refused = test.statistics().dead_letter_failures
+        said = caplog.text.count(topic_right(Operation.WRITE, "dlq.t").command("User:test"))
+        test.broker.fail_by_chance("produce", 0, 0)
+        test.advance(6)
+
+        assert (refused, said) == (100, 1)
+        assert test.statistics().dead_letters == 50
+
+
+def test_a_commit_that_is_refused_for_want_of_a_right_is_said_once_until_one_is_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TestApp(app_of([])) as test:
+        test.broker.fail_by_chance("commit", KafkaError.GROUP_AUTHORIZATION_FAILED, 1.0)
+        test.send("t", "fine")
+        for _ in range(20):
+            test.advance(1)
+        refused, said = test.broker.faults.happened.total(), caplog.text.count("the commit of t[0] failed")
+        test.broker.fail_by_chance("commit", 0, 0)
+        test.advance(2)
+
+        assert refused > 5
+        assert said == 1
+        assert test.committed("t") == {0: 1}
+
+
+def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_once_the_right_is_given() -> None:
+    handled: list[bytes | None] = []
+
+    def handle(message: Message) -> None:
+        handled.append(message.value)
+
+    world = Stepped({"t": handler(handle)})
+    ended = world.consumer.client
+    world.broker.missing_rights.add(group_right("g"))
+    # As librdkafka 2.16 tells it with group.protocol=consumer.
+    text = "Fatal error: Broker: Group authorization failed: ConsumerGroupHeartbeat fatal error"
+    world.broker.fail("fetch", KafkaError(KafkaError._FATAL, text))
+    world.feed("t", [(b"k", b"1")])
+    for _ in range(3):
+        world.broker.advance(SOON_S)
+        world.poll()
+    while_missing, shut_out = world.consumer.client, world.loop.shut_out()
+    engine = world.consumer.engine
+    said = str(shut_out_explanations(engine.handlers, shut_out or "", engine.context())[0])
+    assigned, failed = engine.assignments.all(), engine.commits.failed
+    world.broker.missing_rights.clear()
+    while world.consumer.client is ended:
+        world.broker.advance(1)
+        world.poll()
+    # Its session ends by the clock.
+    world.broker.kill(ended.inner)
+    for _ in range(20):
+        world.broker.advance(SOON_S)
+        world.poll()
+        world.serve()
+
+    assert world.broker.faults.happened.total() == 1
+    assert while_missing is ended
+    assert assigned == []
+    assert failed == 0
+    assert shut_out is not None
+    assert said == f"t: no partition; {shut_out}"
+    assert group_right("g").command("User:test") in shut_out
+    assert world.consumer.client is not ended
+    assert world.loop.failure is None
+    assert handled == [b"1"]
+    assert world.committed("t") == 1

@@ -1,0 +1,133 @@
+"""Each part of penstock runs with the rights that docs/security.md names for it: none is missing, and none too many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import roles
+from rights_table import DOCUMENT, as_table, commanded, covers, differences, documented, filled_in
+from roles import Role, World
+
+from commands import Command, commands
+from penstock.devbroker import AskedRight, DevBroker, User
+from rights import Right, give
+
+TABLE = documented(DOCUMENT.read_text())
+
+#: The main path of each part. `prepared` says which topics of a store an administrator makes before.
+PARTS: dict[str, Role] = {
+    "app": roles.application,
+    "app with dead letters and retry topics": roles.application_that_gives_up,
+    "producer": roles.producer,
+    "producer that answers checks": roles.check_responder,
+    "coordinator": roles.kafka_coordinator,
+    "operator who looks": roles.look_at_transactions,
+    "operator who decides": roles.decide_transactions,
+    "producer on a SqlStore": roles.sql_producer,
+    "coordinator of a SqlStore": roles.sql_coordinator,
+    "process with a FileStore": roles.file_store,
+}
+
+#: Asked for and refused without harm: brokers from 2.8 on let a producer be idempotent that may write
+#: to any topic, and let a topic be created by who may create that topic.
+HARMLESS = {("cluster", "IDEMPOTENT_WRITE"), ("cluster", "CREATE")}
+
+
+@pytest.fixture
+def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return commands(monkeypatch, capsys)
+
+
+def test_every_part_of_the_table_is_run() -> None:
+    assert set(TABLE) == set(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("user", "parts"),
+    [
+        ("shop", ["producer", "producer that answers checks"]),
+        ("coordinator", ["coordinator"]),
+        ("ops", ["operator who looks", "operator who decides"]),
+    ],
+)
+def test_the_commands_give_what_the_table_names(user: str, parts: list[str]) -> None:
+    names = {"prefix": "penstock", "group": "orders", "topic": "orders"}
+    named = {filled_in(right, names) for part in parts for right in TABLE[part].needed}
+    contained = {
+        right
+        for right in named
+        if right.operation == "DESCRIBE"
+        and any(covers(other, asking_for(right)) for other in named if other.operation != "DESCRIBE")
+    }
+
+    assert commanded(DOCUMENT.read_text())[user] == named - contained
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(
+    part: str, secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, penstock_command: Command
+) -> None:
+    user = new_user()
+    names = {name: f"{user.name}-{name}" for name in ("app", "topic", "group", "prefix")}
+    world = World(secured, user, names, tmp_path, penstock_command)
+    roles.PREPARATIONS.get(part, roles.make_topic)(world)
+    give(secured, user, [filled_in(right, names) for right in TABLE[part].needed])
+
+    try:
+        PARTS[part](world)
+    finally:
+        asked = [one for one in secured.asked(user) if (one.resource, one.operation) not in HARMLESS]
+        print(f"{part} asked the broker for:\n{as_table(part, names, asked)}")  # noqa: T201 - shown where it fails
+
+    missing, superfluous = differences(TABLE[part], names, asked)
+    assert missing == [], as_table(part, names, missing)
+    assert superfluous == []
+
+
+def asking_for(right: Right) -> AskedRight:
+    return AskedRight(right.operation, right.resource, right.name, allowed=True, request="Any")
+
+
+ROWS = """
+| part | on | name | operations |
+|---|---|---|---|
+| app | topic | `<topic>` | READ (DESCRIBE_CONFIGS) |
+| app | transactional id | `<app>.*` | WRITE |
+
+| other | table |
+"""
+NAMES = {"topic": "orders", "app": "shop"}
+ENOUGH = [
+    AskedRight("DESCRIBE", "topic", "orders", allowed=True, request="Metadata"),
+    AskedRight("READ", "topic", "orders", allowed=True, request="Fetch"),
+    AskedRight("DESCRIBE_CONFIGS", "topic", "orders", allowed=False, request="DescribeConfigs"),
+    AskedRight("WRITE", "transactional_id", "shop.1", allowed=True, request="InitProducerId"),
+]
+
+
+def test_a_table_that_names_what_was_asked_for_has_no_differences() -> None:
+    assert differences(documented(ROWS)["app"], NAMES, ENOUGH) == ([], [])
+
+
+@pytest.mark.parametrize("right", [("READ", "group", "shop"), ("WRITE", "topic", "orders"), ("READ", "topic", "dlq")])
+def test_a_row_that_is_missing_is_found(right: tuple[str, str, str]) -> None:
+    refused = AskedRight(*right, allowed=False, request="Any")
+
+    assert differences(documented(ROWS)["app"], NAMES, [*ENOUGH, refused]) == ([refused], [])
+
+
+@pytest.mark.parametrize(
+    ("row", "superfluous"),
+    [
+        ("| app | group | `<app>` | READ |", Right("group", "shop", "READ")),
+        ("| app | topic | `<topic>` | WRITE |", Right("topic", "orders", "WRITE")),
+        ("| app | topic | `<topic>` | DESCRIBE |", Right("topic", "orders", "DESCRIBE")),
+        ("| app | topic | `*` | WRITE |", Right("topic", "", "WRITE", is_prefix=True)),
+    ],
+)
+def test_a_row_too_many_is_found(row: str, superfluous: Right) -> None:
+    table = documented(ROWS.replace("|---|---|---|---|", f"|---|---|---|---|\n{row}"))
+
+    assert differences(table["app"], NAMES, ENOUGH) == ([], [superfluous])

@@ -1,0 +1,228 @@
+"""Keys, values and what quotes them show nowhere unless they are asked for: canaries are sent, and looked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import logging
+import pkgutil
+import re
+from collections.abc import Iterable, Iterator
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import penstock
+from penstock.app import App
+from penstock.cli.dead_letter_log import DeadLetter
+from penstock.cli.dead_letter_text import lines
+from penstock.consumer import retry
+from penstock.consumer.failure_text import failure_text
+from penstock.dead_letter_headers import read
+from penstock.errors import PenstockError
+from penstock.message import Message
+from penstock.telemetry import Telemetry
+from penstock.testing import TestApp
+from penstock.transactions.file.frames import Record as FileRecord
+from penstock.transactions.messages import Outgoing
+from penstock.transactions.outbound import OutboundMessage, Publishable
+from penstock.transactions.records import Half
+
+#: One word for each thing that must not show.
+KEY, VALUE, TEXT, HEADER = "canary-key", "canary-value", "canary-text", "canary-header"
+CANARY = re.compile(".{0,80}canary.{0,80}")
+
+
+class PoisonError(Exception):
+    """What the handler raises; its text quotes the message, as such texts do."""
+
+
+@dataclasses.dataclass
+class Watched:
+    """An app that fails every message, and all that it says."""
+
+    app: App
+    spans: InMemorySpanExporter
+    metrics: InMemoryMetricReader
+
+    @classmethod
+    def make(cls, **options: object) -> Watched:
+        spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
+        tracing = TracerProvider()
+        tracing.add_span_processor(SimpleSpanProcessor(spans))
+        telemetry = Telemetry(tracer_provider=tracing, meter_provider=MeterProvider([metrics]))
+        app = App("app", bootstrap_servers="memory:0", telemetry=telemetry, **options)  # type: ignore[arg-type] # the tests name options
+        return cls(app, spans, metrics)
+
+    def told(self, test: TestApp) -> Iterator[tuple[str, str]]:
+        """Return what it tells, with where that was found."""
+        yield "explain", "\n".join(map(str, test.explain()))
+        yield "repr of explain", repr(test.explain())
+        yield "statistics", repr(test.statistics())
+        yield "spans", "\n".join(span.to_json() for span in self.spans.get_finished_spans())
+        data = self.metrics.get_metrics_data()
+        yield "metrics", "" if data is None else data.to_json()
+        yield "app", repr(self.app) + repr(vars(self.app))
+
+
+def canaries(told: Iterable[tuple[str, str]]) -> list[str]:
+    """Return where canaries show, with what surrounds them."""
+    return [f"{where}: ...{hit[0]}..." for where, text in told if (hit := CANARY.search(text)) is not None]
+
+
+@pytest.mark.parametrize("on_failure", [True, "drop", "stop"])
+def test_a_message_that_fails_shows_in_nothing_that_an_app_tells(
+    on_failure: bool | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    watched = Watched.make()
+
+    @watched.app.handler("t", retry=retry(attempts=2), retry_delays=(1,), dead_letter=on_failure)
+    def fail(message: Message) -> None:
+        raise PoisonError(f"{TEXT} {message.value!r}")
+
+    with TestApp(watched.app) as test:
+        test.send("t", VALUE, key=KEY, headers=[("h", HEADER.encode())])
+        if on_failure == "stop":
+            with pytest.raises(PenstockError, match="the consumer stops and keeps the offset"):
+                test.advance(100)
+        else:
+            test.settle()
+            told = list(watched.told(test))
+            test.advance(100)
+            told += watched.told(test)
+            assert test.statistics().dead_letters + test.statistics().dropped == 1
+            assert canaries(told) == []
+
+    assert canaries([("log", caplog.text)]) == []
+    if on_failure is not True:
+        assert "PoisonError" in caplog.text
+        assert "in fail" in caplog.text
+
+
+def test_what_is_held_by_a_key_shows_neither_in_explain_nor_in_the_objects_of_the_engine() -> None:
+    watched = Watched.make()
+
+    @watched.app.handler("t", retry=retry(attempts=9), dead_letter=True)
+    def fail(message: Message) -> None:
+        raise PoisonError(f"{TEXT} {message.value!r}")
+
+    with TestApp(watched.app) as test:
+        test.send("t", VALUE, key=KEY)
+        test.advance(0.01)
+        (said,) = test.explain()
+        told = list(watched.told(test))
+        made = [one for one in gc.get_objects() if str(type(one).__module__).startswith("penstock.")]
+        told += [(type(one).__qualname__, repr(one)) for one in made if type(one).__repr__ is not object.__repr__]
+
+        assert said.key == KEY.encode()
+        assert canaries(told) == []
+
+
+def test_the_text_of_an_exception_is_in_the_log_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched.make(exception_texts=True)
+
+    @watched.app.handler("t", retry=retry(attempts=1), dead_letter="drop")
+    def fail(_message: Message) -> None:
+        raise PoisonError(TEXT)
+
+    with TestApp(watched.app) as test:
+        test.send("t", VALUE, key=KEY)
+        test.settle()
+
+    assert f"PoisonError: {TEXT}" in caplog.text
+    assert KEY not in caplog.text
+
+
+def test_a_failure_is_told_with_its_causes_and_only_our_own_texts() -> None:
+    def fail() -> None:
+        raise PoisonError(TEXT)
+
+    def stop() -> None:
+        try:
+            fail()
+        except PoisonError as cause:
+            raise PenstockError("the consumer stops") from cause
+
+    with pytest.raises(PenstockError) as raised:
+        stop()
+    told, whole = failure_text(raised.value, texts=False), failure_text(raised.value, texts=True)
+
+    assert TEXT not in told
+    assert TEXT in whole
+    assert re.search(r"in fail\n.*PoisonError\n.*in stop.*PenstockError: the consumer stops$", told, re.DOTALL)
+
+
+def test_a_dead_letter_shows_what_quotes_the_message_only_where_it_is_asked_for() -> None:
+    watched = Watched.make()
+
+    @watched.app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    def fail(_message: Message) -> None:
+        raise PoisonError(f"{TEXT}\n  {TEXT}")
+
+    with TestApp(watched.app) as test:
+        test.send("t", VALUE, key=KEY)
+        test.settle()
+        (found,) = test.dead_letters("t")
+    letter = DeadLetter(found.topic, 0, 0, found.key, found.value, list(found.headers), 0, read(list(found.headers)))
+    plain, full = "\n".join(lines(letter, payload=False)), "\n".join(lines(letter, payload=True))
+
+    assert canaries([("plain", plain), ("repr", repr(letter))]) == []
+    assert "exception  test_privacy.PoisonError" in plain
+    assert re.search(r'File ".*test_privacy.py", line \d+, in fail', plain)
+    assert all(word in full for word in (KEY, VALUE, TEXT))
+
+
+def test_messages_that_are_sent_show_neither_key_nor_value_in_their_repr() -> None:
+    half = Half(
+        "id", "g", "t", None, KEY.encode(), VALUE.encode(), (("h", HEADER.encode()),), None, order_key=b"canary"
+    )
+    outbound = OutboundMessage("t", None, KEY.encode(), VALUE.encode(), [("h", HEADER.encode())])
+    shown = [
+        half,
+        outbound,
+        Publishable("id", [outbound], half.line),
+        FileRecord(1, VALUE.encode(), 0),
+        Outgoing("t", value=VALUE, key=KEY, headers=[("h", HEADER.encode())]),
+        penstock.HalfMessage("t", KEY.encode(), VALUE.encode(), (("h", HEADER.encode()),), "id", 0),
+        Message.of(VALUE.encode(), key=KEY.encode(), headers=[("h", HEADER.encode())]),
+        Message.of(VALUE.encode(), key=KEY.encode())._record,
+    ]
+
+    assert canaries((type(one).__name__, repr(one)) for one in shown) == []
+
+
+#: What a field is called, or is of, that may hold what a message holds.
+_NAMES = re.compile(r"(record_)?(key|value|headers|payload|body|stack)")
+_KINDS = re.compile(r"\bbytes\b|\bRecord\b|Headers|HeaderList|BaseException|Hashable")
+#: Those that hold nothing of a message, or are seen by whoever tests only.
+_HARMLESS = re.compile(
+    r"penstock\.(testing|demo)\.|.*\.(_Member\.process|KeyFunction)|.*\.(sinks|merge|reducing)\.|.*Sink\.|.*Handler\."
+)
+
+
+def _fields() -> Iterator[tuple[str, str]]:
+    """Return every field of every dataclass that its repr shows, by its full name and its type."""
+    for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+        if module.name.endswith("__main__"):
+            continue
+        for name, kind in vars(importlib.import_module(module.name)).items():
+            if isinstance(kind, type) and kind.__module__ == module.name and dataclasses.is_dataclass(kind):
+                for field in dataclasses.fields(kind):
+                    if field.repr:
+                        yield f"{module.name}.{name}.{field.name}", str(field.type)
+
+
+def test_no_dataclass_shows_a_field_that_may_hold_what_a_message_holds() -> None:
+    shown = [
+        f"{name}: {kind}"
+        for name, kind in _fields()
+        if (_NAMES.fullmatch(name.rpartition(".")[2]) or _KINDS.search(kind)) and not _HARMLESS.match(name)
+    ]
+
+    assert shown == []
