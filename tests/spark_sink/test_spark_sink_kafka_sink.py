@@ -19,8 +19,8 @@ from penstock.clients import making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink, start_sink
-from penstock.spark_sink.kafka_ledger import Row
 from penstock.spark_sink.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
+from penstock.spark_sink.kafka_target import Row
 
 FrameOf = Callable[..., DataFrame]
 LEDGER = "ledger-of-sinks"

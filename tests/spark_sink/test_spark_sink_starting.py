@@ -54,7 +54,7 @@ def test_a_wrong_beginning_is_refused() -> None:
 @pytest.fixture
 def options_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(starting, "admin_client", lambda *_: None)
-    monkeypatch.setattr(starting, "require_topics", lambda *_: {"orders": 2, "payments": 1})
+    monkeypatch.setattr(starting, "require_topics", lambda *_, **__: {"orders": 2, "payments": 1})
 
     def make(sink: object, **options: str) -> dict[str, str]:
         return starting_options("shop-orders", sink, ["orders", "payments"], "latest", options, "127.0.0.1:1", {})

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import ClientConfig
 from penstock.errors import ConfigurationError
 from penstock.kafka import admin_client, require_topics
+from penstock.rights import MissingRightError, principal_of
 from penstock.spark_sink.gate import BatchLeftError, Gate
 from penstock.spark_sink.group_offsets import GroupOffsets
 from penstock.spark_sink.progress import SinkStatistics
@@ -82,22 +83,20 @@ class AppSinks:
             ConfigurationError: PySpark or Java is missing, an option is wrong, or a sink has neither a checkpoint nor
                 a ledger.
             SinkError: a sink cannot store what its query gives it.
+            MissingRightError: a topic may not be read, or a sink may not store.
             TopicNotFoundError: a topic does not exist.
         """
         from penstock.spark_sink import register  # says which extra brings PySpark
 
         admin = admin_client(self._bootstrap_servers, self._config)
-        require_topics(admin, self._bootstrap_servers, {topic for one in self._specs for topic in one.topics})
+        topics = {topic for one in self._specs for topic in one.topics}
+        require_topics(admin, self._bootstrap_servers, topics, principal=principal_of(self._config))
         spark = self._session()
         register(spark)
         gated = is_classic(spark)
         publisher = self._publisher = ProgressPublisher(
             self._telemetry,
-            groups={
-                one.name: GroupOffsets(one.group, bootstrap_servers=self._bootstrap_servers, config=self._config)
-                for one in self._specs
-                if one.group is not None
-            },
+            groups={one.name: self._group(one.group, one.topics) for one in self._specs if one.group is not None},
             sinks={one.name: one.function for one in self._specs},
             only=tuple(one.name for one in self._specs),
         )
@@ -123,6 +122,11 @@ class AppSinks:
         self._supervisor.start()
         if self._stop_asked:
             self._supervisor.request_stop()
+
+    def _group(self, name: str, topics: Sequence[str]) -> GroupOffsets:
+        group = GroupOffsets(name, bootstrap_servers=self._bootstrap_servers, config=self._config)
+        group.tell_missing_rights(topics)
+        return group
 
     def _session(self) -> SparkSession:
         """Return the process's session, or a new one that ends with the app."""
@@ -272,10 +276,10 @@ class AppSinks:
 
 @contextmanager
 def _stops_are_no_errors() -> Iterator[None]:
-    """Keep py4j from logging a batch that is left to the next start as an error with its stack."""
+    """Keep py4j from logging with its stack what is no error, a batch left to the next start, or is told without."""
 
     def is_error(record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError)
+        return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError | MissingRightError)
 
     callbacks = logging.getLogger("py4j.clientserver")
     callbacks.addFilter(is_error)

@@ -22,6 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 
 from penstock.config import names, not_empty
 from penstock.errors import ConfigurationError, PenstockError, SinkError
+from penstock.spark_sink.folder_access import local_path, require_access
 from penstock.spark_sink.frames import POSITION, Census, require_columns, tell_replay
 from penstock.spark_sink.ledger import Span, advanced, refuse_late, replayed
 from penstock.spark_sink.planning import Offsets, TopicPartition
@@ -37,6 +38,8 @@ _TRIES = 10
 _WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 
 _ROW = "penstock_row"
+#: Folder of a table in which its commits are.
+_LOG = "_delta_log"
 
 #: End of the application id whose version tells which batch moved a partition last, and the bits of a batch's number.
 _BATCH, _BATCH_BITS = "#batch", (1 << 31) - 1
@@ -101,7 +104,9 @@ class DeltaSink:
         Raises:
             SinkError: a column is missing or has a type that Delta does not know, or the table does not fit.
             ConfigurationError: the table forgets what is stored.
+            MissingRightError: its folder may not be written.
         """
+        self._require_access()
         arrow = arrow_schema(schema)
         given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
         _delta_types(given)
@@ -114,7 +119,9 @@ class DeltaSink:
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
             ConfigurationError: the table forgets what is stored; nothing of the batch was.
+            MissingRightError: its folder may not be written; nothing of the batch was.
         """
+        self._require_access()
         rows = batch.toArrow()
         stored = self._stored(rows.schema)
         if rows.num_rows == 0:
@@ -151,7 +158,9 @@ class DeltaSink:
 
         Raises:
             SinkError: the table cannot be read.
+            MissingRightError: its folder may not be.
         """
+        self._require_access(write=False)
         try:
             if not DeltaTable.is_deltatable(self.path, self._options):
                 return {}
@@ -222,6 +231,12 @@ class DeltaSink:
                 # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
                 return DeltaTable(self.path, storage_options=self._options)
         return DeltaTable(self.path, storage_options=self._options)
+
+    def _require_access(self, *, write: bool = True) -> None:
+        folder = local_path(self.path)
+        if folder is not None:
+            what = f"table {self.path} cannot be {'written' if write else 'read'}"
+            require_access(what, (folder.absolute(), folder.absolute() / _LOG), write=write)
 
     @property
     def _options(self) -> dict[str, str] | None:

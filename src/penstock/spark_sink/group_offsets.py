@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
@@ -17,6 +17,16 @@ from confluent_kafka.admin import AdminClient
 from penstock import clients
 from penstock.config import ClientConfig, not_empty
 from penstock.kafka import admin_client, reason
+from penstock.rights import (
+    Operation,
+    Right,
+    group_right,
+    is_missing_right,
+    missing_right_text,
+    principal_of,
+    topic_right,
+)
+from penstock.spark_sink.needed_rights import missing_rights
 from penstock.spark_sink.planning import Offsets
 from penstock.spark_sink.planning import TopicPartition as Part
 
@@ -76,6 +86,7 @@ class GroupOffsets:
         not_empty("group", group)
         self.group = group
         self._admin: AdminClient = admin_client(bootstrap_servers, config or {})
+        self._principal = principal_of(config or {})
         # Reads what the group has, and joins nothing. The admin client's way of asking ends the process where the
         # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
         # confluent-kafka-python 1982, confluent-kafka-javascript 374).
@@ -85,6 +96,15 @@ class GroupOffsets:
         )
         #: Kinds of complaints that were made since it last went well.
         self._told: set[str] = set()
+
+    def tell_missing_rights(self, topics: Iterable[str]) -> None:
+        """Warn where offsets of these topics may not be written to the group: they would be missing in silence."""
+        try:
+            missing = missing_rights(self._admin, _needed(self.group, topics))
+        except KafkaException:
+            return  # the first offsets tell
+        if missing:
+            self._complain_of(missing)
 
     def advance(self, position: Mapping[Part, int]) -> Offsets:
         """Write the offsets that lie above the group's, and return them; none where that was refused.
@@ -114,11 +134,7 @@ class GroupOffsets:
                     "commit. Give the sink a group of its own",
                 )
             else:
-                self._complain(
-                    "broker",
-                    f"the query's position was not written to group {self.group}: {reason(error)}; the next batch "
-                    "tries again",
-                )
+                self._tell_failure(error, {topic for topic, _ in position})
             return {}
         # What fails after it has gone well is told again.
         self._told &= {"behind"} if behind else set()
@@ -142,10 +158,32 @@ class GroupOffsets:
             if one.error is not None:
                 raise KafkaException(one.error)
 
+    def _tell_failure(self, error: KafkaException, topics: Iterable[str]) -> None:
+        """Tell why offsets were not written; the client waits in silence for a coordinator that it may not look up."""
+        needed = _needed(self.group, topics)
+        missing = missing_rights(self._admin, needed) or (needed if is_missing_right(error) else [])
+        if missing:
+            self._complain_of(missing)
+            return
+        self._complain(
+            "broker",
+            f"the query's position was not written to group {self.group}: {reason(error)}; the next batch tries again",
+        )
+
+    def _complain_of(self, missing: Sequence[Right]) -> None:
+        what = f"the query's position is not written to group {self.group}, until the right is given"
+        text = missing_right_text(what, missing, self._principal)
+        self._complain(text, text)
+
     def _complain(self, kind: str, what: str) -> None:
         level = logging.DEBUG if kind in self._told else logging.WARNING
         self._told.add(kind)
         _log.log(level, "%s", what)
+
+
+def _needed(group: str, topics: Iterable[str]) -> list[Right]:
+    """Return the rights that it takes to commit offsets."""
+    return [group_right(group), *(topic_right(Operation.READ, topic) for topic in sorted(topics))]
 
 
 def _patiently(ask: Callable[[], T]) -> T:

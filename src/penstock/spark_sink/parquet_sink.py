@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame
 
 from penstock.config import names, not_empty
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink.folder_ledger import BATCH_COLUMN, FolderLedger, FolderState
+from penstock.spark_sink.folder_access import require_access
+from penstock.spark_sink.folder_ledger import BATCH_COLUMN, STAGING, FolderLedger, FolderState
 from penstock.spark_sink.frames import POSITION, census, is_applied, require_columns, tell_replay
 from penstock.spark_sink.ledger import Standing, advanced, refuse_late, replayed
 from penstock.spark_sink.planning import Offsets, TopicPartition
@@ -92,7 +93,9 @@ class ParquetSink:
 
         Raises:
             SinkError: a column is missing, has a name that the sink needs, or another type than in the folder.
+            MissingRightError: the folder may not be written.
         """
+        self._require_access()
         stored = self._stored(schema.names)
         self._require_fitting(FolderLedger(Path(self.folder)).read(), schema, stored)
 
@@ -101,7 +104,9 @@ class ParquetSink:
 
         Raises:
             SinkError: the batch cannot be stored; nothing of it is visible.
+            MissingRightError: the same, as the folder may not be written.
         """
+        self._require_access()
         stored = self._stored(batch.columns)
         origin = origin_of(batch, self.name)
         with _cached(batch):
@@ -130,7 +135,9 @@ class ParquetSink:
 
         Raises:
             SinkError: the folder cannot be read.
+            MissingRightError: the folder may not be read.
         """
+        self._require_access(write=False)
         return FolderLedger(Path(self.folder)).read().ledger_of(self.name or query).offsets
 
     def _tried(self, batch: DataFrame, batch_id: int, origin: Origin, stored: list[str]) -> bool:
@@ -175,6 +182,11 @@ class ParquetSink:
             return True
         finally:
             ledger.discard(staged)
+
+    def _require_access(self, *, write: bool = True) -> None:
+        folder = Path(self.folder)
+        what = f"folder {self.folder} cannot be {'written' if write else 'read'}"
+        require_access(what, (folder, folder / STAGING) if write else (folder,), write=write)
 
     @property
     def _split_by(self) -> tuple[str, ...]:

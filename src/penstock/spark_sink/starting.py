@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.config import ClientConfig
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.kafka import admin_client, require_topics
+from penstock.rights import principal_of
 from penstock.spark_sink.planning import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets, to_json
 from penstock.spark_sink.sinks import has_ledger, ledger_positions
 
@@ -70,13 +71,15 @@ def starting_options(  # noqa: PLR0917 - the parts of a query
 
     Raises:
         BrokerConnectionError: no broker answered.
+        MissingRightError: the topics, or the ledger, may not be read.
         SinkError: the ledger cannot be read.
         TopicNotFoundError: a topic does not exist.
     """
     given = {_STARTING: starting_offsets} | {option.lower(): value for option, value in options.items()}
     if not has_ledger(function):
         return given
-    counts = require_topics(admin_client(bootstrap_servers, config), bootstrap_servers, topics)
+    admin = admin_client(bootstrap_servers, config)
+    counts = require_topics(admin, bootstrap_servers, topics, principal=principal_of(config))
     partitions = [(topic, number) for topic in topics for number in range(counts[topic])]
     ledger = ledger_positions(function, name, partitions) or {}
     known = {part: ledger[part] for part in partitions if part in ledger}

@@ -1,0 +1,40 @@
+"""What sinks, options and rows show of themselves holds no secret and no payload."""
+
+from __future__ import annotations
+
+from penstock.consumer import handler
+from penstock.handler_sink.letters import LetterSettings
+from penstock.handler_sink.sink import HandlerSink
+from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
+from penstock.spark_sink.kafka_target import Row, Target
+from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.rejects import Rejected
+
+CANARY = "canary-of-a-secret"
+CONFIG = {"sasl.password": CANARY, "ssl.key.password": CANARY}
+
+
+def nothing(_message: object) -> None:
+    """A handler."""
+
+
+def test_nothing_that_is_shown_holds_a_secret_or_a_payload() -> None:
+    letters = DeadLetters("127.0.0.1:1", config=CONFIG)
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "kafka.sasl.password": CANARY}
+    shown = [
+        letters,
+        KafkaSink("127.0.0.1:1", "copies", name="q", config=CONFIG),
+        SqlSink(f"postgresql://clerk:{CANARY}@127.0.0.1/db", "orders", dead_letters=letters),
+        DeltaSink("table", name="q", storage_options={"AWS_SECRET_ACCESS_KEY": CANARY}),
+        HandlerSink({"orders": handler(nothing)}, group="g", parallelism=1, config=CONFIG),
+        LetterSettings("g", dict(CONFIG), None),
+        Target("127.0.0.1:1", CONFIG, "q", "ledger"),
+        SourceOptions.parse(options),
+        Row(("orders", 0), 7, "copies", CANARY.encode(), CANARY.encode(), [("trace", CANARY.encode())]),
+        Rejected("orders", 0, 7, "CheckViolation"),
+    ]
+
+    for one in shown:
+        for text in (repr(one), str(one), f"{one}"):
+            assert CANARY not in text
+            assert type(one).__name__ in repr(one)
