@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -15,6 +17,7 @@ from penstock.rights import (
     is_missing_right,
     principal_of,
     topic_right,
+    transactional_right,
 )
 
 
@@ -57,3 +60,19 @@ def test_what_brokers_answer_for_want_of_a_right(code: int, expected: bool) -> N
 def test_the_principal_is_the_user_where_the_configuration_tells_one() -> None:
     assert principal_of({"sasl.username": "orders"}) == "User:orders"
     assert principal_of({}) == "User:<this client>"
+
+
+def test_an_error_keeps_its_text_and_its_rights_on_its_way_between_processes() -> None:
+    error = MissingRightError("orders cannot be sent", [transactional_right("q/")], "User:shop")
+
+    back = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+
+    assert (str(back), back.rights) == (str(error), error.rights)
+    assert isinstance(back, MissingRightError)
+    assert str(MissingRightError.from_text(str(error))) == str(error)
+
+
+def test_a_right_on_a_prefix_says_so() -> None:
+    right = transactional_right("q/")
+    assert str(right) == "Write on transactional-id q/*"
+    assert right.command("User:a").endswith("--transactional-id 'q/' --resource-pattern-type prefixed")

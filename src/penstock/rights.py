@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -58,15 +59,18 @@ class Right:
         operation: what it allows.
         resource: the kind of what it is held on.
         name: its name; empty for the cluster.
+        is_prefix: whether it is held on all that begin with that name.
     """
 
     operation: Operation
     resource: Resource
     name: str = ""
+    is_prefix: bool = False
 
     def __str__(self) -> str:
         """Return it as it stands in a sentence: `Write on topic orders`."""
-        return f"{self.operation.value} on {self.resource.value} {self.name}".rstrip()
+        name = f"{self.name}*" if self.is_prefix else self.name
+        return f"{self.operation.value} on {self.resource.value} {name}".rstrip()
 
     def command(self, principal: str) -> str:
         """Return the command that gives it to `principal`."""
@@ -77,7 +81,8 @@ class Right:
         )
 
     def _named(self) -> str:
-        return f"--{self.resource.value} '{self.name}'"
+        pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
+        return f"--{self.resource.value} '{self.name}'{pattern}"
 
 
 def topic_right(operation: Operation, topic: str) -> Right:
@@ -90,8 +95,23 @@ def group_right(group: str, operation: Operation = Operation.READ) -> Right:
     return Right(operation, Resource.GROUP, group)
 
 
+def transactional_right(prefix: str) -> Right:
+    """Return the right to publish under all transactional ids that begin so; it holds the right to Describe them."""
+    return Right(Operation.WRITE, Resource.TRANSACTIONAL_ID, prefix, is_prefix=True)
+
+
+class Grantable(Protocol):
+    """A right that an administrator gives with one command: a `Right`, or one of another system."""
+
+    def __str__(self) -> str:
+        """Return it as it stands in a sentence."""
+
+    def command(self, principal: str, /) -> str:
+        """Return the command that gives it to `principal`."""
+
+
 class MissingRightError(PenstockError, PermissionError):
-    """A broker refused what its client has no right to.
+    """A broker, or a database, refused what its client has no right to.
 
     Args:
         what: what was tried, as the beginning of a sentence: "messages cannot be sent to topic orders".
@@ -99,12 +119,31 @@ class MissingRightError(PenstockError, PermissionError):
         principal: whom they are to be given to, as `User:orders`.
     """
 
-    def __init__(self, what: str, rights: Sequence[Right], principal: str) -> None:
+    rights: tuple[Grantable, ...]
+
+    def __init__(self, what: str, rights: Sequence[Grantable], principal: str) -> None:
         super().__init__(missing_right_text(what, rights, principal))
         self.rights = tuple(rights)
 
+    @classmethod
+    def from_text(cls, text: str) -> MissingRightError:
+        """Return one that was told in another process, of which the text is left; its rights stand in that alone."""
+        error = cls.__new__(cls)
+        PermissionError.__init__(error, text)
+        error.rights = ()
+        return error
 
-def missing_right_text(what: str, rights: Sequence[Right], principal: str) -> str:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (str(self), self.rights)
+
+
+def _restored(text: str, rights: tuple[Grantable, ...]) -> MissingRightError:
+    error = MissingRightError.from_text(text)
+    error.rights = rights
+    return error
+
+
+def missing_right_text(what: str, rights: Sequence[Grantable], principal: str) -> str:
     """Return the sentence that tells what was tried, what is missing and the commands that give it."""
     named = " and ".join(str(right) for right in rights)
     commands = "; ".join(right.command(principal) for right in rights)
@@ -117,6 +156,16 @@ def is_missing_right(error: KafkaException | KafkaError) -> bool:
     return isinstance(inner, KafkaError) and inner.code() in _REFUSALS
 
 
+def concerns_a_group(error: KafkaException | KafkaError) -> bool:
+    """Tell whether a broker refused a group.
+
+    The client library asks for the coordinator of a consumer's group even where the partitions are assigned by hand and
+    the group, which it demands, is used for nothing. Such a consumer reads all the same, and passes over this answer.
+    """
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return isinstance(inner, KafkaError) and inner.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
 def principal_of(config: ClientConfig) -> str:
     """Return whom the broker takes a client for, as far as its configuration tells."""
     user = config.get("sasl.username")
@@ -124,13 +173,16 @@ def principal_of(config: ClientConfig) -> str:
 
 
 __all__ = [
+    "Grantable",
     "MissingRightError",
     "Operation",
     "Resource",
     "Right",
+    "concerns_a_group",
     "group_right",
     "is_missing_right",
     "missing_right_text",
     "principal_of",
     "topic_right",
+    "transactional_right",
 ]

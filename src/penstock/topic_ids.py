@@ -23,7 +23,7 @@ _NO_ID = "A" * 22
 
 
 def described(
-    admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S
+    admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S, *, with_operations: bool = False
 ) -> tuple[dict[str, Any], dict[str, KafkaException]]:
     """Return what the brokers say of topics, and why they say nothing of the others.
 
@@ -31,6 +31,7 @@ def described(
         admin: an admin client.
         topics: their names.
         timeout_s: seconds that a broker may take to answer.
+        with_operations: whether they say as well what this client may do with them.
 
     Returns:
         The client's `TopicDescription` by name, and the errors by name.
@@ -38,7 +39,9 @@ def described(
     names = sorted(set(topics))
     if not names:
         return {}, {}
-    futures: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
+    futures: dict[str, Future[Any]] = admin.describe_topics(
+        TopicCollection(names), include_authorized_operations=with_operations, request_timeout=timeout_s
+    )
     found: dict[str, Any] = {}
     failed: dict[str, KafkaException] = {}
     for name, future in futures.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from penstock.consumer import DeadLetterLimit, DeferredCompletion, Middleware, W
 from penstock.errors import BatchError, SinkError
 from penstock.handler_sink import task as task_module
 from penstock.message import Message
+from penstock.rights import MissingRightError
 
 ONCE = retry(1)
 
@@ -359,10 +361,34 @@ def test_dead_letters_are_on_the_broker_before_the_task_reports_and_tell_where_t
 
 
 def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is_lost(producer: FakeProducer) -> None:
-    producer.error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    producer.error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 
-    with pytest.raises(SinkError, match=r"dead letters could not be written: dlq.orders: .*TOPIC_AUTHORIZATION_FAILED"):
+    with pytest.raises(SinkError, match=r"dead letters could not be written: dlq.orders: .*MSG_SIZE_TOO_LARGE"):
         run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)})
+
+
+@pytest.mark.parametrize(
+    ("code", "right"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "--operation Write --topic 'dlq.orders'"),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, "--operation IdempotentWrite --cluster"),
+    ],
+)
+def test_a_dead_letter_that_may_not_be_written_names_the_right(producer: FakeProducer, code: int, right: str) -> None:
+    producer.error = KafkaError(code)
+
+    with pytest.raises(MissingRightError, match=right):
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)})
+
+
+def test_what_a_handler_raised_is_told_by_its_kind_and_place_without_its_text() -> None:
+    with pytest.raises(
+        SinkError, match=r"last with ValueError \(test_handler_sink_task.py line \d+, failing\)"
+    ) as told:
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE)})
+
+    # What Spark writes down: the error with all that is chained to it and shown.
+    assert "no use for 5" not in "".join(traceback.format_exception(told.value))
 
 
 def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProducer) -> None:

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.errors import SourceError
+from penstock.rights import MissingRightError
 from penstock.spark_sink.log_view import Topics
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import Offsets, TopicPartition
@@ -102,11 +103,11 @@ def test_a_topic_that_may_not_be_seen_ends_a_strict_query_and_is_not_called_gone
     strict = reader_of(brokers, lenient=False)
     brokers.hidden = {"lost": FORBIDDEN}
 
-    with pytest.raises(SourceError) as failure:
+    with pytest.raises(MissingRightError) as failure:
         strict.latestOffset(at(kept=20, lost=20), ALL)
 
-    assert "lost[0] was read up to offset 20 and cannot be seen now" in str(failure.value)
-    assert "TOPIC_AUTHORIZATION_FAILED" in str(failure.value)
+    assert "lost[0] was read up to offset 20 and cannot be read now" in str(failure.value)
+    assert "--operation Read --topic 'lost'" in str(failure.value)
     assert "failOnDataLoss" not in str(failure.value), "another start may mend it"
 
 
@@ -114,7 +115,7 @@ def test_a_batch_that_is_done_again_waits_for_a_topic_that_is_hidden() -> None:
     brokers = Brokers(kept=20, lost=20)
     brokers.hidden = {"lost": FORBIDDEN}
 
-    with pytest.raises(SourceError, match=r"lost\[0\] was to be read up to offset 20 and cannot be seen now"):
+    with pytest.raises(MissingRightError, match=r"lost\[0\] was to be read up to offset 20 and cannot be read now"):
         reader_of(brokers).partitions(at(kept=5, lost=5), at(kept=20, lost=20))
     assert rows(reader_of(brokers), at(kept=5, lost=20), at(kept=20, lost=20)) == [("kept", 5, 20)]
 

@@ -19,7 +19,8 @@ from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.kafka import TopicSpec, ensure_topics
 from penstock.spark_sink import KafkaSink, kafka_ledger
-from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, Row, Target, publish
+from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
+from penstock.spark_sink.kafka_target import Row, Target
 from penstock.spark_sink.sinks import ledger_positions
 
 SOURCE = ("orders", 0)

@@ -18,8 +18,8 @@ from kafka_tools import read_all
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink, kafka_ledger, start_sink
-from penstock.spark_sink.kafka_ledger import Row
 from penstock.spark_sink.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
+from penstock.spark_sink.kafka_target import Row
 
 FrameOf = Callable[..., DataFrame]
 LEDGER = "ledger-of-sinks"

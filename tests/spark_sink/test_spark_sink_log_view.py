@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation
 
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
+from penstock.rights import MissingRightError
 from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.options import SourceOptions
 
@@ -89,13 +91,13 @@ def test_after_so_many_questions_the_last_reason_is_told(view: Callable[..., Log
 def test_what_no_time_mends_is_told_at_once(view: Callable[..., LogView]) -> None:
     admin = Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
-    with pytest.raises(SourceError, match="TOPIC_AUTHORIZATION_FAILED"):
+    with pytest.raises(MissingRightError, match=r"offsets of orders\[\d\] .* the right Describe on topic orders"):
         view(admin).latest([PART])
 
     assert admin.asked == 1
 
 
-THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1")
+THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operations=None)
 
 
 @pytest.mark.parametrize("code", PASSING)
@@ -115,9 +117,22 @@ def test_what_is_not_expected_is_told_at_once(view: Callable[..., LogView]) -> N
 
     with pytest.raises(TopicNotFoundError, match="orders"):
         view(unknown).partitions()
-    with pytest.raises(SourceError, match=r"topic orders cannot be seen at .*TOPIC_AUTHORIZATION_FAILED"):
-        view(forbidden).partitions()
+    with pytest.raises(MissingRightError, match=r"topic orders cannot be read: User:clerk lacks .* Read on topic ord"):
+        view(forbidden, **{"kafka.sasl.username": "clerk"}).partitions()
     with pytest.raises(BrokerConnectionError, match="no Kafka broker answered"):
         view(Admin(KafkaError._TRANSPORT)).partitions()
 
     assert (unknown.asked, forbidden.asked) == (1, 1)
+
+
+def test_a_topic_that_may_be_seen_and_not_read_is_told_before_any_task_is_planned(view: Callable[..., LogView]) -> None:
+    seen = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.DESCRIBE]})
+    readable = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.READ, AclOperation.DESCRIBE]})
+
+    with pytest.raises(MissingRightError, match=r"--operation Read --topic 'orders'"):
+        view(Admin(seen)).partitions()
+    assert view(Admin(readable)).partitions() == [("orders", 0), ("orders", 1)]
+
+    # A query that runs keeps its position in it.
+    topics = view(Admin(seen)).topics(["orders"])
+    assert (dict(topics.counts), topics.is_unknown("orders"), list(topics.refused)) == ({}, False, ["orders"])

@@ -13,6 +13,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, M
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import SinkError, SourceError
+from penstock.rights import MissingRightError
 from penstock.spark_sink import dead_letters, reading
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
@@ -84,10 +85,26 @@ def test_a_task_to_which_nothing_comes_says_what_hindered_it(monkeypatch: pytest
 
 
 def test_what_no_time_mends_ends_a_task_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = FixedConsumer(failed(KafkaError.INVALID_REQUEST))
+
+    with pytest.raises(SourceError, match=r"reading at offset 0 failed: .*INVALID_REQUEST"):
+        offsets_read(monkeypatch, consumer, 3)
+
+
+def test_a_topic_that_may_not_be_read_is_told_with_the_right_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = FixedConsumer(failed(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
-    with pytest.raises(SourceError, match=r"reading at offset 0 failed: .*TOPIC_AUTHORIZATION_FAILED"):
+    with pytest.raises(MissingRightError, match=r"offsets 0 to 2 cannot be read: .* lacks the right Read on topic"):
         offsets_read(monkeypatch, consumer, 3)
+
+
+def test_a_group_that_the_client_asks_for_without_need_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = KafkaError.GROUP_AUTHORIZATION_FAILED
+    consumer: Any = FixedConsumer(failed(refused), record(0), failed(refused), record(1))
+
+    assert offsets_read(monkeypatch, consumer, 2) == [0, 1]
+    letter: Any = FixedConsumer(failed(refused), record(5))
+    assert dead_letters._read(letter, "orders", 0, 5).value() == b"x"
 
 
 def test_where_a_log_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +138,7 @@ class FixedTopics:
     def __init__(self, *answers: int) -> None:
         self._answers = list(answers)
 
-    def describe_topics(self, _topics: TopicCollection, *, request_timeout: float) -> dict[str, Future[Any]]:
+    def describe_topics(self, _topics: TopicCollection, *, request_timeout: float, **_: bool) -> dict[str, Future[Any]]:
         assert request_timeout > 0
         code = self._answers.pop(0)
         future: Future[Any] = Future()

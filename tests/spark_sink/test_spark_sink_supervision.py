@@ -16,10 +16,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
+from penstock.rights import MissingRightError, Operation, topic_right
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.gate import BatchLeftError, Gate
 from penstock.spark_sink.progress import SinkState
-from penstock.spark_sink.restarts import LONGEST_WAIT_S, Restarts, lasts, told
+from penstock.spark_sink.restarts import LONGEST_WAIT_S, RIGHT_WAIT_S, Restarts, lacks_right, lasts, told
 from penstock.spark_sink.supervised_query import SupervisedQuery
 from penstock.spark_sink.supervision import Supervisor
 from waiting import wait_until
@@ -36,6 +37,16 @@ penstock.errors.TopicNotFoundError: the option subscribe names topics that do no
 Identifier: p4 [id = 42646fd8, runId = 0f29cb2a]
 Current Available Offsets: {ValueError: none}
 """  # noqa: E501 - as it comes
+
+
+#: The same of a right that is missing.
+FORBIDDEN = TOPIC_GONE.replace(
+    "penstock.errors.TopicNotFoundError: the option subscribe names topics that do not exist: t; create them first, or "
+    "correct the name",
+    "penstock.rights.MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t; an "
+    "administrator gives it with: kafka-acls.sh --topic 't'",
+)
+MISSING = MissingRightError("topic t cannot be read", [topic_right(Operation.READ, "t")], "User:a")
 
 
 @dataclass
@@ -121,6 +132,47 @@ def woken(_batch: object, _milliseconds: int) -> None:
 def fail_at_once(world: World, error: Exception) -> None:
     world.query.end(error)
     world.one.look()
+
+
+@pytest.mark.parametrize("failure", [MISSING, RuntimeError(FORBIDDEN)])
+def test_a_query_whose_right_was_taken_away_is_tried_until_it_is_given_and_says_so_once(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(restarts=1)
+    world.one.start()
+    world.query.lastProgress = Report(0)
+    world.gates[-1](FRAME, 0)
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        fail_at_once(world, failure)
+        waits = [world.wait_for_restart()]
+        for _ in range(20):  # more than are allowed for other failures
+            fail_at_once(world, failure)
+            waits.append(world.wait_for_restart())
+
+    assert waits == pytest.approx([RIGHT_WAIT_S] * 21)
+    assert world.one.state is SinkState.RUNNING
+    assert caplog.text.count("MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t") == 1
+    world.query.lastProgress = Report(1)
+    world.gates[-1](FRAME, 1)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        fail_at_once(world, failure)
+    assert "lacks the right Read on topic t" in caplog.text, "it was taken away anew"
+
+
+@pytest.mark.parametrize("failure", [MISSING, RuntimeError(FORBIDDEN)])
+def test_a_query_that_never_had_the_right_ends_the_app_at_once(failure: Exception) -> None:
+    world = World()
+    world.one.start()
+
+    fail_at_once(world, failure)
+
+    assert lacks_right(failure)
+    assert world.one.state is SinkState.FAILED
+    assert str(world.one.failure).startswith(
+        "the query orders ended: MissingRightError: topic t cannot be read: User:a"
+    )
 
 
 def test_a_failed_query_is_started_again_after_waits_that_double_up_to_a_minute() -> None:

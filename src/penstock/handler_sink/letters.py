@@ -19,6 +19,15 @@ from penstock.errors import SinkError
 from penstock.handler_sink.report import Counts
 from penstock.kafka import reason
 from penstock.message import Record
+from penstock.rights import (
+    MissingRightError,
+    Operation,
+    Resource,
+    Right,
+    is_missing_right,
+    principal_of,
+    topic_right,
+)
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -67,7 +76,8 @@ class TaskLetters:
         self._counts = counts
         self._connect = connect
         self._producer: ProducerClient | None = None
-        self._failure: str | None = None
+        #: Why the first letter that was not written was not, and its topic.
+        self._failure: tuple[str, KafkaError] | None = None
         self._in_a_row = 0
         self._handled_then = 0
 
@@ -77,11 +87,12 @@ class TaskLetters:
         `flush` tells whether it came there.
 
         Raises:
+            MissingRightError: this client may not write it.
             SinkError: it is one too many, or it cannot be sent.
         """
         handler = route.handler
         place = f"{record.topic()}[{record.partition()}]@{record.offset()}"
-        self._check(place, error)
+        self._check(place)
         if handler.on_failure is not OnFailure.DEAD_LETTER:
             return
         topic = handler.dead_letter_topic.replace("{topic}", record.topic())
@@ -92,6 +103,8 @@ class TaskLetters:
                 self._producer = self._connect(self._settings.producer_config())
             self._send(self._producer, topic, record, headers)
         except (KafkaException, BufferError) as refused:
+            if isinstance(refused, KafkaException) and is_missing_right(refused):
+                raise self._forbidden(topic, refused.args[0]) from None
             why = reason(refused) if isinstance(refused, KafkaException) else str(refused)
             raise SinkError(
                 f"{place} cannot be written to {topic}: {why}; the batch comes again: see that the topic and the "
@@ -101,8 +114,8 @@ class TaskLetters:
 
     def _send(self, producer: ProducerClient, topic: str, record: Record, headers: Any) -> None:
         def delivered(failure: KafkaError | None, _message: object) -> None:
-            if failure is not None:
-                self._failure = f"{topic}: {reason(failure)}"
+            if failure is not None and self._failure is None:
+                self._failure = topic, failure
 
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
@@ -116,7 +129,15 @@ class TaskLetters:
                 producer.poll(0)
                 return
 
-    def _check(self, place: str, error: BaseException) -> None:
+    def _forbidden(self, topic: str, failure: KafkaError) -> MissingRightError:
+        """Return the error of a right that is missing; with an idempotent producer old brokers ask for one more."""
+        right = topic_right(Operation.WRITE, topic)
+        if failure.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            right = Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
+        what = f"dead letters could not be written to {topic}, and the batch comes again"
+        return MissingRightError(what, [right], principal_of(self._settings.producer))
+
+    def _check(self, place: str) -> None:
         """Count a message that is given up against the limit."""
         limit, counts = self._settings.limit, self._counts()
         if limit is None:
@@ -134,19 +155,24 @@ class TaskLetters:
             raise SinkError(
                 f"{why}: {place} is not given up, the query ends and the batch comes again; find what fails every "
                 "message, then start again"
-            ) from error
+            ) from None  # its text may hold the message
 
     def flush(self) -> None:
         """Wait until the broker has all.
 
         Raises:
+            MissingRightError: this client may not write one.
             SinkError: one was not written.
         """
         if self._producer is None:
             return
         left = self._producer.flush(_TIMEOUT_S + _GRACE_S)
         if left or self._failure is not None:
-            why = self._failure or f"{left} were not acknowledged in time"
+            if self._failure is not None and is_missing_right(self._failure[1]):
+                raise self._forbidden(*self._failure)
+            why = f"{left} were not acknowledged in time"
+            if self._failure is not None:
+                why = f"{self._failure[0]}: {reason(self._failure[1])}"
             raise SinkError(
                 f"dead letters could not be written: {why}; the batch comes again: see that the topic and the brokers "
                 "are well"

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Final
 
 from penstock.consumer.batches import failures
@@ -291,20 +293,22 @@ class Lines:
         if not failure.permanent:
             try:
                 delay = route.retry.delay_after(line.attempts, now - line.since, error)
-            except Exception as defect:
+            except Exception as defect:  # noqa: BLE001 - a policy of the user's may raise anything
                 raise SinkError(
-                    f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
+                    f"the retry policy of {handler.name} failed with {raised_where(defect)} when it was asked about "
                     f"{place}; the batch comes again: mend the policy"
-                ) from defect
+                ) from None  # as below
             if delay is not None:
                 heapq.heappush(self._due, (now + delay, next(self._numbers), key))
                 return
         tries, line.attempts = line.attempts, 0
         if handler.on_failure is OnFailure.STOP:
+            _log.debug("%s failed %s", handler.name, place, exc_info=error)
+            # Not chained: Spark writes stacks of tasks into logs and events, and their texts may hold the message.
             raise SinkError(
-                f"{handler.name} failed {place} {tries} times, last with {type(error).__name__}; the query ends and "
+                f"{handler.name} failed {place} {tries} times, last with {raised_where(error)}; the query ends and "
                 "the batch comes again: mend the handler, or choose dead_letter=True or 'drop'"
-            ) from error
+            ) from None
         self._give_up(record, route, error, tries)
         if handler.on_failure is OnFailure.DEAD_LETTER:
             self.counts.dead_letters += 1
@@ -333,4 +337,12 @@ class Lines:
         self.parked_bytes -= len(record) + _OVERHEAD_BYTES
 
 
-__all__ = ["GiveUp", "Job", "Lines"]
+def raised_where(error: BaseException) -> str:
+    """Return the kind of an exception and the place in the code that raised it, without its text."""
+    stack = traceback.extract_tb(error.__traceback__)
+    if not stack:
+        return type(error).__name__
+    return f"{type(error).__name__} ({Path(stack[-1].filename).name} line {stack[-1].lineno}, {stack[-1].name})"
+
+
+__all__ = ["GiveUp", "Job", "Lines", "raised_where"]

@@ -35,6 +35,8 @@ from penstock.handler_sink.settings import refuse_double_runs
 from penstock.handler_sink.task import REPORT_DDL, TaskWork, handling, routing
 from penstock.handler_sink.travel import made_by, pack, require_packable, unpack
 from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
+from penstock.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.spark_sink.needed_rights import require_rights
 from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.handler_sink")
@@ -51,7 +53,7 @@ _TYPES: Mapping[str, tuple[type[DataType], ...]] = {
 }
 
 #: How a sentence of ours reads in the text that Spark makes of a task's failure.
-_OURS = re.compile(r"^penstock\.errors\.SinkError: (.+)$", re.MULTILINE)
+_OURS = re.compile(r"^penstock\.(?:errors\.SinkError|rights\.(MissingRightError)): (.+)$", re.MULTILINE)
 
 
 class _Live:
@@ -136,6 +138,7 @@ class HandlerSink:
         Raises:
             SinkError: a column is missing or has another type.
             BrokerConnectionError: no broker answered.
+            MissingRightError: dead letters may not be written.
         """
         found = {one.name: one.dataType for one in schema.fields}
         missing = [name for name in REQUIRED if name not in found]
@@ -165,6 +168,7 @@ class HandlerSink:
 
         Raises:
             SinkError: a message failed for good whose handler stops then, or the frame is wrong; the batch comes again.
+            MissingRightError: dead letters may not be written; the batch comes again.
             ConfigurationError: a setting of Spark would have it handle a key twice at once.
         """
         self.check(batch.schema)
@@ -190,7 +194,10 @@ class HandlerSink:
                 time.sleep(left_over_s)
             if not found:
                 raise
-            raise SinkError(f"batch {batch_id}: {found[-1]}") from error
+            is_right, text = found[-1]
+            told = f"batch {batch_id}: {text}"
+            # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
+            raise (MissingRightError.from_text(told) if is_right else SinkError(told)) from None
         self._tell(BatchReport(batch_id, [TaskReport(**row.asDict()) for row in rows], self.parallelism))
 
     @property
@@ -242,6 +249,8 @@ class HandlerSink:
         if not wanted or self.bootstrap_servers is None or self._live.letters_ready:
             return
         admin = admin_client(self.bootstrap_servers, self.config)
+        rights = [topic_right(Operation.WRITE, letters) for letters in sorted(set(wanted.values()))]
+        require_rights(admin, f"the dead letters of {self.group} cannot be written", rights, principal_of(self.config))
         counts = partition_counts(admin, self.bootstrap_servers)
         specs = [TopicSpec(letters, counts.get(topic, 1)) for topic, letters in wanted.items()]
         ensure_topics(admin, self.bootstrap_servers, specs)

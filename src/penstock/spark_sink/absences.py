@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 
 from penstock import kafka
-from penstock.errors import SourceError
+from penstock.errors import PenstockError, SourceError
+from penstock.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 from penstock.spark_sink.log_view import Topics
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import Offsets, TopicPartition
@@ -68,6 +69,7 @@ class Absences:
             topics: what the brokers say.
 
         Raises:
+            MissingRightError: this client may not read them any more, and that ends the query.
             SourceError: there are such partitions, and that ends the query.
         """
         missing = begun.keys() - there.keys()
@@ -83,23 +85,40 @@ class Absences:
             kept[part] = begun[part]
             if part in self._told:
                 continue
-            reason = self.cannot_be_seen(part, topics)
-            if reason is None:
+            error = self.unseen(part, read, topics)
+            if error is None:
                 self._report_loss(f"{read} and exists no more")
             elif self._options.fail_on_data_loss:
-                raise SourceError(f"{read} and {reason}, then start the query again: it goes on there")
+                raise error
             else:
-                _log.warning("%s and %s; the others go on, as failOnDataLoss=false says", read, reason)
+                _log.warning("%s. The others go on, as failOnDataLoss=false says", error)
             self._told.add(part)
         return kept
 
-    @staticmethod
-    def cannot_be_seen(part: TopicPartition, topics: Topics) -> str | None:
-        """Return why a partition of a topic cannot be seen, though it may be there; None where there is none."""
+    def unseen(self, part: TopicPartition, read: str, topics: Topics) -> PenstockError | None:
+        """Return what is the matter with a partition that cannot be seen, or read, though it may be there.
+
+        Args:
+            part: the partition.
+            read: up to where it was read, or was to be, as the beginning of a sentence.
+            topics: what the brokers say.
+
+        Returns:
+            The error to raise or to tell; None where the partition is gone.
+        """
         error = topics.refused.get(part[0])
         if error is None or topics.is_unknown(part[0]):
             return None
-        return f"cannot be seen now: {kafka.reason(error)}; allow this client to describe it, or see to its brokers"
+        if is_missing_right(error):
+            return MissingRightError(
+                f"{read} and cannot be read now",
+                [topic_right(Operation.READ, part[0])],
+                principal_of(self._options.client),
+            )
+        return SourceError(
+            f"{read} and cannot be seen now: {kafka.reason(error)}; see to its brokers, then start the query again: it "
+            "goes on there"
+        )
 
 
 def place(part: TopicPartition) -> str:

@@ -82,6 +82,7 @@ class AppSinks:
             ConfigurationError: PySpark or Java is missing, an option is wrong, or a sink has neither a checkpoint nor
                 a ledger.
             SinkError: a sink cannot store what its query gives it.
+            MissingRightError: a topic may not be read, or a sink may not store.
             TopicNotFoundError: a topic does not exist.
         """
         from penstock.spark_sink import register  # says which extra brings PySpark
@@ -93,11 +94,7 @@ class AppSinks:
         gated = is_classic(spark)
         publisher = self._publisher = ProgressPublisher(
             self._telemetry,
-            groups={
-                one.name: GroupOffsets(one.group, bootstrap_servers=self._bootstrap_servers, config=self._config)
-                for one in self._specs
-                if one.group is not None
-            },
+            groups={one.name: self._group(one.group, one.topics) for one in self._specs if one.group is not None},
             sinks={one.name: one.function for one in self._specs},
             only=tuple(one.name for one in self._specs),
         )
@@ -123,6 +120,11 @@ class AppSinks:
         self._supervisor.start()
         if self._stop_asked:
             self._supervisor.request_stop()
+
+    def _group(self, name: str, topics: Sequence[str]) -> GroupOffsets:
+        group = GroupOffsets(name, bootstrap_servers=self._bootstrap_servers, config=self._config)
+        group.tell_missing_rights(topics)
+        return group
 
     def _session(self) -> SparkSession:
         """Return the process's session, or a new one that ends with the app."""

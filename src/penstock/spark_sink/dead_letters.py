@@ -20,6 +20,8 @@ from penstock.dead_letter_headers import DeadLetterFormat, DeadLetterOrigin, def
 from penstock.errors import PenstockError, SinkError
 from penstock.kafka import TopicSpec
 from penstock.message import FixedRecord, Record
+from penstock.rights import MissingRightError, Operation, concerns_a_group, principal_of, topic_right
+from penstock.spark_sink.needed_rights import require_rights
 from penstock.spark_sink.rejects import Rejected
 from penstock.topic_ids import described
 
@@ -71,22 +73,32 @@ class DeadLetters:
         """Write the messages of refused rows, each once, and return when they are acknowledged.
 
         Raises:
+            MissingRightError: this client may not read the messages, or not write the letters.
             SinkError: one could not be read or written; the first is named.
         """
         reasons: dict[tuple[str, int, int], str] = {}
         for one in sorted(rejected):
             reasons.setdefault((one.topic, one.partition, one.offset), one.reason)
+        what = "dead letters cannot be written, so nothing of the batch was stored"
         try:
+            self._require_rights(what, {topic for topic, _, _ in reasons})
             self._write(reasons, self._ensure_topics({topic for topic, _, _ in reasons}))
         except KafkaException as error:
             raise SinkError(
                 f"dead letters could not be written at {self.bootstrap_servers}: {kafka.reason(error)}; nothing of "
-                "the batch was stored; check the brokers and the client's rights"
+                "the batch was stored; check the brokers"
             ) from error
-        except SinkError:
+        except (SinkError, MissingRightError):
             raise
         except PenstockError as error:
             raise SinkError(f"dead letters could not be written: {error}; nothing of the batch was stored") from error
+
+    def _require_rights(self, what: str, topics: set[str]) -> None:
+        """Raise `MissingRightError` where the messages may not be read, or their letters not be written."""
+        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        rights = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
+        rights += [topic_right(Operation.WRITE, self.topic.replace("{topic}", topic)) for topic in sorted(topics)]
+        require_rights(admin, what, rights, principal_of(self.config))
 
     def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
         """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics."""
@@ -201,6 +213,8 @@ def _read(consumer: Consumer, topic: str, partition: int, offset: int) -> Record
             return message  # type: ignore[return-value] # the library's types say None where a fetched record has none
         if error is None or error.code() in _NOT_THERE:
             return _gone(topic, partition, offset)
+        if concerns_a_group(error):
+            continue
         # Nor is a topic that was there a moment ago gone because a broker says so for a moment.
         if not kafka.is_transient(error):
             raise KafkaException(error)

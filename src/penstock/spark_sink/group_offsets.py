@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
@@ -16,6 +16,16 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.config import ClientConfig, not_empty
 from penstock.kafka import admin_client, base_config, client_refused, reason
+from penstock.rights import (
+    Operation,
+    Right,
+    group_right,
+    is_missing_right,
+    missing_right_text,
+    principal_of,
+    topic_right,
+)
+from penstock.spark_sink.needed_rights import missing_rights
 from penstock.spark_sink.planning import Offsets
 from penstock.spark_sink.planning import TopicPartition as Part
 
@@ -75,6 +85,7 @@ class GroupOffsets:
         not_empty("group", group)
         self.group = group
         self._admin: AdminClient = admin_client(bootstrap_servers, config or {})
+        self._principal = principal_of(config or {})
         # Reads what the group has, and joins nothing. The admin client's way of asking ends the process where the
         # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
         # confluent-kafka-python 1982, confluent-kafka-javascript 374).
@@ -86,6 +97,15 @@ class GroupOffsets:
             raise client_refused(error) from error
         #: Kinds of complaints that were made since it last went well.
         self._told: set[str] = set()
+
+    def tell_missing_rights(self, topics: Iterable[str]) -> None:
+        """Warn where offsets of these topics may not be written to the group: they would be missing in silence."""
+        try:
+            missing = missing_rights(self._admin, _needed(self.group, topics))
+        except KafkaException:
+            return  # the first offsets tell
+        if missing:
+            self._complain_of(missing)
 
     def advance(self, position: Mapping[Part, int]) -> Offsets:
         """Write the offsets that lie above the group's, and return them; none where that was refused.
@@ -114,6 +134,9 @@ class GroupOffsets:
                     f"group {self.group} has members, so the query's position is not written to it: they alone may "
                     "commit. Give the sink a group of its own",
                 )
+            elif is_missing_right(error):
+                needed = _needed(self.group, {topic for topic, _ in position})
+                self._complain_of(missing_rights(self._admin, needed) or needed)
             else:
                 self._complain(
                     "broker",
@@ -143,10 +166,20 @@ class GroupOffsets:
             if one.error is not None:
                 raise KafkaException(one.error)
 
+    def _complain_of(self, missing: Sequence[Right]) -> None:
+        what = f"the query's position is not written to group {self.group}, until the right is given"
+        text = missing_right_text(what, missing, self._principal)
+        self._complain(text, text)
+
     def _complain(self, kind: str, what: str) -> None:
         level = logging.DEBUG if kind in self._told else logging.WARNING
         self._told.add(kind)
         _log.log(level, "%s", what)
+
+
+def _needed(group: str, topics: Iterable[str]) -> list[Right]:
+    """Return the rights that it takes to commit offsets."""
+    return [group_right(group), *(topic_right(Operation.READ, topic) for topic in sorted(topics))]
 
 
 def _patiently(ask: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from confluent_kafka import (
@@ -35,9 +35,10 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from xxhash import xxh3_64_intdigest
 
 from penstock import kafka
-from penstock.config import ClientConfig
 from penstock.errors import MessageFormatError, SinkError
+from penstock.rights import MissingRightError, Resource, principal_of
 from penstock.spark_sink import planning
+from penstock.spark_sink.kafka_target import Row, Target, missing_for
 from penstock.spark_sink.ledger import refuse_late
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -67,9 +68,6 @@ _FINAL = frozenset(
         KafkaError.POLICY_VIOLATION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.TOPIC_EXCEPTION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.INVALID_TRANSACTION_TIMEOUT,
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client library's public constants look so
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
@@ -77,36 +75,6 @@ _FINAL = frozenset(
 )
 #: What befalls records because of another one, or because the producer was shut out.
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the same
-
-
-class Row(NamedTuple):
-    """A row as it is published, and where it comes from."""
-
-    source: planning.TopicPartition
-    offset: int
-    to: str
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a sink publishes. Can be pickled.
-
-    Attributes:
-        servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
-        name: the sink's.
-        ledger: name of the ledger's topic.
-        batch: what is published, as `"<run of the query>/<batch>"`, where that is known.
-    """
-
-    servers: str
-    config: ClientConfig = field(repr=False)
-    name: str
-    ledger: str
-    batch: str = ""
 
 
 class Entry(NamedTuple):
@@ -243,6 +211,7 @@ def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: 
 
     Raises:
         ConfigurationError: the client library refuses the settings.
+        MissingRightError: the client may not; as with `SinkError`.
         SinkError: they cannot be published; none of those that were not applied before is visible.
     """
     wait_s = _WAIT_S
@@ -251,6 +220,13 @@ def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: 
             return _published(target, transactional_id, rows, ledger)
         except KafkaException as error:
             cause = error.args[0]
+            missing = missing_for(target, {row.to for row in rows}, error)
+            if missing:
+                if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
+                    _end_what_is_open(target, transactional_id)
+                raise MissingRightError(
+                    f"sink {target.name}: {_places(rows)}", missing, principal_of(target.config)
+                ) from error
             final = isinstance(cause, KafkaError) and cause.code() in _FINAL
             if final or attempt == _TRIES:
                 _end_what_is_open(target, transactional_id)
@@ -339,13 +315,18 @@ def _end_what_is_open(target: Target, transactional_id: str) -> None:
         _log.warning("%s: what is open ends by its timeout: %s", transactional_id, kafka.reason(error))
 
 
-def _refused(target: Target, rows: Sequence[Row], error: KafkaException, *, tries: int) -> SinkError:
+def _places(rows: Sequence[Row]) -> str:
     first, last = rows[0], rows[-1]
+    return (
+        f"rows from {first.source[0]}[{first.source[1]}] offset {first.offset} to {last.source[0]}[{last.source[1]}] "
+        f"offset {last.offset} were not published to {', '.join(sorted({row.to for row in rows}))}"
+    )
+
+
+def _refused(target: Target, rows: Sequence[Row], error: KafkaException, *, tries: int) -> SinkError:
     return SinkError(
-        f"sink {target.name}: rows from {first.source[0]}[{first.source[1]}] offset {first.offset} to "
-        f"{last.source[0]}[{last.source[1]}] offset {last.offset} were not published to "
-        f"{', '.join(sorted({row.to for row in rows}))}: {kafka.reason(error)}, tries: {tries}; mend the topic, the "
-        "permissions or the row, or stop the other query of this name, and start the query anew"
+        f"sink {target.name}: {_places(rows)}: {kafka.reason(error)}, tries: {tries}; mend the topic or the row, or "
+        "stop the other query of this name, and start the query anew"
     )
 
 
@@ -405,4 +386,4 @@ def _home(key: bytes) -> int:
     return xxh3_64_intdigest(key) % PARTITIONS
 
 
-__all__ = ["PARTITIONS", "TOPIC_CONFIG", "Entry", "Ledger", "Row", "Target", "decode_entry", "publish"]
+__all__ = ["PARTITIONS", "TOPIC_CONFIG", "Entry", "Ledger", "decode_entry", "publish"]

@@ -22,8 +22,11 @@ from penstock.config import ClientConfig, not_empty, positive_int, reserved
 from penstock.errors import ConfigurationError, SinkError
 from penstock.garbage import imports_set_aside
 from penstock.kafka import TopicSpec
+from penstock.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.spark_sink.frames import POSITION, require_columns
-from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, Row, Target, publish
+from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
+from penstock.spark_sink.kafka_target import Row, Target
+from penstock.spark_sink.needed_rights import require_rights
 from penstock.spark_sink.planning import Offsets, TopicPartition
 from penstock.spark_sink.sinks import origin_of
 
@@ -54,6 +57,7 @@ class Receipt(NamedTuple):
     applied: int
     last: int
     failure: str | None
+    lacks_right: bool = False
 
 
 _RECEIPTS = pa.schema(
@@ -64,12 +68,15 @@ _RECEIPTS = pa.schema(
         ("applied", pa.int64()),
         ("last", pa.int64()),
         ("failure", pa.string()),
+        ("lacks_right", pa.bool_()),
     ]
 )
 
 
 #: The same in Spark's words.
-_RECEIPT_COLUMNS = "topic string, partition int, rows bigint, applied bigint, last bigint, failure string"
+_RECEIPT_COLUMNS = (
+    "topic string, partition int, rows bigint, applied bigint, last bigint, failure string, lacks_right boolean"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,7 @@ class KafkaSink:
 
         Raises:
             SinkError: a column is missing or has another type than a message's.
+            MissingRightError: the client may not publish to the topic, or not keep the ledger.
             TopicNotFoundError: the topic does not exist.
             BrokerConnectionError: no broker answered.
             ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
@@ -148,6 +156,7 @@ class KafkaSink:
 
         Raises:
             SinkError: some rows could not be published; others may be, and are left out when the batch comes again.
+            MissingRightError: the same, for want of a right.
             TopicNotFoundError: the topic does not exist.
             BrokerConnectionError: no broker answered.
         """
@@ -169,10 +178,14 @@ class KafkaSink:
         """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
 
         Raises:
+            MissingRightError: the client may not read the ledger.
             SinkError: the ledger cannot be read.
             BrokerConnectionError: no broker answered.
         """
         admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        # A topic that may not be seen looks like one that is not there, and the query would begin anew.
+        reading = [topic_right(Operation.READ, self.ledger_topic)]
+        require_rights(admin, f"the ledger of sink {self.name} cannot be read", reading, principal_of(self.config))
         if self.ledger_topic not in kafka.partition_counts(admin, self.bootstrap_servers):
             return {}
         ledger = Ledger(Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic))
@@ -181,7 +194,7 @@ class KafkaSink:
         except KafkaException as error:
             raise SinkError(
                 f"the ledger {self.ledger_topic} of sink {self.name} could not be read: {kafka.reason(error)}; check "
-                "the brokers and the client's rights"
+                "the brokers"
             ) from error
         finally:
             ledger.close()
@@ -201,7 +214,9 @@ class KafkaSink:
                 ", ".join(sorted({f"{one.topic}[{one.partition}]" for one in applied})),
             )
         if failures:
-            raise SinkError(f"batch {batch_id}: {failures[0]} ({len(failures)} of {len(done)} parts failed)")
+            forbidden = [one.failure for one in done if one.failure and one.lacks_right]
+            text = f"batch {batch_id}: {(forbidden or failures)[0]} ({len(failures)} of {len(done)} parts failed)"
+            raise MissingRightError.from_text(text) if forbidden else SinkError(text)
 
     def _as_messages(self, batch: DataFrame) -> DataFrame:
         """Return the frame with the columns of `_rows_of`, whatever it had."""
@@ -234,6 +249,9 @@ class KafkaSink:
 
     def _check_topics(self) -> None:
         admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
+        needed = target.rights([] if self.topic is None else [self.topic])
+        require_rights(admin, f"sink {self.name} cannot publish", needed, principal_of(self.config))
         spec = TopicSpec(self.ledger_topic, PARTITIONS, TOPIC_CONFIG)
         count = kafka.ensure_topics(admin, self.bootstrap_servers, [spec])[self.ledger_topic]
         if count < PARTITIONS:
@@ -273,9 +291,9 @@ def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledg
             applied += publish(target, f"{target.name}/{source[0]}/{source[1]}", piece, ledger)
             count += len(piece)
             last = piece[-1].offset
-    except (SinkError, ConfigurationError) as error:
+    except (SinkError, ConfigurationError, MissingRightError) as error:
         # Told in the receipt: an exception would reach the driver as the text of a worker's stack.
-        return Receipt(*source, count, applied, last, str(error))
+        return Receipt(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
     return Receipt(*source, count, applied, last, None)
 
 

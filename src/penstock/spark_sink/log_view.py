@@ -13,10 +13,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
+    AclOperation,
+    AdminClient,
+    OffsetSpec,
+    TopicDescription,
+)
 
 from penstock import kafka
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
+from penstock.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 from penstock.spark_sink import planning
 from penstock.spark_sink.client_names import nearest
 from penstock.spark_sink.options import SourceOptions
@@ -36,7 +42,7 @@ class Topics:
     Attributes:
         counts: the number of partitions of each that can be seen.
         ids: their ids, which a topic that is made anew does not keep; none from brokers that have none.
-        refused: why others cannot be seen.
+        refused: why others cannot be seen, or not read.
     """
 
     counts: Mapping[str, int]
@@ -67,15 +73,19 @@ class LogView:
 
         Raises:
             BrokerConnectionError: no broker answered.
-            SourceError: a topic may not be seen.
+            MissingRightError: topics may not be read.
+            SourceError: a topic cannot be seen.
             TopicNotFoundError: a named topic or partition does not exist.
         """
         topics = self.topics()
+        forbidden = [name for name, error in sorted(topics.refused.items()) if is_missing_right(error)]
+        if forbidden:
+            raise self._not_allowed(f"topic {', '.join(forbidden)} cannot be read", Operation.READ, forbidden)
         for name, error in sorted(topics.refused.items()):
             if not topics.is_unknown(name):
                 raise SourceError(
-                    f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {kafka.reason(error)}; allow "
-                    "this client to describe it, or see to its brokers"
+                    f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {kafka.reason(error)}; see "
+                    "to its brokers"
                 )
         return self._options.selection.pick(topics.counts)
 
@@ -108,11 +118,15 @@ class LogView:
         names = selection.names()
         if names is None:
             names = frozenset(filter(selection.covers, kafka.partition_counts(self._admin, servers)))
-        found, refused = described(self._admin, names | set(expected), kafka.CONNECT_TIMEOUT_S)
+        found, refused = described(self._admin, names | set(expected), kafka.CONNECT_TIMEOUT_S, with_operations=True)
         # Numbers below zero are the client's own errors: no broker has said anything.
         if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
             error = next(iter(refused.values()))
             raise kafka.not_answered(servers, kafka.CONNECT_TIMEOUT_S, error) from error
+        for name in [name for name, one in found.items() if _may_only_be_seen(one)]:
+            # Planned all the same, its tasks would fail one after the other.
+            del found[name]
+            refused[name] = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Read is not allowed"))
         return Topics(
             counts={name: len(one.partitions) for name, one in found.items()},
             ids={name: told for name, one in found.items() if (told := id_of(one)) is not None},
@@ -168,15 +182,22 @@ class LogView:
             refused = self._ask({part: spec for part, spec in specs.items() if part not in found}, isolation, found)
             if refused is not None:
                 part, error = refused
+                if is_missing_right(error):
+                    raise self._not_allowed(
+                        f"the offsets of {part[0]}[{part[1]}] cannot be read", Operation.DESCRIBE, [part[0]]
+                    ) from error
                 if not left or not kafka.is_transient(error):
                     raise SourceError(
                         f"the offsets of {part[0]}[{part[1]}] could not be read at "
-                        f"{self._options.bootstrap_servers}: {kafka.reason(error)}; check that its leader is up and "
-                        "that this client may describe the topic"
+                        f"{self._options.bootstrap_servers}: {kafka.reason(error)}; check that its leader is up"
                     ) from error
                 left -= 1
                 self._pause.wait(self._options.offset_retry_interval_s)
         return found
+
+    def _not_allowed(self, what: str, operation: Operation, topics: Iterable[str]) -> MissingRightError:
+        rights = [topic_right(operation, topic) for topic in topics]
+        return MissingRightError(what, rights, principal_of(self._options.client))
 
     def _ask(
         self, specs: Mapping[planning.TopicPartition, OffsetSpec], isolation: IsolationLevel | None, found: Offsets
@@ -215,6 +236,12 @@ def consumer_config(options: SourceOptions) -> dict[str, object]:
             "auto.offset.reset": "error",
         },
     )
+
+
+def _may_only_be_seen(description: TopicDescription) -> bool:
+    """Tell whether a topic may be described and not read. Brokers that do not tell rights list none at all."""
+    allowed = description.authorized_operations or ()
+    return AclOperation.DESCRIBE in allowed and AclOperation.READ not in allowed
 
 
 def _refuse_wrong_settings(options: SourceOptions) -> None:

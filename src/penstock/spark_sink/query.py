@@ -13,7 +13,10 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock.config import ClientConfig, a_callable, names, not_empty
 from penstock.errors import ConfigurationError
+from penstock.spark_sink.log_view import LogView
+from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.restarts import lacking_package
+from penstock.spark_sink.session import is_classic
 from penstock.spark_sink.sinks import OfQuery
 from penstock.spark_sink.source import register
 from penstock.spark_sink.starting import is_remembered, refuse_forgetful, starting_options
@@ -74,6 +77,7 @@ def start_sink(
     Raises:
         ConfigurationError: an argument is wrong, or there is neither a checkpoint nor a ledger; nothing was started.
         SinkError: the sink cannot store such frames; nothing was started.
+        MissingRightError: the topics may not be read, or the sink may not store; nothing was started.
         TopicNotFoundError: a topic does not exist.
     """
     a_callable("function", function)
@@ -123,17 +127,14 @@ def start_through(
     source_options = starting_options(
         name, function, subscribed, starting_offsets, options or {}, bootstrap_servers, config or {}
     )
+    of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(subscribed)}
+    of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in (config or {}).items()}
+    of_source |= source_options
+    if is_classic(spark):
+        # The driver is this process: what is the matter with the topics is raised as it is, not out of Spark's stacks.
+        LogView(SourceOptions.parse(of_source).for_stream()).partitions()
     register(spark)
-    reader = (
-        spark.readStream.format("penstock")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
-        .option("subscribe", ",".join(subscribed))
-    )
-    for key, value in (config or {}).items():
-        reader = reader.option(f"kafka.{key}", _option_text(key, value))
-    for option, value in source_options.items():
-        reader = reader.option(option, value)
-    frame = load(reader)
+    frame = load(spark.readStream.format("penstock").options(**of_source))
     if rows is not None:
         frame = rows(frame)
         if not hasattr(frame, "writeStream"):

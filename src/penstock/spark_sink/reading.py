@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import kafka
-from penstock.errors import SourceError
+from penstock.errors import PenstockError, SourceError
 from penstock.garbage import collection_put_off
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
+from penstock.rights import MissingRightError, Operation, concerns_a_group, principal_of, topic_right
 from penstock.spark_sink.log_view import consumer_config
 from penstock.spark_sink.options import SourceOptions
 from penstock.spark_sink.planning import OffsetRange
@@ -59,6 +60,7 @@ def read_range(options: SourceOptions, schema: pa.Schema, wanted: OffsetRange) -
     Memory: at most `TASK_BYTES` of messages, beside what the process and its libraries take.
 
     Raises:
+        MissingRightError: the topic may not be read.
         SourceError: the range cannot be read; the message names partition and offsets.
     """
     consumer = Consumer(consumer_config(options))
@@ -126,16 +128,24 @@ def _settle(
                 position = max(position, _after_gap(consumer, options, wanted, position))
             elif kafka.is_transient(error):
                 hindrance = error
-            else:
-                raise SourceError(
-                    f"{_name(wanted)}: reading at offset {position} failed: {kafka.reason(error)}; "
-                    "Spark tries the task again, and the broker's log says more"
-                )
+            elif not concerns_a_group(error):
+                raise _failure(error, options, wanted, position)
     if records:
         position = max(position, (records[-1].offset() or 0) + 1)
         if position > wanted.end:
             records = [record for record in records if (record.offset() or 0) < wanted.end]
     return records, position, hindrance
+
+
+def _failure(error: KafkaError, options: SourceOptions, wanted: OffsetRange, position: int) -> PenstockError:
+    """Return what is told of an error that does not pass."""
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        right = topic_right(Operation.READ, wanted.topic)
+        return MissingRightError(f"{_name(wanted)} cannot be read", [right], principal_of(options.client))
+    return SourceError(
+        f"{_name(wanted)}: reading at offset {position} failed: {kafka.reason(error)}; "
+        "Spark tries the task again, and the broker's log says more"
+    )
 
 
 def _after_gap(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, position: int) -> int:

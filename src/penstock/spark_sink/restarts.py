@@ -11,12 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.errors import SinkError
+from penstock.rights import MissingRightError
 
 #: Seconds before the first restart, and at most before any; each wait is twice the one before.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
 #: A wait is longer by up to this part of it, so that queries which failed together do not come back together.
 JITTER = 0.25
+
+#: Seconds before another try of a query that lacks a right: somebody gives it, and it goes on soon after.
+RIGHT_WAIT_S = 10.0
+
+#: How the error of a missing right stands in a text.
+_MISSING_RIGHT_AS_TEXT = re.compile(r"^penstock\.rights\.MissingRightError: ", re.MULTILINE)
 
 #: Kinds of errors that another start meets again.
 _LASTING_KINDS = frozenset(
@@ -77,6 +84,11 @@ class Restarts:
         self.total += 1
         return wait_s * (1 + JITTER * self.random())
 
+    def wait_for_right_s(self) -> float:
+        """Count a restart that waits for a right, and return the seconds: however many there are, none is too many."""
+        self.total += 1
+        return RIGHT_WAIT_S * (1 + JITTER * self.random())
+
 
 def lasts(failure: BaseException) -> bool:
     """Tell whether another start would meet the same failure, or must not be made."""
@@ -88,6 +100,16 @@ def lasts(failure: BaseException) -> bool:
         if _LASTING_TEXTS.search(text) or _UNFIT_FRAME_AS_TEXT.search(text):
             return True
         if isinstance(seen, SinkError) and _UNFIT_FRAME.search(text):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def lacks_right(failure: BaseException) -> bool:
+    """Tell whether a query ended because its client was refused what it has no right to."""
+    seen: BaseException | None = failure
+    while seen is not None:
+        if isinstance(seen, MissingRightError) or _MISSING_RIGHT_AS_TEXT.search(str(seen)):
             return True
         seen = seen.__cause__
     return False
@@ -116,4 +138,14 @@ def lacking_package(text: str) -> str | None:
     )
 
 
-__all__ = ["FIRST_WAIT_S", "JITTER", "LONGEST_WAIT_S", "Restarts", "lacking_package", "lasts", "told"]
+__all__ = [
+    "FIRST_WAIT_S",
+    "JITTER",
+    "LONGEST_WAIT_S",
+    "RIGHT_WAIT_S",
+    "Restarts",
+    "lacking_package",
+    "lacks_right",
+    "lasts",
+    "told",
+]

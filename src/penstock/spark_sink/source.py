@@ -268,9 +268,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         read = f"{place(part)} was to be read up to offset {offset}"
         if not self._options.selection.covers(part[0]):
             _report_loss(self._options, f"{read} and is read no more, as this query has {self._options.selection}")
-        elif (reason := self._absences.cannot_be_seen(part, topics)) is not None:
+        elif (error := self._absences.unseen(part, read, topics)) is not None:
             # Left out, its rows would be skipped for ever, whatever is said of losses.
-            raise SourceError(f"{read} and {reason}, then start the query again")
+            raise error
         else:
             _report_loss(self._options, f"{read} and exists no more")
 

@@ -7,6 +7,7 @@ import re
 import sqlalchemy as sa
 
 from penstock.errors import SinkError
+from penstock.spark_sink.sql_rights import is_forbidden
 
 #: SQLSTATE of a type that a column does not take.
 _DATATYPE_MISMATCH = "42804"
@@ -91,6 +92,9 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
     facts = facts_of(error)
     if type(origin).__name__ == "OperationalError":
         facts += [_without_users(line, url) for line in str(origin).strip().splitlines()[:1]]
+    if is_forbidden(error):
+        # It names objects of the database, never a value.
+        facts.append(str(getattr(getattr(origin, "diag", None), "message_primary", "")))
     if getattr(origin, "sqlstate", None) == _DATATYPE_MISMATCH:
         # These words are known: another start would meet the same.
         facts.append("the table does not fit the frame" + _mismatch(origin))

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 import tenacity
 
 from penstock.config import names, not_empty, positive_int
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import ConfigurationError, PenstockError, SinkError
+from penstock.rights import MissingRightError
 from penstock.spark_sink import merge
 from penstock.spark_sink.databases import database_of, parse_url
 from penstock.spark_sink.dead_letters import DeadLetters
@@ -24,6 +25,7 @@ from penstock.spark_sink.planning import Offsets, TopicPartition
 from penstock.spark_sink.sinks import Origin, arrow_schema, origin_of, require_places
 from penstock.spark_sink.sql_errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sql_publication import ORDERED, STAGING, Publication
+from penstock.spark_sink.sql_rights import NeededRights, is_forbidden, require_rights
 from penstock.spark_sink.sql_schema import POSITION, SQLITE_DIGITS, ledger_table, require_ledger
 from penstock.spark_sink.staging import ATTEMPT
 
@@ -184,20 +186,23 @@ class SqlSink:
 
         Raises:
             SinkError: they cannot, column by column; or the database cannot be reached.
+            MissingRightError: the sink may not write its tables.
         """
         publication = self._publication(schema, Origin(self.name or ""), -1)
         try:
             with publication.database.session(publication.url) as connection, connection.begin():
                 publication.prepare(connection)
+                require_rights(connection, f"table {self.table} cannot be written", self._needed_rights())
         except sa.exc.SQLAlchemyError as error:
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
-            raise refused(error, self.table, publication.url, None) from None
+            raise self._refused(error, self.table, None) from None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
 
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
+            MissingRightError: the same, for want of a right.
         """
         publication = self._publication(batch.schema, origin_of(batch, self.name), batch_id)
         try:
@@ -205,7 +210,7 @@ class SqlSink:
         except LostTaskError as error:
             raise SinkError(str(error)) from None
         except sa.exc.SQLAlchemyError as error:
-            raise refused(error, self.table, publication.url, batch_id) from None  # not chained, as above
+            raise self._refused(error, self.table, batch_id) from None  # not chained, as above
 
     def _tries(self, batch_id: int) -> tenacity.Retrying:
         def tell(state: tenacity.RetryCallState) -> None:
@@ -238,6 +243,7 @@ class SqlSink:
 
         Raises:
             SinkError: the database cannot be asked.
+            MissingRightError: the sink may not read its ledger.
         """
         url = parse_url(self.url)
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
@@ -248,7 +254,36 @@ class SqlSink:
                 require_ledger(connection, ledger)
                 return merge.read_ledger(connection, ledger, merge.Owner(self.name or query, self.table)).offsets
         except sa.exc.SQLAlchemyError as error:
-            raise refused(error, self.ledger_table, url, None) from None  # not chained, as above
+            raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
+
+    def _needed_rights(self) -> NeededRights:
+        """Return what the sink does in PostgreSQL."""
+        of_target = ["INSERT"] if not self.key else ["SELECT", "INSERT", "UPDATE"]
+        if self.delete is not None:
+            of_target.append("DELETE")
+        return NeededRights(
+            schema=self.schema,
+            tables=[(self.table, tuple(of_target)), (self.ledger_table, ("SELECT", "INSERT", "UPDATE"))],
+            creates=self.staging == "executors",
+            temporary=self.staging == "driver" or self.dead_letters is not None,
+            adds_columns=self.evolve,
+        )
+
+    def _refused(self, error: sa.exc.SQLAlchemyError, table: str, batch_id: int | None) -> PenstockError:
+        """Return what is told of an error of the database; where rights are missing, all of them."""
+        url = parse_url(self.url)
+        if is_forbidden(error):
+            what = f"table {self.table} cannot be written"
+            if batch_id is not None:
+                what = f"batch {batch_id} cannot be stored in table {self.table}, and nothing of it was"
+            try:
+                with database_of(url).session(url) as connection, connection.begin():
+                    require_rights(connection, what, self._needed_rights(), refused=True)
+            except MissingRightError as missing:
+                return missing
+            except sa.exc.SQLAlchemyError:
+                _log.debug("which rights are missing could not be asked", exc_info=True)
+        return refused(error, table, url, batch_id)
 
     def _publication(self, schema: StructType, origin: Origin, batch_id: int) -> Publication:
         url = parse_url(self.url)

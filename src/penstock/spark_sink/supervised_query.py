@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.gate import Gate
 from penstock.spark_sink.progress import QueryProgress, SinkState
-from penstock.spark_sink.restarts import Restarts, lasts, told
+from penstock.spark_sink.restarts import Restarts, lacks_right, lasts, told
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -81,6 +81,10 @@ class SupervisedQuery:
         self._restarted = restarted
         self._gate: Gate | None = None
         self._due = 0.0
+        #: Whether a batch was committed, in any of its starts.
+        self._ever_committed = False
+        #: What was told of the right that it waits for, since the last batch.
+        self._told_of: str | None = None
         self._next_progress = 0.0
         #: Guards that a restart and a stop see one another.
         self._closing = threading.Lock()
@@ -139,6 +143,7 @@ class SupervisedQuery:
             return
         if self._has_committed(query):
             self._restarts.committed()
+            self._ever_committed, self._told_of = True, None
         self._failed((self._gate.failure if self._gate is not None else None) or error)
 
     def _failed(self, cause: BaseException) -> None:
@@ -149,6 +154,9 @@ class SupervisedQuery:
             return
         if lasts(cause):
             self._give_up(cause, "another start would not mend it")
+            return
+        if lacks_right(cause):
+            self._wait_for_right(cause)
             return
         wait_s = self._restarts.next_wait_s()
         if wait_s is None:
@@ -161,6 +169,22 @@ class SupervisedQuery:
         self._due = self._clock() + wait_s
         self.state = SinkState.WAITING
         _log.warning("the query %s ended: %s; it is started again in %.1f s", self.name, self.last_error, wait_s)
+
+    def _wait_for_right(self, cause: BaseException) -> None:
+        """Be started again until somebody gives the right that was taken away; one that was never there ends the app.
+
+        It is told once, however often it is tried.
+        """
+        if not self._ever_committed:
+            self._give_up(cause, "another start would not give it")
+            return
+        wait_s = self._restarts.wait_for_right_s()
+        self._due = self._clock() + wait_s
+        self.state = SinkState.WAITING
+        level = logging.DEBUG if self._told_of == self.last_error else logging.WARNING
+        self._told_of = self.last_error
+        text = "the query %s ended: %s. It is tried again every %.0f s, and goes on once the right is given"
+        _log.log(level, text, self.name, self.last_error, wait_s)
 
     def _give_up(self, cause: BaseException, why: str) -> None:
         failure = SinkError(
