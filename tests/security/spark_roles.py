@@ -6,13 +6,14 @@ from pyspark.sql import DataFrame, SparkSession
 from roles import STEP_S, World, make_topic
 
 from penstock.spark_sink import KafkaSink, start_sink
+from penstock.spark_sink.kafka_ledger import PARTITIONS
 
 
 def make_target(world: World) -> None:
     """Make the topic that is read, the one that is written, and the ledger."""
     make_topic(world)
     world.broker.create_topic(world.names["target"])
-    world.broker.create_topic(world.names["ledger"])
+    world.broker.create_topic(world.names["ledger"], PARTITIONS)
 
 
 def source(world: World, spark: SparkSession) -> None:
