@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from rights_table import DOCUMENT, as_table, commanded, covers, differences, doc
 from roles import Role, World
 
 from commands import Command, commands
+from penstock.cli import dlq
 from penstock.devbroker import AskedRight, DevBroker, User
 from rights import Right, give
 
@@ -33,6 +35,12 @@ PARTS: dict[str, Role] = {
     "process with a FileStore": roles.file_store,
 }
 
+#: Run where the commands of dead letters take settings of clients.
+COMMANDS: dict[str, Role] = {
+    "operator who looks at dead letters": roles.look_at_dead_letters,
+    "operator who replays dead letters": roles.replay_dead_letters,
+}
+
 SPARK_PARTS: dict[str, Callable[[World, SparkSession], None]] = {
     "source for Spark": spark_roles.source,
     "KafkaSink": spark_roles.kafka_sink,
@@ -49,7 +57,7 @@ def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_every_part_of_the_table_is_run() -> None:
-    assert set(TABLE) == {*PARTS, *SPARK_PARTS}
+    assert set(TABLE) == {*PARTS, *COMMANDS, *SPARK_PARTS}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +85,15 @@ def test_the_commands_give_what_the_table_names(user: str, parts: list[str]) -> 
 def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: str, world: World) -> None:
     with least_rights(part, world, roles.PREPARATIONS.get(part, roles.make_topic)):
         PARTS[part](world)
+
+
+@pytest.mark.skipif(
+    "config" not in inspect.signature(dlq.show).parameters, reason="no settings of clients can be given to penstock dlq"
+)
+@pytest.mark.parametrize("part", COMMANDS)
+def test_a_command_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: str, world: World) -> None:
+    with least_rights(part, world, roles.PREPARATIONS[part]):
+        COMMANDS[part](world)
 
 
 @pytest.mark.parametrize("part", SPARK_PARTS)
