@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,6 +110,20 @@ def world(secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, pen
     user = new_user()
     names = {name: f"{user.name}-{name}" for name in ("app", "topic", "group", "prefix", "target", "ledger", "name")}
     return World(secured, user, names, tmp_path, penstock_command)
+
+
+@pytest.fixture(autouse=True)
+def neither_passwords_nor_payloads_are_logged(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    """Look for a part's password, the administrator's, and the messages' value in all that penstock logs."""
+    caplog.set_level(logging.DEBUG, "penstock")
+    world = request.getfixturevalue("world") if "world" in request.fixturenames else None
+    yield
+    if world is not None:
+        secrets = [world.config["sasl.password"], world.admin_config["sasl.password"], "canary"]
+        logged = [record.getMessage() + (record.exc_text or "") for record in caplog.get_records("call")]
+        assert not [text for text in logged if any(secret in text for secret in secrets)]
 
 
 @contextmanager
