@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,10 +118,15 @@ def application(world: World) -> None:
 
 
 def application_that_gives_up(world: World) -> None:
-    tried: list[bytes | None] = []
-    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
+    give_up(world, world.config, retry_delays=(0.1,))
 
-    @app.handler(world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=(0.1,), dead_letter=True)
+
+def give_up(world: World, config: Mapping[str, str], retry_delays: Sequence[float] = ()) -> None:
+    """Have an app make a dead letter of a message."""
+    tried: list[bytes | None] = []
+    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=config)
+
+    @app.handler(world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=retry_delays, dead_letter=True)
     def fail(message: penstock.Message) -> None:
         tried.append(message.value)
         raise ValueError("no good")
@@ -129,7 +134,20 @@ def application_that_gives_up(world: World) -> None:
     world.write()
     with app.start() as running:
         wait_until(lambda: running.statistics().dead_letters == 1, STEP_S)
-    assert len(tried) == 2
+    assert len(tried) == 1 + len(retry_delays)
+
+
+def look_at_dead_letters(world: World) -> None:
+    letters = f"dlq.{world.names['topic']}"
+    give_up(world, world.admin_config)
+    assert letters in world.run("dlq", "ls", "--all")
+    world.run("dlq", "ls", letters)
+    assert "canary" in world.run("dlq", "show", letters, "--payload")
+
+
+def replay_dead_letters(world: World) -> None:
+    give_up(world, world.admin_config)
+    world.run("dlq", "replay", f"dlq.{world.names['topic']}")
 
 
 @contextmanager
@@ -331,6 +349,8 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]]) -> None:
 #: What an administrator makes before a part runs; the others need the topic alone.
 PREPARATIONS: dict[str, Role] = {
     "app with dead letters and retry topics": make_topics_of_app,
+    "operator who looks at dead letters": make_topics_of_app,
+    "operator who replays dead letters": make_topics_of_app,
     "producer": make_store,
     "producer that answers checks": make_store,
     "coordinator": make_store,

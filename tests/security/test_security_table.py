@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import roles
+import spark_roles
+from pyspark.sql import SparkSession
 from rights_table import DOCUMENT, as_table, commanded, covers, differences, documented, filled_in
 from roles import Role, World
 
 from commands import Command, commands
+from penstock.cli import dlq
 from penstock.devbroker import AskedRight, DevBroker, User
 from rights import Right, give
 
@@ -30,6 +36,17 @@ PARTS: dict[str, Role] = {
     "process with a FileStore": roles.file_store,
 }
 
+#: Run where the commands of dead letters take settings of clients.
+COMMANDS: dict[str, Role] = {
+    "operator who looks at dead letters": roles.look_at_dead_letters,
+    "operator who replays dead letters": roles.replay_dead_letters,
+}
+
+SPARK_PARTS: dict[str, Callable[[World, SparkSession], None]] = {
+    "source for Spark": spark_roles.source,
+    "KafkaSink": spark_roles.kafka_sink,
+}
+
 #: Asked for and refused without harm: brokers from 2.8 on let a producer be idempotent that may write
 #: to any topic, and let a topic be created by who may create that topic.
 HARMLESS = {("cluster", "IDEMPOTENT_WRITE"), ("cluster", "CREATE")}
@@ -41,7 +58,7 @@ def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_every_part_of_the_table_is_run() -> None:
-    assert set(TABLE) == set(PARTS)
+    assert set(TABLE) == {*PARTS, *COMMANDS, *SPARK_PARTS}
 
 
 @pytest.mark.parametrize(
@@ -66,23 +83,62 @@ def test_the_commands_give_what_the_table_names(user: str, parts: list[str]) -> 
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(
-    part: str, secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, penstock_command: Command
-) -> None:
-    user = new_user()
-    names = {name: f"{user.name}-{name}" for name in ("app", "topic", "group", "prefix")}
-    world = World(secured, user, names, tmp_path, penstock_command)
-    roles.PREPARATIONS.get(part, roles.make_topic)(world)
-    give(secured, user, [filled_in(right, names) for right in TABLE[part].needed])
-
-    try:
+def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: str, world: World) -> None:
+    with least_rights(part, world, roles.PREPARATIONS.get(part, roles.make_topic)):
         PARTS[part](world)
-    finally:
-        asked = [one for one in secured.asked(user) if (one.resource, one.operation) not in HARMLESS]
-        print(f"{part} asked the broker for:\n{as_table(part, names, asked)}")  # noqa: T201 - shown where it fails
 
-    missing, superfluous = differences(TABLE[part], names, asked)
-    assert missing == [], as_table(part, names, missing)
+
+@pytest.mark.skipif(
+    "config" not in inspect.signature(dlq.show).parameters, reason="no settings of clients can be given to penstock dlq"
+)
+@pytest.mark.parametrize("part", COMMANDS)
+def test_a_command_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: str, world: World) -> None:
+    with least_rights(part, world, roles.PREPARATIONS[part]):
+        COMMANDS[part](world)
+
+
+@pytest.mark.parametrize("part", SPARK_PARTS)
+def test_a_part_in_spark_runs_with_the_rights_of_the_table_and_needs_each_of_them(
+    part: str, world: World, spark: SparkSession
+) -> None:
+    with least_rights(part, world, spark_roles.make_target):
+        SPARK_PARTS[part](world, spark)
+
+
+@pytest.fixture
+def world(secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, penstock_command: Command) -> World:
+    user = new_user()
+    names = {name: f"{user.name}-{name}" for name in ("app", "topic", "group", "prefix", "target", "ledger", "name")}
+    return World(secured, user, names, tmp_path, penstock_command)
+
+
+@pytest.fixture(autouse=True)
+def neither_passwords_nor_payloads_are_logged(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    """Look for a part's password, the administrator's, and the messages' value in all that penstock logs."""
+    caplog.set_level(logging.DEBUG, "penstock")
+    world = request.getfixturevalue("world") if "world" in request.fixturenames else None
+    yield
+    if world is not None:
+        secrets = [world.config["sasl.password"], world.admin_config["sasl.password"], "canary"]
+        logged = [record.getMessage() + (record.exc_text or "") for record in caplog.get_records("call")]
+        assert not [text for text in logged if any(secret in text for secret in secrets)]
+
+
+@contextmanager
+def least_rights(part: str, world: World, prepare: Role) -> Iterator[None]:
+    """Give the rights of the table while a part runs, and compare them afterwards with what was asked for."""
+    prepare(world)
+    give(world.broker, world.user, [filled_in(right, world.names) for right in TABLE[part].needed])
+    try:
+        yield
+    finally:
+        looked_up = world.broker.asked(world.user)
+        asked = [one for one in looked_up if (one.resource, one.operation) not in HARMLESS]
+        print(f"{part} asked the broker for:\n{as_table(part, world.names, asked)}")  # noqa: T201 - shown if it fails
+    missing, superfluous = differences(TABLE[part], world.names, asked)
+    assert missing == [], as_table(part, world.names, missing)
     assert superfluous == []
 
 

@@ -21,6 +21,10 @@ from penstock.devbroker.settings import check_config
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.kafka import TopicSpec, admin_client, ensure_topics
 
+#: Seconds in which the broker answers a question, and between two questions.
+_ANSWER_S = 30.0
+_LOOK_INTERVAL_S = 0.01
+
 
 class DevBroker(AccessControl):
     """A Kafka broker on 127.0.0.1 that ends with this process, however this process ends.
@@ -134,7 +138,7 @@ class DevBroker(AccessControl):
         return self
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        """Create a topic, unless it exists.
+        """Create a topic, unless it exists, and return when its partitions have leaders.
 
         Args:
             name: name of the topic.
@@ -146,7 +150,16 @@ class DevBroker(AccessControl):
         """
         positive_int("partitions", partitions)
         inside = self._running_node().inside
-        ensure_topics(admin_client(inside, {}), inside, [TopicSpec(name, partitions, dict(config or {}))])
+        admin = admin_client(inside, {})
+        ensure_topics(admin, inside, [TopicSpec(name, partitions, dict(config or {}))])
+        # Whoever asks for the ends of a partition before it has a leader is refused.
+        deadline = time.monotonic() + self._start_timeout_s
+        while any(
+            one.leader < 0 for one in admin.list_topics(name, timeout=_ANSWER_S).topics[name].partitions.values()
+        ):
+            if time.monotonic() > deadline:
+                raise DevBrokerError(f"topic {name} of the embedded broker has no leader; read {self.log_path}")
+            time.sleep(_LOOK_INTERVAL_S)
 
     def stop(self) -> None:
         """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs."""
