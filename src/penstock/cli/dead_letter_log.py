@@ -15,6 +15,7 @@ from typing import Self, cast
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
+from penstock.config import ClientConfig
 from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.kafka import CONNECT_TIMEOUT_S, reason
@@ -67,16 +68,18 @@ class DeadLetterLog:
 
     Args:
         bootstrap_servers: addresses of brokers.
+        config: settings of the clients.
 
     Raises:
         ConfigurationError: the client refused the addresses.
     """
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._consumer = clients.consumer(
             bootstrap_servers,
             {
+                **(config or {}),
                 "group.id": REPLAY_GROUP,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
 from penstock.errors import BrokerConnectionError, PenstockError
 
 _PACKAGES = (
@@ -45,6 +46,8 @@ def doctor(
             "--bootstrap-servers", envvar="PENSTOCK_BOOTSTRAP_SERVERS", help="Also ask these brokers for an answer."
         ),
     ] = None,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
 ) -> None:
     """Report what penstock finds on this machine: Java, Kafka's jars, packages and, if named, a broker.
 
@@ -61,7 +64,7 @@ def doctor(
         table.add_row(Text(*mark), finding.what, Text(finding.found))
     Console().print(table)
     if bootstrap_servers is not None:
-        _ask_broker(bootstrap_servers)
+        _ask_broker(bootstrap_servers, client_settings(config, config_file))
     if any(finding.required and not finding.good for finding in findings):
         raise PenstockError("something that penstock requires is missing; install what the report names")
 
@@ -98,11 +101,11 @@ def _jars() -> Finding:
     return Finding(what, good=False, found="fetched at the first start of the embedded broker")
 
 
-def _ask_broker(bootstrap_servers: str) -> None:
+def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
     from penstock.kafka import admin_client, partition_counts
 
     try:
-        counts = partition_counts(admin_client(bootstrap_servers, {}), bootstrap_servers, timeout_s=5)
+        counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers, timeout_s=5)
     except BrokerConnectionError:
         typer.echo(f"broker at {bootstrap_servers}: no answer")
         raise

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock import clients
 from penstock.cli.dead_letter_log import REPLAY_GROUP, DeadLetter, DeadLetterLog
+from penstock.config import ClientConfig
 from penstock.dead_letter_headers import replayed
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.kafka import reason
@@ -90,6 +91,7 @@ class Replay:
     Args:
         log: reads the topic and keeps how far a replay got.
         bootstrap_servers: addresses of brokers, to send to.
+        config: settings of the clients.
         topic: the dead-letter topic.
         partitions: how many partitions every topic has.
         choice: which dead letters are meant.
@@ -107,6 +109,7 @@ class Replay:
         log: DeadLetterLog,
         *,
         bootstrap_servers: str,
+        config: ClientConfig | None = None,
         topic: str,
         partitions: Mapping[str, int],
         choice: Choice,
@@ -123,6 +126,7 @@ class Replay:
             raise ConfigurationError(f"{topic} has no partition {choice.place[0]}; its last is {partitions[topic] - 1}")
         self._log = log
         self._bootstrap_servers = bootstrap_servers
+        self._config = config or {}
         self._topic = topic
         self._partitions = partitions
         self._choice = choice
@@ -153,6 +157,7 @@ class Replay:
         return clients.producer(
             self._bootstrap_servers,
             {
+                **self._config,
                 "enable.idempotence": True,
                 "linger.ms": 0,
                 # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
