@@ -1,4 +1,4 @@
-"""How a running app answers `penstock explain`: a Unix socket in a folder of the user's, one file a process.
+"""How a running app answers `penstock explain`: a Unix socket in a folder of the user's, one file an app.
 
 Only the same user on the same machine gets in: the folder is his alone. Whoever connects gets the answer of that moment
 as JSON, and the connection is closed; there is nothing to ask for, so nothing to check. An app that cannot serve says
@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import socket
 import socketserver
 import stat
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for the whole of an answer.
 _TIMEOUT_S = 5.0
+#: Seconds between two looks whether the app has ended, which waits for one.
+_LOOK_S = 0.1
 _SUFFIX = ".sock"
 
 
@@ -55,12 +58,12 @@ def answering(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
         answer: returns what to say; called on that thread, for each who asks.
     """
     try:
-        server = _Server(_own_folder() / f"{os.getpid()}{_SUFFIX}", answer)
+        server = _Server(_own_folder() / f"{os.getpid()}-{secrets.token_hex(2)}{_SUFFIX}", answer)
     except OSError as error:
         _log.warning("`penstock explain` will not reach this process: %s", error)
         yield
         return
-    thread = threading.Thread(target=server.serve_forever, name="penstock-answers", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="penstock-answers", daemon=True)
     thread.start()
     try:
         yield
@@ -109,8 +112,12 @@ def _own_folder() -> Path:
     return path
 
 
+def _process(path: Path) -> int:
+    return int(path.stem.partition("-")[0])
+
+
 def ask_all() -> list[Answer]:
-    """Ask every process of this user that answers, in the order of their ids. Files of processes gone are removed."""
+    """Ask every app of this user that answers, in the order of their processes. Files of processes gone are removed."""
     answers = []
     for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name)):
         with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
@@ -118,11 +125,11 @@ def ask_all() -> list[Answer]:
             try:
                 client.connect(str(path))
                 with client.makefile("rb") as whole:
-                    answers.append(Answer(int(path.stem), json.loads(whole.read())))
+                    answers.append(Answer(_process(path), json.loads(whole.read())))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
             except (OSError, ValueError):
-                answers.append(Answer(int(path.stem), None))
+                answers.append(Answer(_process(path), None))
     return answers
 
 

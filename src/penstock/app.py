@@ -342,7 +342,7 @@ class App:
             self._lifespans,
             self._new_sinks(),
         )
-        running.start()
+        running.start(self.name)
         return running
 
     @property

@@ -23,7 +23,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients import admin as admin_client
-from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
+from penstock.clients.reaching import all_topics, not_answered
+from penstock.errors import PenstockError, TopicNotFoundError
 from penstock.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
 
 #: Seconds a broker may take to answer before it counts as unreachable.
@@ -113,26 +114,15 @@ def is_transient(error: KafkaException | KafkaError) -> bool:
     return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
 
 
-def not_answered(bootstrap_servers: str, timeout_s: float, error: KafkaException) -> BrokerConnectionError:
-    """Return the error that says that no broker answered, and why."""
-    return BrokerConnectionError(
-        f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {reason(error)}; "
-        "check the address, that the broker runs, and its security settings"
-    )
-
-
 def partition_counts(
     admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> dict[str, int]:
     """Return the number of partitions of every topic the client may see.
 
     Raises:
-        BrokerConnectionError: no broker answered within `timeout_s` seconds.
+        BrokerConnectionError: no broker answered within `timeout_s` seconds; at once where none lets the client in.
     """
-    try:
-        metadata = admin.list_topics(timeout=timeout_s)
-    except KafkaException as error:
-        raise not_answered(bootstrap_servers, timeout_s, error) from error
+    metadata = all_topics(admin, bootstrap_servers, timeout_s)
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 

@@ -85,8 +85,12 @@ class RunningApp:
         self._stop_asked = SignalEvent()
         self._sinks = sinks
 
-    def start(self) -> None:
-        """Start the parts; where one fails, stop those before it. Called once, by `App.start`."""
+    def start(self, name: str) -> None:
+        """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
+
+        Args:
+            name: name of the app, by which it answers `penstock explain` until it is stopped.
+        """
         try:
             for lifespan in self._lifespans:
                 self._enter(lifespan)
@@ -96,6 +100,7 @@ class RunningApp:
                 self._consumer.start()
             if self._sinks is not None:
                 self._sinks.start()
+            self._entered.enter_context(answering(partial(self.explanation, name)))
         except BaseException:
             try:
                 self.stop()
@@ -304,7 +309,7 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
     """Start an app and run it until a signal, or until it has ended; then stop it. For the main thread.
 
     Args:
-        name: name of the app, by which it answers `penstock explain`.
+        name: name of the app.
         start: starts it.
 
     Raises:
@@ -323,9 +328,8 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
                 signal.signal(one, running.on_signal)
             if early:
                 running.on_signal(early[0], None)
-            with answering(partial(running.explanation, name)):
-                while not running.wait(LOOK_S):
-                    pass
+            while not running.wait(LOOK_S):
+                pass
         finally:
             running.stop()
         if running.unfinished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -9,21 +10,13 @@ from confluent_kafka import Producer
 from dead_letter_tools import origin_headers
 
 from commands import Command
-from penstock import clients
 from penstock.devbroker import DevBroker, User
 from rights import give, on_group, on_topic
 
 
 def as_user(monkeypatch: pytest.MonkeyPatch, user: User) -> None:
     """Let the clients of the commands be this user's."""
-    for kind in ("consumer", "producer", "admin"):
-        make = getattr(clients, kind)
-
-        def made(servers: str, config: dict[str, object], make: Callable[..., object] = make) -> object:
-            return make(servers, {**user.config, "log_level": 0, **config})
-
-        monkeypatch.setattr(clients, kind, made)
-    monkeypatch.setattr("penstock.kafka.admin_client", clients.admin)
+    monkeypatch.setenv("PENSTOCK_CONFIG", json.dumps({**user.config, "log_level": 0}))
 
 
 def test_each_right_that_a_replay_lacks_is_told_until_it_has_them_all(
@@ -60,5 +53,6 @@ def test_each_right_that_a_replay_lacks_is_told_until_it_has_them_all(
     for says, outcome in told:
         assert outcome.code == 1, outcome
         assert says in outcome.err
+        assert f"User:{user.name} lacks" in outcome.err
         assert "unexpected" not in outcome.err
     assert (shown.code, done.code) == (0, 0), (shown, done)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kafka_tools import produce
-from penstock import answering
+from penstock import App, answering
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -100,7 +100,7 @@ def test_the_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> Non
     left = list(answering.folder().iterdir())
 
     assert answered == [answering.Answer(process.pid, {})]
-    assert [one.name for one in left] == [f"{process.pid}.sock"]
+    assert [one.name.partition("-")[0] for one in left] == [str(process.pid)]
     assert answering.ask_all() == []
     assert list(answering.folder().iterdir()) == []
     assert tmp_path in answering.folder().parents
@@ -125,3 +125,22 @@ def test_an_answer_that_cannot_be_said_leaves_the_app_running(caplog: pytest.Log
     assert answers == again == [answering.Answer(os.getpid(), None)]
     assert "got no answer from this process" in caplog.text
     assert not [one for one in threading.enumerate() if one.name == "penstock-answers"]
+
+
+def test_every_app_that_was_started_answers_until_it_is_stopped(
+    broker: DevBroker, new_topic: Callable[..., str], penstock_command: Callable[..., tuple[object, ...]]
+) -> None:
+    topics = [new_topic(), new_topic()]
+    apps = [App(topic, bootstrap_servers=broker.bootstrap_servers) for topic in topics]
+    for app, topic in zip(apps, topics, strict=True):
+        app.handler(topic)(print)
+
+    with apps[0].start(), apps[1].start():
+        said = sorted(one.said["group"] for one in answering.ask_all() if one.said)
+        code, out, _ = penstock_command("explain", topics[1])
+    left = answering.ask_all()
+
+    assert said == sorted(topics)
+    assert code == 0
+    assert str(out).startswith(f"{topics[1]}, process {os.getpid()}: ")
+    assert left == list(answering.folder().iterdir()) == []

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from penstock.cli.output import BootstrapServers, ClientSettings, client_settings, log_to_stderr
+from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.output import log_to_stderr
 from penstock.cli.signals import until_signal
 
 _LOOK_INTERVAL_S = 0.2
@@ -46,6 +47,7 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
         typer.Option(help="Seconds after which one that fell silent loses its partitions; the broker's least is 6."),
     ] = 6.0,
     config: ClientSettings = None,
+    config_file: ConfigFile = None,
 ) -> None:
     """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
 
@@ -69,7 +71,7 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
             target_latency=target_latency,
             instance=instance,
             session_timeout=session_timeout,
-            config=client_settings(config),
+            config=client_settings(config, config_file),
         ) as running,
     ):
         typer.echo(f"The coordinator of {prefix!r} runs at {bootstrap_servers}; Ctrl-C stops it.")

@@ -15,17 +15,18 @@ from typing import Self, cast
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
+from penstock.config import ClientConfig
 from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.kafka import CONNECT_TIMEOUT_S, reason
 from penstock.message import Record, headers_of
 from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
 from penstock.rights import (
-    THIS_CLIENT,
     MissingRightError,
     Operation,
     group_right,
     is_missing_right,
+    principal_of,
     topic_right,
 )
 
@@ -75,18 +76,19 @@ class DeadLetterLog:
 
     Args:
         bootstrap_servers: addresses of brokers.
-        principal: whom the brokers take the client for.
+        config: settings of the clients.
 
     Raises:
         ConfigurationError: the client refused the addresses.
     """
 
-    def __init__(self, bootstrap_servers: str, *, principal: str = THIS_CLIENT) -> None:
+    def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._principal = principal
+        self._principal = principal_of(config or {})
         self._consumer = clients.consumer(
             bootstrap_servers,
             {
+                **(config or {}),
                 "group.id": REPLAY_GROUP,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import BootstrapServers, log_to_stderr
+from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.output import log_to_stderr
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.dead_letter_kinds import Kind
     from penstock.cli.dead_letter_log import DeadLetterLog
     from penstock.cli.replay import Choice, Outcome
+    from penstock.config import ClientConfig
 
 _ROW_LIMIT = 50
 
@@ -35,11 +37,13 @@ def dlq() -> typer.Typer:
     return app
 
 
-def ls(
+def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     bootstrap_servers: BootstrapServers,
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All topics called dlq.* or *-dlt.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the largest counts first.")] = _ROW_LIMIT,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
 ) -> None:
     """Count dead letters by where they come from and why they died.
 
@@ -47,13 +51,14 @@ def ls(
     """
     from penstock.cli.dead_letter_kinds import count
 
+    settings = client_settings(config, config_file)
     if every == (topic is not None):
         raise ConfigurationError("name one dead-letter topic, or give --all; not both")
-    with _topics(bootstrap_servers) as (log, partitions):
+    with _topics(bootstrap_servers, settings) as (log, partitions):
         if topic is None:
             names = [name for name in sorted(partitions) if name.startswith("dlq.") or name.endswith("-dlt")]
         else:
-            names = [_existing(topic, partitions, bootstrap_servers)]
+            names = [_existing(topic, partitions, bootstrap_servers, settings)]
         kinds = {name: count(log, name, partitions[name]) for name in names}
     if not names:
         typer.echo("there is no topic called dlq.* or *-dlt")
@@ -69,7 +74,7 @@ def ls(
         typer.echo(f"and {len(rows) - limit} more rows; see them with --limit {len(rows)}")
 
 
-def show(
+def show(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     bootstrap_servers: BootstrapServers,
     topic: DeadLetterTopic,
     place: Annotated[
@@ -77,6 +82,8 @@ def show(
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The newest so many, in the order of their time.")] = None,
     payload: Annotated[bool, typer.Option("--payload", help="Print key, value and the exception's text, too.")] = False,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
 ) -> None:
     """Print dead letters: where they come from, what they died of and where, their headers.
 
@@ -84,11 +91,12 @@ def show(
     """
     from penstock.cli.dead_letter_text import lines
 
+    settings = client_settings(config, config_file)
     if place is not None and last is not None:
         raise ConfigurationError("name one dead letter by PARTITION:OFFSET, or give --last; not both")
     wanted = None if place is None else _place(place)
-    with _topics(bootstrap_servers) as (log, partitions):
-        total = partitions[_existing(topic, partitions, bootstrap_servers)]
+    with _topics(bootstrap_servers, settings) as (log, partitions):
+        total = partitions[_existing(topic, partitions, bootstrap_servers, settings)]
         if wanted is None:
             letters = log.newest(topic, total, last or 1)
         else:
@@ -121,6 +129,8 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
     limit: Annotated[int | None, typer.Option(min=1, help="Send so many at most.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Send also what an earlier replay sent.")] = False,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
 ) -> None:
     """Send dead letters back to work, with their keys, values and own headers; at least once.
 
@@ -131,15 +141,17 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
     """
     from penstock.cli.replay import Replay
 
+    settings = client_settings(config, config_file)
     choice = _choice(where or (), start)
     log_to_stderr()
-    with _topics(bootstrap_servers) as (log, partitions):
-        _existing(topic, partitions, bootstrap_servers)
+    with _topics(bootstrap_servers, settings) as (log, partitions):
+        _existing(topic, partitions, bootstrap_servers, settings)
         if not dry_run:
-            _require_rights_to_replay(bootstrap_servers, topic, to)
+            _require_rights_to_replay(bootstrap_servers, settings, topic, to)
         work = Replay(
             log,
             bootstrap_servers=bootstrap_servers,
+            config=settings,
             topic=topic,
             partitions=partitions,
             choice=choice,
@@ -156,41 +168,43 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 
 
 @contextmanager
-def _topics(bootstrap_servers: str) -> Iterator[tuple[DeadLetterLog, Mapping[str, int]]]:
+def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[DeadLetterLog, Mapping[str, int]]]:
     """Open a log, and tell how many partitions each topic has: that also finds out whether a broker answers."""
     from penstock.cli.dead_letter_log import DeadLetterLog
     from penstock.kafka import admin_client, partition_counts
 
-    counts = partition_counts(admin_client(bootstrap_servers, {}), bootstrap_servers)
-    with DeadLetterLog(bootstrap_servers) as log:
+    counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers)
+    with DeadLetterLog(bootstrap_servers, config) as log:
         yield log, counts
 
 
-def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str) -> str:
+def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> str:
     from penstock.errors import TopicNotFoundError
     from penstock.kafka import admin_client, require_topics
+    from penstock.rights import principal_of
 
     if topic not in partitions:
         # It is told apart from one that this user may not see.
         with suppress(TopicNotFoundError):
-            require_topics(admin_client(bootstrap_servers, {}), bootstrap_servers, [topic])
+            admin = admin_client(bootstrap_servers, config)
+            require_topics(admin, bootstrap_servers, [topic], principal=principal_of(config))
         raise TopicNotFoundError(
             f"no topic {topic} at {bootstrap_servers}; `penstock dlq ls --all` names the dead-letter topics"
         )
     return topic
 
 
-def _require_rights_to_replay(bootstrap_servers: str, topic: str, to: str | None) -> None:
+def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topic: str, to: str | None) -> None:
     """Raise `MissingRightError` for all that is missing. Original topics are not known yet: those tell when sent to."""
     from penstock.asked_rights import require_rights
     from penstock.cli.dead_letter_log import REPLAY_GROUP
     from penstock.kafka import CONNECT_TIMEOUT_S, admin_client
-    from penstock.rights import THIS_CLIENT, Operation, group_right, topic_right
+    from penstock.rights import Operation, group_right, principal_of, topic_right
 
     needed = [topic_right(Operation.READ, topic), group_right(REPLAY_GROUP)]
     needed += [topic_right(Operation.WRITE, to)] if to is not None else []
-    admin = admin_client(bootstrap_servers, {})
-    require_rights(admin, needed, f"{topic} cannot be replayed", THIS_CLIENT, CONNECT_TIMEOUT_S)
+    admin = admin_client(bootstrap_servers, config)
+    require_rights(admin, needed, f"{topic} cannot be replayed", principal_of(config), CONNECT_TIMEOUT_S)
 
 
 def _print_kinds(rows: list[tuple[str, Kind]]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
 from penstock.errors import BrokerConnectionError, PenstockError
 
 _PACKAGES = (
@@ -48,6 +49,8 @@ def doctor(
     app: Annotated[
         str | None, typer.Option(metavar="MODULE:APP", help="Also ask its brokers whether they allow what it needs.")
     ] = None,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
 ) -> None:
     """Report what penstock finds on this machine: Java, Kafka's jars, packages and, if named, a broker.
 
@@ -67,7 +70,7 @@ def doctor(
         table.add_row(Text(*mark), finding.what, Text(finding.found))
     Console().print(table)
     if bootstrap_servers is not None:
-        _ask_broker(bootstrap_servers)
+        _ask_broker(bootstrap_servers, client_settings(config, config_file))
     if app is not None:
         from penstock.cli.app_rights import check_rights
 
@@ -108,11 +111,11 @@ def _jars() -> Finding:
     return Finding(what, good=False, found="fetched at the first start of the embedded broker")
 
 
-def _ask_broker(bootstrap_servers: str) -> None:
+def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
     from penstock.kafka import admin_client, partition_counts
 
     try:
-        counts = partition_counts(admin_client(bootstrap_servers, {}), bootstrap_servers, timeout_s=5)
+        counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers, timeout_s=5)
     except BrokerConnectionError:
         typer.echo(f"broker at {bootstrap_servers}: no answer")
         raise

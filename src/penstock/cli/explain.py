@@ -17,7 +17,7 @@ def explain(
 ) -> None:
     """Tell why each partition of the apps that run on this machine does not move.
 
-    It asks every process of this user's that runs an app by `penstock run` or `App.run()`.
+    It asks every app of this user's that was started, by `penstock run`, `App.run()` or `App.start()`.
 
     Exit codes: 0 all answered, 1 none runs here, or one did not answer.
     """

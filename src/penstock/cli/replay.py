@@ -17,12 +17,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock import clients
 from penstock.cli.dead_letter_log import REPLAY_GROUP, DeadLetter, DeadLetterLog
+from penstock.config import ClientConfig
 from penstock.dead_letter_headers import replayed
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.kafka import reason
 from penstock.lasting_producer import cause_of
 from penstock.offsets import OffsetMap, Tracker, decode, owner_of
-from penstock.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
+from penstock.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 
 #: Seconds a message may take to be acknowledged.
 _DELIVERY_S = 30
@@ -93,6 +94,7 @@ class Replay:
     Args:
         log: reads the topic and keeps how far a replay got.
         bootstrap_servers: addresses of brokers, to send to.
+        config: settings of the clients.
         topic: the dead-letter topic.
         partitions: how many partitions every topic has.
         choice: which dead letters are meant.
@@ -100,7 +102,6 @@ class Replay:
         limit: how many are sent at most; all when None.
         again: whether those that an earlier replay sent are sent too.
         dry_run: whether nothing is sent and nothing written down.
-        principal: whom the brokers take the client for.
 
     Raises:
         ConfigurationError: the target is the dead-letter topic, or does not exist, or the place is not in the topic.
@@ -111,6 +112,7 @@ class Replay:
         log: DeadLetterLog,
         *,
         bootstrap_servers: str,
+        config: ClientConfig | None = None,
         topic: str,
         partitions: Mapping[str, int],
         choice: Choice,
@@ -118,7 +120,6 @@ class Replay:
         limit: int | None = None,
         again: bool = False,
         dry_run: bool = False,
-        principal: str = THIS_CLIENT,
     ) -> None:
         if to == topic:
             raise ConfigurationError(f"{topic} would be replayed to itself for ever; name another topic after --to")
@@ -128,13 +129,14 @@ class Replay:
             raise ConfigurationError(f"{topic} has no partition {choice.place[0]}; its last is {partitions[topic] - 1}")
         self._log = log
         self._bootstrap_servers = bootstrap_servers
+        self._config = config or {}
         self._topic = topic
         self._partitions = partitions
         self._choice = choice
         self._to = to
         self._limit = limit
         self._again = again
-        self._principal = principal
+        self._principal = principal_of(self._config)
         self._producer = None if dry_run else self._connect()
         self.outcome = Outcome()
 
@@ -159,6 +161,7 @@ class Replay:
         return clients.producer(
             self._bootstrap_servers,
             {
+                **self._config,
                 "enable.idempotence": True,
                 "linger.ms": 0,
                 # A topic's limit of size holds for a batch: what fits in alone must not fail in company.

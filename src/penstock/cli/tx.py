@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import ClientSettings, log_to_stderr
+from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
+from penstock.cli.output import log_to_stderr
 from penstock.cli.tx_places import File, Place, Prefix, Servers, Sql
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
@@ -48,6 +49,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     file: File = None,
     prefix: Prefix = "penstock",
     config: ClientSettings = None,
+    config_file: ConfigFile = None,
     group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
     discarded: Annotated[bool, typer.Option("--discarded", help="Those that were discarded instead.")] = False,
@@ -64,7 +66,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     from penstock.cli.tx_text import discarded_letter, discarded_rows, pending_rows
     from penstock.transactions.administration import KafkaAdministration
 
-    place = Place(bootstrap_servers, prefix, sql, file, config)
+    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if discarded and place.file is not None:
         raise ConfigurationError(
             "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix in place "
@@ -105,6 +107,7 @@ def show(  # noqa: PLR0917 - as `ls`
     file: File = None,
     prefix: Prefix = "penstock",
     config: ClientSettings = None,
+    config_file: ConfigFile = None,
     payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
 ) -> None:
     """Print one transaction: its messages, its state, and what operators did to it.
@@ -115,7 +118,7 @@ def show(  # noqa: PLR0917 - as `ls`
     from penstock.transactions.administration import KafkaAdministration
 
     _check_ids([transaction_id])
-    place = Place(bootstrap_servers, prefix, sql, file, config)
+    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if payload:
         place.require_kafka("--payload")
     with place.open() as store:
@@ -145,6 +148,7 @@ def commit(  # noqa: PLR0917 - as `ls`
     file: File = None,
     prefix: Prefix = "penstock",
     config: ClientSettings = None,
+    config_file: ConfigFile = None,
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
@@ -152,7 +156,13 @@ def commit(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(Place(bootstrap_servers, prefix, sql, file, config), "COMMIT", transaction_ids, reason, timeout)
+    _decide(
+        Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
+        "COMMIT",
+        transaction_ids,
+        reason,
+        timeout,
+    )
 
 
 def rollback(  # noqa: PLR0917 - as `ls`
@@ -162,6 +172,7 @@ def rollback(  # noqa: PLR0917 - as `ls`
     file: File = None,
     prefix: Prefix = "penstock",
     config: ClientSettings = None,
+    config_file: ConfigFile = None,
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
@@ -171,7 +182,13 @@ def rollback(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(Place(bootstrap_servers, prefix, sql, file, config), "ROLLBACK", transaction_ids, reason, timeout)
+    _decide(
+        Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
+        "ROLLBACK",
+        transaction_ids,
+        reason,
+        timeout,
+    )
 
 
 def discard(  # noqa: PLR0917 - as `ls`
@@ -181,6 +198,7 @@ def discard(  # noqa: PLR0917 - as `ls`
     file: File = None,
     prefix: Prefix = "penstock",
     config: ClientSettings = None,
+    config_file: ConfigFile = None,
     reason: Reason = "",
     timeout: Timeout = 30.0,
 ) -> None:
@@ -190,7 +208,13 @@ def discard(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(Place(bootstrap_servers, prefix, sql, file, config), "DISCARD", transaction_ids, reason, timeout)
+    _decide(
+        Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
+        "DISCARD",
+        transaction_ids,
+        reason,
+        timeout,
+    )
 
 
 def resume(  # noqa: PLR0917 - as `ls`
@@ -200,6 +224,7 @@ def resume(  # noqa: PLR0917 - as `ls`
     file: File = None,
     prefix: Prefix = "penstock",
     config: ClientSettings = None,
+    config_file: ConfigFile = None,
     reason: Reason = "",
     again: Annotated[
         bool, typer.Option("--again", help="Also what was brought back before; it may become visible twice.")
@@ -213,7 +238,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
     _check_ids([transaction_id])
     log_to_stderr()
-    place = Place(bootstrap_servers, prefix, sql, file, config)
+    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if again:
         place.require_kafka("--again")
     with place.open() as store:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from penstock.cli.output import client_settings
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ class Place(NamedTuple):
     prefix: str
     sql: str | None
     file: Path | None
-    #: Settings of the Kafka clients as they were given, for a store in Kafka.
-    config: list[str] | None
+    #: Settings of the Kafka clients.
+    config: dict[str, str]
 
     @property
     def name(self) -> str:
@@ -61,7 +60,7 @@ class Place(NamedTuple):
         if self.file is not None:
             from penstock.cli.tx_file import FileHands
 
-            return FileHands(self.file, self.bootstrap_servers, self.prefix, client_settings(self.config))
+            return FileHands(self.file, self.bootstrap_servers, self.prefix, self.config)
         if self.sql is not None:
             from penstock.cli.tx_sql import SqlHands
 
@@ -72,7 +71,7 @@ class Place(NamedTuple):
             )
         from penstock.transactions.administration import KafkaAdministration
 
-        return KafkaAdministration(self.bootstrap_servers, self.prefix, client_settings(self.config))
+        return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config)
 
     def require_kafka(self, option: str) -> None:
         """Refuse an option that only a store in Kafka has."""

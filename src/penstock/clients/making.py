@@ -6,14 +6,35 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import admin as kafka_admin
 
 from penstock.client_log import ClientLog
 from penstock.clients.kinds import Kind
 from penstock.clients.tokens import with_tokens
+from penstock.clients.words import ClientWords
 from penstock.config import ClientConfig, not_empty
 from penstock.errors import ConfigurationError
+
+
+class Consumer(confluent_kafka.Consumer):
+    """The library's, with what it said last."""
+
+    words: ClientWords
+
+
+class Producer(confluent_kafka.Producer):
+    """The library's, with what it said last."""
+
+    words: ClientWords
+
+
+class AdminClient(kafka_admin.AdminClient):
+    """The library's, with what it said last."""
+
+    words: ClientWords
+
 
 ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
 
@@ -69,6 +90,10 @@ def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> d
             f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
         )
     made = {"logger": client_log, **kind.taken(with_tokens(config)), "bootstrap.servers": bootstrap_servers}
+    if not callable(made.get("error_cb", print)):
+        raise ConfigurationError(f"config['error_cb'] must be a function, but is a {type(made['error_cb']).__name__}")
+    words = ClientWords(made, made["logger"])
+    made |= {"logger": words, "error_cb": words.hear}
     if "reconnect.backoff.ms" not in config:
         made.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
     return made
@@ -82,6 +107,7 @@ def log_of(config: ClientConfig) -> Any:
 def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> ClientT:
     try:
         client = make(config)
+        client.words = config["logger"]
     except (KafkaException, TypeError, ValueError) as error:
         inner = error.args[0] if error.args else error
         said = f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(error)

@@ -122,7 +122,10 @@ class LogView:
         # Numbers below zero are the client's own errors: no broker has said anything.
         if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
             error = next(iter(refused.values()))
-            raise kafka.not_answered(servers, kafka.CONNECT_TIMEOUT_S, error) from error
+            words = getattr(self._admin, "words", None)
+            if words is not None:
+                self._admin.poll(0)  # it hears what the library has to say
+            raise kafka.not_answered(servers, kafka.CONNECT_TIMEOUT_S, error, words) from error
         for name in [name for name, one in found.items() if _may_only_be_seen(one)]:
             # Planned all the same, its tasks would fail one after the other.
             del found[name]

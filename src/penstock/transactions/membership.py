@@ -71,6 +71,8 @@ class Membership:
         self.owned: dict[int, OwnedPartition] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
         self._was_cut_off = False
+        # The user's own.
+        self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
         common = {
             **config,
             "group.id": topics.coordinators,
@@ -143,6 +145,8 @@ class Membership:
     def _hear(self, error: KafkaError) -> None:
         if error.code() in _CUT_OFF:
             self._was_cut_off = True
+        if self._error_cb is not None:
+            self._error_cb(error)
 
     def leave(self) -> None:
         """Give all partitions up and leave the group."""

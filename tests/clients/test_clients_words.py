@@ -1,0 +1,92 @@
+"""Why a client is not let in: told by its own words, with what to change, and at once where waiting mends nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from penstock.clients import admin, making
+from penstock.clients.words import ClientWords, cause_of
+from penstock.devbroker import DevBroker
+from penstock.errors import BrokerConnectionError
+from penstock.kafka import partition_counts
+
+#: Far below the 15 s that a broker has to answer, and far above what a loaded machine takes.
+AT_ONCE_S = 10.0
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        (
+            "b:9/bootstrap: SASL authentication error: Authentication failed (after 3ms in state AUTH_REQ)",
+            "sasl.password",
+        ),
+        ("b:9: SASL OAUTHBEARER mechanism handshake failed: Broker: Unsupported SASL mechanism: ..", "sasl.mechanism"),
+        ("b:9: SSL handshake failed: error:0A000086:SSL routines::certificate verify failed", "ssl.ca.location"),
+        ("b:9: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate", "ssl.certificate.location"),
+        ("b:9: Disconnected: connection closed by peer (after 2ms in state APIVERSION_QUERY)", "SASL_SSL"),
+        ("b:9: Disconnected: connection closed by peer: receive 0 (after 2ms in state UP)", "may ask for SASL"),
+        ("sasl_ssl://b:9: Disconnected: SSL connection closed by peer (after 2ms in state UP)", ""),
+        ("b:9: SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?", "PLAINTEXT"),
+        ("b:9: Connect to ipv4#127.0.0.1:9 failed: Connection refused (after 0ms in state CONNECT)", ""),
+    ],
+)
+def test_words_of_the_client_name_the_setting_to_change(said: str, remedy: str) -> None:
+    cause = cause_of(said)
+
+    assert remedy in cause.remedy
+    assert bool(remedy) == bool(cause.remedy)
+    assert "(after" not in cause.words
+
+
+def test_a_users_own_error_cb_is_called_too() -> None:
+    heard: list[KafkaError] = []
+    client = admin("127.0.0.1:1", {"error_cb": heard.append})
+
+    with pytest.raises(BrokerConnectionError, match=r"Connection refused; check the address"):
+        partition_counts(client, "127.0.0.1:1", timeout_s=0.5)
+
+    assert any("Connection refused" in error.str() for error in heard)
+
+
+def test_one_address_of_two_that_refuses_is_no_reason_to_give_up() -> None:
+    words = ClientWords({}, making.client_log)
+    words.hear(KafkaError(KafkaError._AUTHENTICATION, "sasl_ssl://a:9092/bootstrap: SASL authentication error: no"))
+
+    assert not words.refused_by_all("a:9092,b:9092")
+    assert words.refused_by_all("a:9092")
+
+
+@pytest.fixture(scope="module")
+def with_passwords() -> Iterator[DevBroker]:
+    with DevBroker(security="sasl_ssl", users={"orders": "canary-right"}, start_timeout=150) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"sasl.password": "canary-4711"}, "SASL authentication error.*correct sasl.username and sasl.password"),
+        ({"security.protocol": "sasl_plaintext"}, "closed by peer.*set security.protocol to SSL or SASL_SSL"),
+        ({"ssl.ca.location": None}, "certificate verify failed.*set ssl.ca.location"),
+    ],
+)
+def test_a_client_that_is_not_let_in_says_why_at_once(
+    with_passwords: DevBroker, change: Mapping[str, Any], sentence: str
+) -> None:
+    config = {**with_passwords.user("orders").config, **change}
+    config = {key: value for key, value in config.items() if value is not None}
+    servers = with_passwords.bootstrap_servers
+    client = admin(servers, config)
+    begun = time.monotonic()
+
+    with pytest.raises(BrokerConnectionError, match=sentence) as caught:
+        partition_counts(client, servers)
+
+    assert time.monotonic() - begun < AT_ONCE_S
+    assert "canary" not in str(caught.value)
