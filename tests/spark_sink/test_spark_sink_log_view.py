@@ -50,6 +50,9 @@ class Admin:
         self.asked += 1
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
+    def poll(self, _timeout: float) -> int:
+        return 0
+
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
         return {name: answered(self._next()) for name in topics.topic_names}
 

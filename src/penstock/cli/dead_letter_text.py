@@ -1,7 +1,8 @@
 """How a dead letter is printed.
 
-Its text comes from anywhere: what a terminal might obey is escaped. Key, value and what quotes them, the text of the
-exception, are printed only where they are asked for; of the stack its places alone are, file, line and function.
+Its text comes from anywhere: what a terminal might obey is escaped. Key, value, what its headers hold and what may
+quote them, the text of the exception, are printed only where they are asked for; of the stack its places alone are:
+file, line and function.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
 
     Args:
         letter: the dead letter.
-        payload: whether its key and value are told, and the text of the exception.
+        payload: whether its key, its value, the values of its headers and the text of the exception are told.
     """
     origin = letter.origin
     yield f"{letter.topic} {letter.partition}:{letter.offset}  {time_text(letter.timestamp_ms)}"
@@ -39,7 +40,7 @@ def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
         yield f"  tries      {UNKNOWN if origin.attempts is None else origin.attempts}"
         yield f"  exception  {printable(origin.exception or UNKNOWN)}"
         yield from _block("message", (origin.message or "") if payload else "(shown with --payload)")
-    yield from _own_headers(letter)
+    yield from _own_headers(letter, payload=payload)
     if origin is not None and origin.stack is not None:
         yield "  stack"
         stack = origin.stack.splitlines()
@@ -55,12 +56,12 @@ def _block(name: str, text: str) -> Iterator[str]:
         yield f"  {'' if number else name:<11}{printable(line)}"
 
 
-def _own_headers(letter: DeadLetter) -> Iterator[str]:
+def _own_headers(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
     own = strip(letter.headers)
     if own:
-        yield "  headers"
+        yield "  headers" if payload else "  headers    (their values are shown with --payload)"
     for name, value in own:
-        yield f"    {printable(name)}  {_content(value)}"
+        yield f"    {printable(name)}" + (f"  {_content(value)}" if payload else "")
 
 
 def _content(value: str | bytes | None) -> str:

@@ -81,7 +81,9 @@ def show(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
         str | None, typer.Argument(metavar="[PARTITION:OFFSET]", help="One dead letter; the newest when left out.")
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The newest so many, in the order of their time.")] = None,
-    payload: Annotated[bool, typer.Option("--payload", help="Print key, value and the exception's text, too.")] = False,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Print key, value, values of headers and the exception's text, too.")
+    ] = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
 ) -> None:

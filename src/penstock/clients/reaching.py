@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -13,29 +14,37 @@ from confluent_kafka.admin import AdminClient
 from penstock.clients.words import ClientWords
 from penstock.errors import BrokerConnectionError
 
+T = TypeVar("T")
+
 #: Seconds between two looks at what the client says.
 _LOOK_S = 0.02
 #: Seconds for which an address is tried whose connections end early, which a wrong protocol does.
 _ENDS_EARLY_S = 3.0
 
 
-def all_topics(admin: AdminClient, bootstrap_servers: str, timeout_s: float) -> Any:
-    """Return the metadata of all topics the client may see.
+def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, ask: Callable[[], T]) -> T:
+    """Return what a question to brokers gives that waits for them: the first one that a client asks.
+
+    Args:
+        admin: the client.
+        bootstrap_servers: its addresses, for messages.
+        timeout_s: seconds that the question itself waits for brokers.
+        ask: asks, on a thread of its own.
 
     Raises:
         BrokerConnectionError: no broker answered in time; or at once, where none will let this client in.
     """
     words: ClientWords = getattr(admin, "words", None) or ClientWords({}, None)
-    answer: Future[Any] = Future()
+    answer: Future[T] = Future()
 
-    def ask() -> None:
+    def run() -> None:
         try:
-            answer.set_result(admin.list_topics(timeout=timeout_s))
+            answer.set_result(ask())
         except BaseException as error:  # noqa: BLE001 - raised by who waits
             answer.set_exception(error)
 
     # The library waits for its whole time, whatever it has said meanwhile; left behind, the thread ends with that time.
-    threading.Thread(target=ask, name="penstock-ask", daemon=True).start()
+    threading.Thread(target=run, name="penstock-ask", daemon=True).start()
     begun, looked = time.monotonic(), threading.Event()
     while not answer.done():
         looked.wait(_LOOK_S)
@@ -51,6 +60,15 @@ def all_topics(admin: AdminClient, bootstrap_servers: str, timeout_s: float) -> 
         raise not_answered(bootstrap_servers, timeout_s, error, words) from error
 
 
+def all_topics(admin: AdminClient, bootstrap_servers: str, timeout_s: float) -> Any:
+    """Return the metadata of all topics the client may see.
+
+    Raises:
+        BrokerConnectionError: as `first_answer`.
+    """
+    return first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
+
+
 def not_answered(
     bootstrap_servers: str, timeout_s: float, error: KafkaException, words: ClientWords | None = None
 ) -> BrokerConnectionError:
@@ -63,4 +81,4 @@ def not_answered(
     return BrokerConnectionError(f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}")
 
 
-__all__ = ["all_topics", "not_answered"]
+__all__ = ["all_topics", "first_answer", "not_answered"]

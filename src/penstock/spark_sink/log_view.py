@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -21,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 
 from penstock import clients, kafka
+from penstock.clients.reaching import first_answer
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 from penstock.spark_sink import planning
@@ -118,14 +120,16 @@ class LogView:
         names = selection.names()
         if names is None:
             names = frozenset(filter(selection.covers, kafka.partition_counts(self._admin, servers)))
-        found, refused = described(self._admin, names | set(expected), kafka.CONNECT_TIMEOUT_S, with_operations=True)
-        # Numbers below zero are the client's own errors: no broker has said anything.
-        if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
-            error = next(iter(refused.values()))
-            words = getattr(self._admin, "words", None)
-            if words is not None:
-                self._admin.poll(0)  # it hears what the library has to say
-            raise kafka.not_answered(servers, kafka.CONNECT_TIMEOUT_S, error, words) from error
+        asked = names | set(expected)
+
+        def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
+            found, refused = described(self._admin, asked, kafka.CONNECT_TIMEOUT_S, with_operations=True)
+            # Numbers below zero are the client's own errors: no broker has said anything.
+            if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
+                raise next(iter(refused.values()))
+            return found, refused
+
+        found, refused = first_answer(self._admin, servers, kafka.CONNECT_TIMEOUT_S, ask)
         for name in [name for name, one in found.items() if _may_only_be_seen(one)]:
             # Planned all the same, its tasks would fail one after the other.
             del found[name]
