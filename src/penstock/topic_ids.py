@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
+from penstock.clients.words import ClientWords
 from penstock.kafka import reason
 
 #: Seconds that a broker may take to answer.
@@ -86,6 +87,7 @@ class AskedTopicIds:
     """
 
     def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
+        self._admin = admin
         self.futures: dict[str, Future[Any]] = admin.describe_topics(
             TopicCollection(list(topics)), request_timeout=timeout_s
         )
@@ -96,7 +98,7 @@ class AskedTopicIds:
 
     def wait(self) -> TopicIds:
         """Return what was answered, waiting for it."""
-        ids, failures, absent = {}, {}, set()
+        ids, failures, absent, is_answered = {}, {}, set(), False
         for topic, future in self.futures.items():
             try:
                 ids[topic] = id_of(future.result())
@@ -104,6 +106,15 @@ class AskedTopicIds:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     absent.add(topic)
                 failures[topic] = reason(error)
+                # Numbers below zero are the client's own errors: no broker has said anything.
+                is_answered |= error.args[0].code() > 0
+        # Why no broker answers is told to the client's log alone.
+        self._admin.poll(0)
+        words: ClientWords | None = getattr(self._admin, "words", None)
+        if words is not None and (ids or is_answered):
+            words.clear()
+        elif words is not None and words.cause is not None:
+            failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
         told = {topic: one for topic, one in ids.items() if one is not None}
         return TopicIds(told, frozenset(absent), failures)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from penstock.clients import admin, making
 from penstock.clients.words import ClientWords, cause_of
@@ -16,6 +18,7 @@ from penstock.errors import BrokerConnectionError
 from penstock.kafka import partition_counts
 from penstock.spark_sink.log_view import LogView
 from penstock.spark_sink.options import SourceOptions
+from penstock.topic_ids import AskedTopicIds
 
 #: Far below the 15 s that a broker has to answer, and far above what a loaded machine takes.
 AT_ONCE_S = 10.0
@@ -62,6 +65,38 @@ def test_one_address_of_two_that_refuses_is_no_reason_to_give_up() -> None:
 
     assert not words.refused_by_all("a:9092,b:9092")
     assert words.refused_by_all("a:9092")
+
+
+class Admin:
+    """An admin client whose brokers answer as the test says."""
+
+    def __init__(self, error: KafkaError | None = None) -> None:
+        self.words = ClientWords({}, None)
+        self.error = error
+
+    def poll(self, _timeout: float) -> int:
+        self.words.hear(KafkaError(KafkaError._AUTHENTICATION, "a:9092: SASL authentication error: Invalid password"))
+        return 1
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        answers: dict[str, Future[Any]] = {name: Future() for name in topics.topic_names}
+        for answer in answers.values():
+            if self.error is None:
+                answer.set_result(SimpleNamespace(topic_id="id"))
+            else:
+                answer.set_exception(KafkaException(self.error))
+        return answers
+
+
+def test_who_asks_again_and_again_hears_why_no_broker_answers_until_one_does() -> None:
+    gone = Admin(KafkaError(KafkaError._TIMED_OUT))
+    unknown, there = Admin(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), Admin()
+
+    told = [AskedTopicIds(cast("Any", one), ["orders"], 1.0).wait() for one in (gone, unknown, there)]
+
+    assert "Invalid password; correct sasl.username and sasl.password" in told[0].failures["orders"]
+    assert "password" not in told[1].failures["orders"]
+    assert (told[2].ids, there.words.cause) == ({"orders": "id"}, None)
 
 
 @pytest.fixture(scope="module")

@@ -54,10 +54,12 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
         if not answer.done() and (hopeless or words.refused_by_all(bootstrap_servers)):
             raise BrokerConnectionError(f"no Kafka broker lets this client in at {bootstrap_servers}: {words.cause}")
     try:
-        return answer.result()
+        found = answer.result()
     except KafkaException as error:
         admin.poll(0)
         raise not_answered(bootstrap_servers, timeout_s, error, words) from error
+    words.clear()
+    return found
 
 
 def all_topics(admin: AdminClient, bootstrap_servers: str, timeout_s: float) -> Any:

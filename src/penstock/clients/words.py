@@ -112,6 +112,10 @@ class ClientWords:
             self._note(re.sub(r"^\[thrd:[^\]]*\]:? ?", "", str(arguments[-1])))
         self._log.log(level, text, *arguments)
 
+    def clear(self) -> None:
+        """A broker has answered: what was said before is past."""
+        self.cause, self._refused = None, frozenset()
+
     def refused_by_all(self, bootstrap_servers: str) -> bool:
         """Tell whether every address refused for a cause that no waiting mends."""
         return len(self._refused) >= len([one for one in bootstrap_servers.split(",") if one.strip()])
