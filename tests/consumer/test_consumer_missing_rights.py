@@ -67,6 +67,8 @@ def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_
         test.send("t", "fine")
         test.settle()
         test.broker.missing_rights.add(right)
+        if right is GROUP:
+            test.broker.fail_by_chance("commit", KafkaError.GROUP_AUTHORIZATION_FAILED, 1.0)
         for _ in range(SOON_S):
             test.advance(1)
         said, logged = of_topic(test), caplog.text.count(right.command("User:test"))
@@ -74,6 +76,7 @@ def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_
             test.advance(1)
         again = caplog.text.count(right.command("User:test"))
         test.broker.missing_rights.clear()
+        test.broker.fail_by_chance("commit", 0, 0)
         for _ in range(SOON_S):
             test.advance(1)
 
@@ -81,6 +84,24 @@ def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_
         assert (logged, again) == (1, 1)
         assert of_topic(test).trouble is None
         assert f"User:test has the right {right} now" in caplog.text
+
+
+def test_a_running_app_asks_nothing_of_its_group_as_long_as_that_takes_its_commits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TestApp(app_of([])) as test:
+        asked, ask = list[Right](), test.broker.ask_rights
+        monkeypatch.setattr(test.broker, "ask_rights", lambda needed: ask([asked.append(one) or one for one in needed]))  # type: ignore[func-returns-value] # it notes them
+        test.send("t", "fine")
+        test.settle()
+        commits = test.statistics().commits
+        for _ in range(60):
+            test.advance(1)
+
+        # A question to a group whose broker goes away may end the process (librdkafka, issue 4605).
+        assert READ in asked
+        assert GROUP not in asked
+        assert test.statistics().commits >= commits + 5, "whether it may still commit is tried"
 
 
 def test_dead_letters_are_written_by_a_new_client_where_the_producer_has_failed_for_ever_and_in_order() -> None:

@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 10.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
 _LATE_S = 0.5
+#: Seconds after which a commit is made though nothing has changed: only its answer tells that the right to commit was
+#: taken away, for a refused heartbeat says nothing until the session ends.
+_IDLE_S = 5.0
 #: Characters below which a map is not worth writing: it begins with seven that tell nothing.
 _SHORTEST_MAP = 16
 
@@ -95,6 +98,10 @@ class Commits:
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
         self._advance_idle(consumer, assignments)
+        if now - self._sent_at >= _IDLE_S:
+            # One stands for all: the right is the group's.
+            for assignment in [one for one in assignments if one.known][:1]:
+                assignment.acknowledged = False
         self._commit(consumer, assignments, now, self._map_chars)
 
     def settle(self, consumer: ConsumerClient, now: float) -> bool:

@@ -3,6 +3,9 @@
 A missing right is met in many places: a fetch, a heartbeat, a commit, a dead letter; some of them are told by nobody.
 So the brokers are asked every few seconds what this client may do. What is missing is said once, stands in `explain`
 as long as it is missing, and is said again when it was given. The client goes on by itself then.
+
+Of the group they are asked only once it has refused something, as it refuses commits: a question to a group whose
+broker goes away at that moment may end the process (librdkafka 2.16, issue 4605).
 """
 
 from __future__ import annotations
@@ -94,6 +97,8 @@ class RightsWatch:
         self._next = 0.0
         # What was missing at the last answer. Replaced as a whole, so that any thread may read it.
         self._missing: tuple[Right, ...] = ()
+        # Whether the group has refused something, and is not known to have let this client in since.
+        self._suspects_group = False
         # When each was said last.
         self._said: dict[Right, float] = {}
 
@@ -116,8 +121,8 @@ class RightsWatch:
         return found.unknown
 
     def hurry(self) -> None:
-        """Ask at the next look: something was refused."""
-        self._next = 0.0
+        """Ask at the next look, of the group as well: something was refused."""
+        self._next, self._suspects_group = 0.0, True
 
     def look(self, now: float) -> None:
         """Hear what was answered; ask again when it is time.
@@ -134,9 +139,12 @@ class RightsWatch:
         if now >= self._next:
             self._next = now + _EVERY_S
             try:
-                self._asked = self._ask(self._needed)
+                self._asked = self._ask(self._wanted())
             except KafkaException as error:
                 _log.info("the rights of group %s are not known: %s", self._group, reason(error))
+
+    def _wanted(self) -> list[Right]:
+        return [right for right in self._needed if self._suspects_group or right.resource is not Resource.GROUP]
 
     def _compare(self, found: Rights, now: float) -> None:
         # Of what nothing is told, as while brokers are away, what was known last still counts.
@@ -148,6 +156,8 @@ class RightsWatch:
         for right in missing:
             self._say(right, now)
         self._missing = missing
+        if any(right.resource is Resource.GROUP for right in found.held):
+            self._suspects_group = False
 
     def _say(self, right: Right, now: float) -> None:
         """Log that a right is missing, unless that was done a moment ago."""
