@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -294,7 +293,7 @@ def test_a_sink_that_does_not_start_leaves_no_other_running(
             lambda _batch, _batch_id: None
         )
 
-    with pytest.raises(AnalysisException, match="did you mean maxOffsetsPerTrigger"):
+    with pytest.raises(ConfigurationError, match="did you mean maxOffsetsPerTrigger"):
         app.start()
 
     assert [query.name for query in spark.streams.active] == []
