@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import command_roles
 import pytest
 import roles
 import spark_roles
 from pyspark.sql import SparkSession
-from rights_table import DOCUMENT, as_table, commanded, covers, differences, documented, filled_in
+from rights_table import DOCUMENT, Documented, as_table, commanded, covers, differences, documented, filled_in
 from roles import Role, World
 
 from commands import Command, commands
@@ -36,9 +37,18 @@ PARTS: dict[str, Role] = {
     "operator who replays dead letters": roles.replay_dead_letters,
 }
 
+#: Commands that do what parts of the table do, and need no more; where one needs nothing it is no part.
+COMMANDS: dict[str, tuple[str, Role]] = {
+    "penstock run": ("app with dead letters and retry topics", command_roles.run),
+    "penstock coordinator": ("coordinator", command_roles.coordinator),
+    "penstock doctor": ("", command_roles.doctor),
+}
+
 SPARK_PARTS: dict[str, Callable[[World, SparkSession], None]] = {
     "source for Spark": spark_roles.source,
     "KafkaSink": spark_roles.kafka_sink,
+    "SqlSink with dead letters": spark_roles.sql_sink,
+    "HandlerSink with dead letters": spark_roles.handler_sink,
 }
 
 #: Asked for and refused without harm: brokers from 2.8 on let a producer be idempotent that may write
@@ -82,6 +92,13 @@ def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: s
         PARTS[part](world)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_runs_with_the_rights_of_the_table(command: str, world: World) -> None:
+    part, role = COMMANDS[command]
+    with least_rights(part, world, roles.PREPARATIONS.get(part, roles.make_topic), is_whole_path=False):
+        role(world)
+
+
 @pytest.mark.parametrize("part", SPARK_PARTS)
 def test_a_part_in_spark_runs_with_the_rights_of_the_table_and_needs_each_of_them(
     part: str, world: World, spark: SparkSession
@@ -104,19 +121,27 @@ def all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @contextmanager
-def least_rights(part: str, world: World, prepare: Role) -> Iterator[None]:
-    """Give the rights of the table while a part runs, and compare them afterwards with what was asked for."""
+def least_rights(part: str, world: World, prepare: Role, *, is_whole_path: bool = True) -> Iterator[None]:
+    """Give the rights of the table while a part runs, and compare them afterwards with what was asked for.
+
+    Args:
+        part: a part of the table, or another one, which needs nothing.
+        world: where.
+        prepare: what an administrator does before.
+        is_whole_path: whether all that the part ever needs is asked for.
+    """
+    table = TABLE.get(part, Documented(frozenset(), frozenset()))
     prepare(world)
-    give(world.broker, world.user, [filled_in(right, world.names) for right in TABLE[part].needed])
+    give(world.broker, world.user, [filled_in(right, world.names) for right in table.needed])
     try:
         yield
     finally:
         looked_up = world.broker.asked(world.user)
         asked = [one for one in looked_up if (one.resource, one.operation) not in HARMLESS]
         print(f"{part} asked the broker for:\n{as_table(part, world.names, asked)}")  # noqa: T201 - shown if it fails
-    missing, superfluous = differences(TABLE[part], world.names, asked)
+    missing, superfluous = differences(table, world.names, asked)
     assert missing == [], as_table(part, world.names, missing)
-    assert superfluous == []
+    assert not is_whole_path or superfluous == []
 
 
 def asking_for(right: Right) -> AskedRight:
