@@ -21,6 +21,8 @@ import pytest
 #: With the number of this process, for others on the machine may run the same tests.
 PASSWORD = f"canary-password-{os.getpid()}"
 PAYLOAD = f"canary-payload-{os.getpid()}"
+#: A value or a key of a message.
+MESSAGE = PAYLOAD.encode()
 
 #: Files that hold settings on purpose, and Kafka's own.
 _SETTINGS = re.compile(r"(client|server)\.properties|\d{20}(-\d+)?\.(log|index|timeindex|snapshot|checkpoint)")

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from roles import PAYLOAD, STEP_S, World, letters, transactional
+from roles import STEP_S, World, letters, transactional
 
-from canary import PASSWORD, processes_that_show
+from canary import MESSAGE, PASSWORD, processes_that_show
 from penstock.transactions import TransactionState
 from waiting import wait_until
 
@@ -72,7 +72,7 @@ def coordinator(world: World) -> None:
         running(world, "coordinator", "--prefix", world.names["prefix"]),
         transactional(world, world.admin_config) as sending,
     ):
-        result = sending.send(world.names["topic"], value=PAYLOAD, execute=lambda _: None, wait="published")
+        result = sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
     assert result.state is TransactionState.COMMIT
 
 

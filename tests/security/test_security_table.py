@@ -37,6 +37,9 @@ PARTS: dict[str, Role] = {
     "operator who replays dead letters": roles.replay_dead_letters,
 }
 
+#: Parts that take long.
+LONG = {"operator who looks", "operator who decides", "process with a FileStore"}
+
 #: Commands that do what parts of the table do, and need no more; where one needs nothing it is no part.
 COMMANDS: dict[str, tuple[str, Role]] = {
     "penstock run": ("app with dead letters and retry topics", command_roles.run),
@@ -86,7 +89,9 @@ def test_the_commands_give_what_the_table_names(user: str, parts: list[str]) -> 
     assert commanded(DOCUMENT.read_text())[user] == named - contained
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.chaos] if part in LONG else []) for part in PARTS]
+)
 def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: str, world: World) -> None:
     with least_rights(part, world, roles.PREPARATIONS.get(part, roles.make_topic)):
         PARTS[part](world)
@@ -99,6 +104,8 @@ def test_a_command_runs_with_the_rights_of_the_table(command: str, world: World)
         role(world)
 
 
+# Beside a Spark that starts for them; tests/spark_sink has the rights of the same parts without its start.
+@pytest.mark.chaos
 @pytest.mark.parametrize("part", SPARK_PARTS)
 def test_a_part_in_spark_runs_with_the_rights_of_the_table_and_needs_each_of_them(
     part: str, world: World, spark: SparkSession
