@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 from pyspark.sql import SparkSession
 
+import canary
 from databases import TestDatabase, new_database
 from kafka_tools import STEADY
 from penstock.devbroker import DevBroker, User, spark_environment
@@ -45,6 +46,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that leaves a canary on standard output or error: this process, or the JVM and others it started."""
+    report = yield
+    shown = [title for title, text in report.sections if canary.PASSWORD in text or canary.PAYLOAD in text]
+    if report.when == "teardown" and shown:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} shows a password or a payload in: {', '.join(shown)}"
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -83,10 +95,26 @@ def new_topic(
 
 
 @pytest.fixture(scope="session")
-def secured() -> Iterator[DevBroker]:
-    """The secured broker of this run: passwords over TLS, and rights. It starts when a test first asks for it."""
-    with DevBroker(security="sasl_ssl", acls=True, config=STEADY, start_timeout=150) as running:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevBroker]:
+    """The secured broker of this run: passwords over TLS, and rights. It starts when a test first asks for it.
+
+    Every password holds a canary, which must show nowhere until the run ends.
+    """
+    with (
+        canary.watching(tmp_path_factory.getbasetemp(), canary.LOG),
+        DevBroker(security="sasl_ssl", acls=True, config=STEADY, start_timeout=150) as running,
+    ):
         yield running
+
+
+@pytest.fixture(autouse=True)
+def canaries_show_nowhere(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test during which a password of the secured broker, or a payload, was logged or listed by `ps`."""
+    yield
+    shown = canary.LOG.take()
+    if "secured" in request.fixturenames:
+        shown += canary.processes_that_show(canary.PASSWORD)
+    assert shown == []
 
 
 @pytest.fixture
@@ -129,8 +157,8 @@ def postgresql_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The Spark session of this run, with the source registered."""
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The Spark session of this run, with the source registered. Its event log is searched for canaries in the end."""
     os.environ.update(spark_environment())
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = (
@@ -142,6 +170,9 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.dir", str(tmp_path_factory.mktemp("event-log")))
+        .config("spark.eventLog.compress", "false")
         # As docs/spark.md advises; sessions of programs under test have Spark's default.
         .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from dead_letter_tools import origin_headers
 
+from canary import MESSAGE, PAYLOAD
 from commands import Command
 from penstock.devbroker import DevBroker, User
 from rights import give, on_group, on_topic
@@ -30,7 +31,7 @@ def test_each_right_that_a_replay_lacks_is_told_until_it_has_them_all(
     letters = f"dlq.{original}"
     secured.create_topic(letters)
     producer = Producer({**secured.admin_config, "bootstrap.servers": secured.bootstrap_servers})
-    producer.produce(letters, b"v", key=b"k", headers=origin_headers(original))
+    producer.produce(letters, MESSAGE, key=MESSAGE, headers=origin_headers(original))
     assert producer.flush(30) == 0
     user = new_user()
     as_user(monkeypatch, user)
@@ -56,3 +57,5 @@ def test_each_right_that_a_replay_lacks_is_told_until_it_has_them_all(
         assert f"User:{user.name} lacks" in outcome.err
         assert "unexpected" not in outcome.err
     assert (shown.code, done.code) == (0, 0), (shown, done)
+    for outcome in (shown, done, *(outcome for _, outcome in told)):
+        assert PAYLOAD not in outcome.out + outcome.err

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from canary import MESSAGE
 from commands import commands
 from penstock.app import App
 from penstock.cluster import KafkaCluster
@@ -68,7 +69,7 @@ class SecuredApp:
         @app.handler(self.topic, retry=retry(attempts=1), retry_delays=(0.1,), dead_letter=True)
         def handle(message: Message) -> None:
             if message.value == b"poison":
-                raise PoisonError
+                raise PoisonError(message.key)
             with self._lock:
                 self.handled.append(message.value)
 
@@ -82,7 +83,7 @@ class SecuredApp:
 
     def send(self, *values: bytes) -> None:
         for value in values:
-            self._producer.produce(self.topic, value, key=value)
+            self._producer.produce(self.topic, value, key=MESSAGE + value)
         assert self._producer.flush(30) == 0
 
     def committed(self) -> int:

@@ -6,6 +6,7 @@ rights. What other users do meanwhile (write a message, coordinate) is done with
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 import penstock
+from canary import MESSAGE, PAYLOAD
 from commands import Command
 from penstock.devbroker import DevBroker, User
+from penstock.kafka import admin_client
 from penstock.transactions import FileStore, HalfMessage, SqlStore, TransactionState
 from penstock.transactions.store import CoordinatorOptions
 from waiting import wait_until
@@ -59,9 +64,8 @@ class World:
 
     def run(self, *arguments: str, config: Mapping[str, str] | None = None) -> str:
         """Run a command, as the user unless settings are given, and return what it prints."""
-        settings = [f"{name}={value}" for name, value in (config or self.config).items()]
-        options = [text for setting in settings for text in ("--config", setting)]
-        ended = self.command(*arguments, "--bootstrap-servers", self.servers, *options)
+        with mock.patch.dict(os.environ, {"PENSTOCK_CONFIG": json.dumps(dict(config or self.config))}):
+            ended = self.command(*arguments, "--bootstrap-servers", self.servers)
         assert ended.code in {0, None}, ended
         return ended.out
 
@@ -71,7 +75,7 @@ class World:
             one.allowed and one.operation == operation and one.name == name for one in self.broker.asked(self.user)
         )
 
-    def write(self, value: bytes = b"canary") -> None:
+    def write(self, value: bytes = MESSAGE) -> None:
         """Have somebody else write a message to the topic."""
         producer = Producer({**self.admin_config, "bootstrap.servers": self.servers})
         errors: list[object] = []
@@ -129,7 +133,7 @@ def give_up(world: World, config: Mapping[str, str], retry_delays: Sequence[floa
     @app.handler(world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=retry_delays, dead_letter=True)
     def fail(message: penstock.Message) -> None:
         tried.append(message.value)
-        raise ValueError("no good")
+        raise ValueError(f"no good: {message.value!r}")
 
     world.write()
     with app.start() as running:
@@ -137,12 +141,21 @@ def give_up(world: World, config: Mapping[str, str], retry_delays: Sequence[floa
     assert len(tried) == 1 + len(retry_delays)
 
 
+def letters(world: World) -> int:
+    """Return how many dead letters there are of the topic's messages."""
+    admin = admin_client(world.servers, world.admin_config)
+    ends = admin.list_offsets(
+        {TopicPartition(f"dlq.{world.names['topic']}", part): OffsetSpec.latest() for part in (0, 1)}
+    )
+    return sum(end.result(STEP_S).offset for end in ends.values())
+
+
 def look_at_dead_letters(world: World) -> None:
-    letters = f"dlq.{world.names['topic']}"
+    topic = f"dlq.{world.names['topic']}"
     give_up(world, world.admin_config)
-    assert letters in world.run("dlq", "ls", "--all")
-    world.run("dlq", "ls", letters)
-    assert "canary" in world.run("dlq", "show", letters, "--payload")
+    assert topic in world.run("dlq", "ls", "--all")
+    world.run("dlq", "ls", topic)
+    assert PAYLOAD in world.run("dlq", "show", topic, "--payload")
 
 
 def replay_dead_letters(world: World) -> None:
@@ -178,7 +191,7 @@ def transactional(world: World, config: Mapping[str, str], **options: Any) -> pe
 
 def producer(world: World) -> None:
     with coordinated(world, world.admin_config), transactional(world, world.config) as sending:
-        result = sending.send(world.names["topic"], value=b"canary", execute=lambda _: None, wait="published")
+        result = sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
     assert result.state is TransactionState.COMMIT
 
 
@@ -190,7 +203,7 @@ def check_responder(world: World) -> None:
         return TransactionState.COMMIT
 
     with coordinated(world, world.admin_config) as running, transactional(world, world.config, check=check) as sending:
-        sending.send(world.names["topic"], value=b"canary", execute=undecided)
+        sending.send(world.names["topic"], value=MESSAGE, execute=undecided)
         wait_until(asked.is_set, STEP_S)
         wait_until(lambda: running.statistics().committed == 1, STEP_S)
 
@@ -201,9 +214,9 @@ def kafka_coordinator(world: World) -> None:
         coordinated(world, world.config) as running,
         transactional(world, world.admin_config, check=undecided) as sending,
     ):
-        sending.send(world.names["topic"], value=b"canary", execute=lambda _: None, wait="published")
-        sending.send(world.names["topic"], value=b"canary", execute=lambda _: TransactionState.ROLLBACK)
-        sending.send(world.names["topic"], value=b"canary", execute=undecided)
+        sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
+        sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: TransactionState.ROLLBACK)
+        sending.send(world.names["topic"], value=MESSAGE, execute=undecided)
         wait_until(lambda: running.statistics().discarded == 1, STEP_S)
         wait_until(lambda: running.statistics().rolled_back == 1, STEP_S)
         # What the topic refuses is told to operators.
@@ -212,7 +225,7 @@ def kafka_coordinator(world: World) -> None:
 
         def everything_is_trimmed() -> bool:
             """What is settled is deleted in the end, of the done log when more has been published."""
-            sending.send(world.names["topic"], value=b"canary", execute=lambda _: None, wait="published")
+            sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
             logs = (f"{world.names['prefix']}.{log}" for log in ("half", "op", "done"))
             return all(world.was_allowed("DELETE", log) for log in logs)
 
@@ -242,10 +255,10 @@ def look_at_transactions(world: World) -> None:
         coordinated(world, world.admin_config, timeout=STEP_S),
         transactional(world, world.admin_config) as sending,
     ):
-        first, second = (sending.send(topic, value=b"canary", execute=undecided).transaction_id for _ in range(2))
+        first, second = (sending.send(topic, value=MESSAGE, execute=undecided).transaction_id for _ in range(2))
         world.run("tx", "discard", second, *prefix, config=world.admin_config)
         assert first in world.run("tx", "ls", *prefix)
-        assert "canary" in world.run("tx", "show", first, "--payload", *prefix)
+        assert PAYLOAD in world.run("tx", "show", first, "--payload", *prefix)
         assert second in world.run("tx", "ls", "--discarded", *prefix)
         assert "discard" in world.run("tx", "show", second, *prefix)
         see_a_refusal(world, sending)
@@ -258,7 +271,7 @@ def decide_transactions(world: World) -> None:
         coordinated(world, world.admin_config) as running,
         transactional(world, world.admin_config, check=undecided) as sending,
     ):
-        sending.send(topic, value=b"canary", execute=undecided)
+        sending.send(topic, value=MESSAGE, execute=undecided)
         wait_until(lambda: running.statistics().discarded == 1, STEP_S)
     with (
         coordinated(world, world.admin_config, timeout=STEP_S) as running,
@@ -267,7 +280,7 @@ def decide_transactions(world: World) -> None:
         discarded = world.run("tx", "ls", "--discarded", *prefix).split("\n")[1].split()[0]
         world.run("tx", "resume", discarded, *prefix)
         world.run("tx", "commit", discarded, *prefix)
-        sent = sending.send(topic, value=b"canary", execute=undecided)
+        sent = sending.send(topic, value=MESSAGE, execute=undecided)
         world.run("tx", "rollback", sent.transaction_id, *prefix)
         see_a_refusal(world, sending)
         wait_until(lambda: running.statistics().committed == 1, STEP_S)
@@ -308,7 +321,7 @@ def sql_producer(world: World) -> None:
         in_database(world, world.admin_config).settler(OPTIONS),
         penstock.TransactionalProducer(world.names["group"], store=its) as sending,
     ):
-        sending.send(world.names["topic"], value=b"canary", execute=lambda _: None, wait="published")
+        sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
 
 
 def sql_coordinator(world: World) -> None:
@@ -339,9 +352,9 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]]) -> None:
             its.settler(OPTIONS) as running,
             penstock.TransactionalProducer(world.names["group"], store=theirs, check=undecided) as sending,
         ):
-            sending.send(topic, value=b"canary", execute=lambda _: None, wait="published")
+            sending.send(topic, value=MESSAGE, execute=lambda _: None, wait="published")
             if is_second:
-                sending.send(topic, value=b"canary", execute=undecided)
+                sending.send(topic, value=MESSAGE, execute=undecided)
                 wait_until(lambda running=running: running.statistics().discarded == 1, STEP_S)
                 wait_until(lambda: any(one.operation == "DELETE" for one in world.broker.asked(world.user)), STEP_S)
 

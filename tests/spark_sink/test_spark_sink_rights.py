@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from canary import MESSAGE
 from penstock.devbroker import DevBroker, User
 from penstock.rights import MissingRightError
 from penstock.spark_sink import DeadLetters, KafkaSink
@@ -30,7 +31,7 @@ def filled(secured: DevBroker, new_secured_topic: Callable[..., str]) -> str:
     settings: Mapping[str, Any] = {**secured.admin_config, "bootstrap.servers": secured.bootstrap_servers}
     producer = Producer(settings)
     for offset in range(6):
-        producer.produce(topic, b"canary-value", b"canary-key", offset % 2)
+        producer.produce(topic, MESSAGE, MESSAGE, offset % 2)
     assert producer.flush(60) == 0
     return topic
 
@@ -108,7 +109,7 @@ class Publishing:
     def publish(self, offset: int) -> int:
         """Publish the row of an offset; return how many were applied before."""
         ledger = Ledger(self._target)
-        row = Row(("orders", 0), offset, self._topic, b"canary-key", b"canary-value", [])
+        row = Row(("orders", 0), offset, self._topic, MESSAGE, MESSAGE, [])
         try:
             return publish(self._target, f"{self._target.name}/orders/0", [row], ledger)
         finally:

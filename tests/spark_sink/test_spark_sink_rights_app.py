@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from canary import PAYLOAD
 from databases import new_database
 from penstock import Message, RunningApp
 from penstock.app import App
@@ -26,8 +27,6 @@ from waiting import wait_until
 
 #: Seconds that Spark may take for some batches on a machine that has other things to do.
 SPARK_S = 150.0
-
-CANARY = "canary-of-a-payload"
 
 
 def ends(secured: DevBroker, topic: str) -> int:
@@ -116,7 +115,7 @@ def test_sinks_work_with_the_least_rights_and_go_on_by_themselves_when_one_is_gi
     @app.handler(shop.orders, retry=retry(1), dead_letter=True)
     def bill(message: Message) -> None:
         if message.value and message.value.startswith(b"bad"):
-            raise ValueError(CANARY)
+            raise ValueError(PAYLOAD)
 
     copying = KafkaSink(servers, shop.copies, name="copying", config=config, parallelism=1, ledger_topic=shop.ledger)
     storing = SqlSink(
@@ -143,7 +142,7 @@ def test_sinks_work_with_the_least_rights_and_go_on_by_themselves_when_one_is_gi
     def all_of_it(messages: DataFrame) -> DataFrame:
         return messages
 
-    shop.send(f"good {CANARY}".encode(), f"bad {CANARY}".encode())
+    shop.send(f"good {PAYLOAD}".encode(), f"bad {PAYLOAD}".encode())
     with caplog.at_level(logging.INFO, "penstock"), app.start() as running:
         wait_until(lambda: done(running, 2), timeout=SPARK_S)
         assert ends(secured, shop.letters) == 2
@@ -157,7 +156,7 @@ def test_sinks_work_with_the_least_rights_and_go_on_by_themselves_when_one_is_gi
             wait_until(lambda: waiting(running, shop.write_copies[0], "copying"), timeout=SPARK_S)
         wait_until(lambda: done(running, 4), timeout=SPARK_S)
         with shop.without(shop.write_letters):
-            shop.send(f"bad again {CANARY}".encode())
+            shop.send(f"bad again {PAYLOAD}".encode())
             wait_until(lambda: waiting(running, shop.write_letters[0], "storing", "billing"), timeout=SPARK_S)
         wait_until(lambda: done(running, 5), timeout=SPARK_S)
 
@@ -165,7 +164,7 @@ def test_sinks_work_with_the_least_rights_and_go_on_by_themselves_when_one_is_gi
     assert database.rows("SELECT count(*) FROM orders") == [(3,)]
     # Five messages, each once, and the marker of each transaction.
     assert ends(secured, shop.copies) == 5 + 4
-    for secret in (CANARY, config["sasl.password"]):
+    for secret in (PAYLOAD, config["sasl.password"]):
         assert secret not in caplog.text
     told = [record.message for record in caplog.records if "goes on once the right is given" in record.message]
     assert len(told) == len(set(told)) == 6, told

@@ -22,6 +22,7 @@ from secured_store import (
 )
 from transaction_tools import unknown
 
+from canary import MESSAGE
 from penstock.devbroker import DevBroker, User
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PenstockError, PublicationNotSeenError
 from penstock.rights import MissingRightError
@@ -157,7 +158,7 @@ def sender(store: KafkaSecured, new_user: NewUser) -> Iterator[tuple[User, Trans
     """A producer of the store with all that it needs."""
     user = new_user(*producer_rights(store.topics, store.target))
     with store.made_producer(user.config) as producer:
-        producer.send(store.target, key=b"p", value=b"v")
+        producer.send(store.target, key=b"p", value=MESSAGE)
         yield user, producer
 
 
@@ -172,7 +173,7 @@ def test_a_producer_is_told_what_it_may_not_write_and_goes_on_when_it_may(
 
     begun = time.monotonic()
     with pytest.raises(HalfNotStoredError if log == "half" else DecisionNotStoredError) as caught:
-        producer.send(store.target, key=b"p", value=b"v")
+        producer.send(store.target, key=b"p", value=MESSAGE)
     assert time.monotonic() - begun < TOLD_S
     assert f"User:{user.name} lacks the right Write on topic {topic}" in str(caught.value)
     assert f"--operation Write --topic '{topic}'" in str(caught.value)
@@ -184,7 +185,7 @@ def test_a_producer_is_told_what_it_may_not_write_and_goes_on_when_it_may(
 def is_sent(producer: TransactionalProducer, topic: str) -> bool:
     """Send a message, and tell whether it was taken: a client may remember for a second that it was forbidden."""
     try:
-        producer.send(topic, key=b"p", value=b"v")
+        producer.send(topic, key=b"p", value=MESSAGE)
     except (HalfNotStoredError, DecisionNotStoredError) as error:
         assert "lacks the right Write" in str(error)  # noqa: PT017 - it may be raised, or not
         return False
@@ -202,7 +203,7 @@ def test_a_producer_that_a_fatal_refusal_ended_is_replaced(
     with store.made_producer(user.config) as producer:
         for _ in range(3):
             with pytest.raises(HalfNotStoredError, match=f"lacks the right Write on topic {store.topics.half}"):
-                producer.send(store.target, key=b"p", value=b"v")
+                producer.send(store.target, key=b"p", value=MESSAGE)
         give(store.broker, user, producer_rights(store.topics, store.target))
         wait_until(lambda: is_sent(producer, store.target), ANSWER_S, 0.2)
 
@@ -214,10 +215,10 @@ def test_a_producer_is_told_that_it_may_not_see_a_target(
     target = new_secured_topic()
 
     with pytest.raises(MissingRightError, match=f"User:{user.name} lacks the right Describe on topic {target}"):
-        producer.send(target, key=b"p", value=b"v")
+        producer.send(target, key=b"p", value=MESSAGE)
 
     give(store.broker, user, on_topic(target, "describe"))
-    producer.send(target, key=b"p", value=b"v")
+    producer.send(target, key=b"p", value=MESSAGE)
 
 
 def test_who_may_not_see_publications_is_told_so(
@@ -227,10 +228,10 @@ def test_who_may_not_see_publications_is_told_so(
 
     impatient = store.made_producer(user.config, publish_timeout=3.0)
     with impatient, pytest.raises(PublicationNotSeenError, match=f"lacks the right Read on topic {store.topics.done}"):
-        impatient.send(store.target, key=b"p", value=b"v", wait="published")
+        impatient.send(store.target, key=b"p", value=MESSAGE, wait="published")
 
     give(store.broker, user, on_topic(store.topics.done, "read"))
-    producer.send(store.target, key=b"p", value=b"v", wait="published")
+    producer.send(store.target, key=b"p", value=MESSAGE, wait="published")
     assert f"User:{user.name} lacks the right" in caplog.text
 
 
@@ -274,7 +275,7 @@ def test_an_operator_is_told_at_once_what_may_not_be_read(store: KafkaSecured, n
 def test_an_operator_who_may_look_is_told_what_a_decision_needs(store: KafkaSecured, new_user: NewUser) -> None:
     user = new_user(*reader_rights(store.topics))
     take(store.broker, store.user, on_topic(store.topics.check, "write"))
-    waiting = store.producer.send(store.target, key=b"o", value=b"v", execute=unknown).transaction_id
+    waiting = store.producer.send(store.target, key=b"o", value=MESSAGE, execute=unknown).transaction_id
 
     def decide() -> Effect:
         with KafkaAdministration(store.broker.bootstrap_servers, store.prefix, user.config) as operator:
@@ -301,7 +302,7 @@ def test_who_answers_checks_tells_what_it_lacks_and_answers_when_it_is_given(
             take(secured, user, [lacking])
             before = made.statistics().committed
             with made.made_producer(user.config, commit) as producer:
-                producer.send(target, key=b"k", value=b"v", execute=unknown)
+                producer.send(target, key=b"k", value=MESSAGE, execute=unknown)
                 named = f"User:{user.name} lacks the right Read on {lacking.resource} {lacking.name}"
                 wait_until(lambda named=named: named in caplog.text, ANSWER_S)
                 give(secured, user, [lacking])

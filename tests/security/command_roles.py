@@ -1,0 +1,80 @@
+"""The main paths of `penstock run`, `penstock coordinator` and `penstock doctor`, as `roles` has those of the library.
+
+Settings are in the environment, as an operator gives them: a command line is seen by all who are on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from roles import STEP_S, World, letters, transactional
+
+from canary import MESSAGE, PASSWORD, processes_that_show
+from penstock.transactions import TransactionState
+from waiting import wait_until
+
+APP = """
+import json, os
+import penstock
+
+app = penstock.App(
+    os.environ["APP"],
+    bootstrap_servers=os.environ["PENSTOCK_BOOTSTRAP_SERVERS"],
+    config=json.loads(os.environ["PENSTOCK_CONFIG"]),
+)
+
+@app.handler(os.environ["TOPIC"], retry=penstock.retry(attempts=1), retry_delays=[0.1], dead_letter=True)
+def fail(message):
+    raise ValueError(f"no good: {message.value!r}")
+"""
+
+
+@contextmanager
+def running(world: World, *arguments: str) -> Iterator[None]:
+    """Run `penstock ARGUMENTS...` as a process of the user's, which ends in order with the block.
+
+    What it prints is this test's output, which is searched for canaries.
+    """
+    settings = {
+        "PENSTOCK_BOOTSTRAP_SERVERS": world.servers,
+        "PENSTOCK_CONFIG": json.dumps(dict(world.config)),
+        "APP": world.names["app"],
+        "TOPIC": world.names["topic"],
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *arguments], cwd=world.folder, env={**os.environ, **settings}
+    )
+    try:
+        yield
+        assert processes_that_show(PASSWORD) == []
+        process.terminate()
+        assert process.wait(STEP_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run(world: World) -> None:
+    """Have an app make a dead letter of a message, after a retry."""
+    (world.folder / "shop.py").write_text(APP)
+    world.write()
+    with running(world, "run", "shop:app"):
+        wait_until(lambda: letters(world) == 1, STEP_S)
+
+
+def coordinator(world: World) -> None:
+    with (
+        running(world, "coordinator", "--prefix", world.names["prefix"]),
+        transactional(world, world.admin_config) as sending,
+    ):
+        result = sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
+    assert result.state is TransactionState.COMMIT
+
+
+def doctor(world: World) -> None:
+    assert f"broker at {world.servers}: answers" in world.run("doctor")
