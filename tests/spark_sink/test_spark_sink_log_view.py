@@ -94,7 +94,7 @@ def test_after_so_many_questions_the_last_reason_is_told(view: Callable[..., Log
 def test_what_no_time_mends_is_told_at_once(view: Callable[..., LogView]) -> None:
     admin = Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
-    with pytest.raises(MissingRightError, match=r"offsets of orders\[\d\] .* the right Describe on topic orders"):
+    with pytest.raises(MissingRightError, match=r"offsets of orders\[\d\] .* the right Read on topic orders"):
         view(admin).latest([PART])
 
     assert admin.asked == 1

@@ -82,7 +82,7 @@ class LogView:
         topics = self.topics()
         forbidden = [name for name, error in sorted(topics.refused.items()) if is_missing_right(error)]
         if forbidden:
-            raise self._not_allowed(f"topic {', '.join(forbidden)} cannot be read", Operation.READ, forbidden)
+            raise self._not_allowed(f"topic {', '.join(forbidden)} cannot be read", forbidden)
         for name, error in sorted(topics.refused.items()):
             if not topics.is_unknown(name):
                 raise SourceError(
@@ -192,9 +192,7 @@ class LogView:
             if refused is not None:
                 part, error = refused
                 if is_missing_right(error):
-                    raise self._not_allowed(
-                        f"the offsets of {part[0]}[{part[1]}] cannot be read", Operation.DESCRIBE, [part[0]]
-                    ) from error
+                    raise self._not_allowed(f"the offsets of {part[0]}[{part[1]}] cannot be read", [part[0]]) from error
                 if not left or not kafka.is_transient(error):
                     raise SourceError(
                         f"the offsets of {part[0]}[{part[1]}] could not be read at "
@@ -204,8 +202,9 @@ class LogView:
                 self._pause.wait(self._options.offset_retry_interval_s)
         return found
 
-    def _not_allowed(self, what: str, operation: Operation, topics: Iterable[str]) -> MissingRightError:
-        rights = [topic_right(operation, topic) for topic in topics]
+    def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:
+        # DESCRIBE is all that looking takes; who reads needs READ, which has it in it.
+        rights = [topic_right(Operation.READ, topic) for topic in topics]
         return MissingRightError(what, rights, principal_of(self._options.client))
 
     def _ask(
