@@ -53,7 +53,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Fail a test that leaves a canary on standard output or error: this process, or the JVM and others it started."""
     report = yield
     shown = [title for title, text in report.sections if canary.PASSWORD in text or canary.PAYLOAD in text]
-    if report.when == "teardown" and shown:
+    if report.when == "teardown" and report.passed and shown:
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} shows a password or a payload in: {', '.join(shown)}"
     return report
