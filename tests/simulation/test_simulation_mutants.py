@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.consumer import commits
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.commits import Commits
 from penstock.consumer.intake import Intake
@@ -138,6 +139,8 @@ def forgets_what_failed_to_be_committed(patch: pytest.MonkeyPatch) -> None:
             assignment.acknowledged = True
 
     patch.setattr(Commits, "_note_failure", note)
+    # What is committed though nothing has changed would mend it by chance.
+    patch.setattr(commits, "_IDLE_S", inf)
 
 
 def forgets_to_resume(patch: pytest.MonkeyPatch) -> None:
