@@ -17,6 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.rights import MissingRightError, Resource, Right, is_missing_right
 
+#: Seconds that a broker may take to answer.
+_ANSWER_S = 5.0
 #: What every client may that is told anything of a topic or a group: an answer without it is none.
 _TOLD = "DESCRIBE"
 
@@ -83,20 +85,32 @@ class AskedRights:
         return Rights(tuple(held), tuple(missing), tuple(unknown))
 
 
-def require_rights(admin: AdminClient, needed: Iterable[Right], what: str, principal: str, timeout_s: float) -> None:
-    """Ask, and wait for the answer. Where the brokers tell nothing, whatever is tried next says what is the matter.
+def missing_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> list[Right]:
+    """Return those rights on topics and groups that a client lacks, as far as the brokers tell.
+
+    Raises:
+        KafkaException: the client library refused to ask.
+    """
+    return list(AskedRights(admin, needed, timeout_s).wait().missing)
+
+
+def require_rights(
+    admin: AdminClient, what: str, needed: Iterable[Right], principal: str, timeout_s: float = _ANSWER_S
+) -> None:
+    """Raise where a client lacks rights: tried instead, each would be told by a code, and some by a misleading one.
 
     Args:
         admin: an admin client of the one who needs the rights.
-        needed: rights on topics and on groups.
-        what: what they are needed for, as the beginning of a sentence.
+        what: what cannot be done without them, as the beginning of a sentence.
+        needed: rights on topics and on groups. What brokers tell nothing of is passed over: the use itself tells.
         principal: whom the brokers take the client for.
         timeout_s: seconds that a broker may take to answer.
 
     Raises:
+        KafkaException: the client library refused to ask.
         MissingRightError: some are missing; all those are named.
     """
-    if missing := AskedRights(admin, needed, timeout_s).wait().missing:
+    if missing := missing_rights(admin, needed, timeout_s):
         raise MissingRightError(what, missing, principal)
 
 
@@ -110,4 +124,4 @@ def _held(asked: Future[Any]) -> Sequence[str] | None:
     return names if _TOLD in names else None
 
 
-__all__ = ["AskedRights", "Rights", "require_rights"]
+__all__ = ["AskedRights", "Rights", "missing_rights", "require_rights"]

@@ -206,7 +206,7 @@ def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topi
     needed = [topic_right(Operation.READ, topic), group_right(REPLAY_GROUP)]
     needed += [topic_right(Operation.WRITE, to)] if to is not None else []
     admin = admin_client(bootstrap_servers, config)
-    require_rights(admin, needed, f"{topic} cannot be replayed", principal_of(config), CONNECT_TIMEOUT_S)
+    require_rights(admin, f"{topic} cannot be replayed", needed, principal_of(config), CONNECT_TIMEOUT_S)
 
 
 def _print_kinds(rows: list[tuple[str, Kind]]) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.deferred import DeferredCompletion
@@ -205,7 +205,8 @@ class TaskPool:
     ) -> None:
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start, slot = self._scheduler.take, self._scheduler.give_back, self._desk.visit, self._slot
-        clock, context, copied, task = self.time, self._context, contextvars.copy_context, asyncio.current_task()
+        clock, context, copied = self.time, self._context, contextvars.copy_context
+        cancelling = cast("asyncio.Task[None]", asyncio.current_task()).cancelling
         # Whether the handler left something behind, and whether another task has the station and what it is at.
         tainted = moved = False
         try:
@@ -237,7 +238,7 @@ class TaskPool:
                                 outcome = disregarded(outcome)
                         work = None
                         # Equal contexts are one object inside as a rule, so this costs next to nothing.
-                        if (copied() != context or (task is not None and task.cancelling())) and not self._ended:
+                        if (copied() != context or cancelling()) and not self._ended:
                             tainted = True
                 except StopIteration as end:
                     rest = end.value

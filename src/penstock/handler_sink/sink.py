@@ -21,6 +21,7 @@ from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] #
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from penstock import config as check
+from penstock.asked_rights import require_rights
 from penstock.clients import require_travelling
 from penstock.config import ClientConfig
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, Middleware, OnFailure, WorkerResource
@@ -37,7 +38,6 @@ from penstock.handler_sink.task import REPORT_DDL, TaskWork, handling, routing
 from penstock.handler_sink.travel import made_by, pack, require_packable, unpack
 from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from penstock.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.spark_sink.needed_rights import require_rights
 from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.handler_sink")

@@ -15,13 +15,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients, kafka
+from penstock.asked_rights import require_rights
 from penstock.config import ClientConfig, not_empty
 from penstock.dead_letter_headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
 from penstock.kafka import TopicSpec
 from penstock.message import FixedRecord, Record
 from penstock.rights import MissingRightError, Operation, concerns_a_group, principal_of, topic_right
-from penstock.spark_sink.needed_rights import require_rights
 from penstock.spark_sink.rejects import Rejected
 from penstock.topic_ids import described
 

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
+from penstock.asked_rights import missing_rights
 from penstock.config import ClientConfig, not_empty
 from penstock.kafka import admin_client, reason
 from penstock.rights import (
@@ -26,7 +27,6 @@ from penstock.rights import (
     principal_of,
     topic_right,
 )
-from penstock.spark_sink.needed_rights import missing_rights
 from penstock.spark_sink.planning import Offsets
 from penstock.spark_sink.planning import TopicPartition as Part
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from penstock import kafka
+from penstock.asked_rights import require_rights
 from penstock.clients import require_travelling
 from penstock.config import ClientConfig, not_empty, positive_int, reserved
 from penstock.errors import ConfigurationError, SinkError
@@ -27,7 +28,6 @@ from penstock.rights import MissingRightError, Operation, principal_of, topic_ri
 from penstock.spark_sink.frames import POSITION, require_columns
 from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
 from penstock.spark_sink.kafka_target import Row, Target
-from penstock.spark_sink.needed_rights import require_rights
 from penstock.spark_sink.planning import Offsets, TopicPartition
 from penstock.spark_sink.sinks import origin_of
 

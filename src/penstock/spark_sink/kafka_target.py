@@ -9,10 +9,10 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock import kafka
+from penstock.asked_rights import missing_rights
 from penstock.config import ClientConfig
 from penstock.rights import Operation, Resource, Right, is_missing_right, topic_right, transactional_right
 from penstock.spark_sink import planning
-from penstock.spark_sink.needed_rights import missing_rights
 
 
 class Row(NamedTuple):

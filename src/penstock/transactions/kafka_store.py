@@ -46,8 +46,6 @@ from penstock.transactions.why_unseen import WhyUnseen, looker
 _log = logging.getLogger("penstock.transactions")
 
 _STOP_POLL_S = 0.005
-#: Settings of the user's that have no meaning for consumers.
-_PRODUCER_ONLY = ("linger.ms", "batch.", "compression.", "message.", "queue.buffering.", "partitioner", "request.")
 
 
 class StoredHalves(NamedTuple):
