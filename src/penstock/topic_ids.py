@@ -108,13 +108,14 @@ class AskedTopicIds:
                 failures[topic] = reason(error)
                 # Numbers below zero are the client's own errors: no broker has said anything.
                 is_answered |= error.args[0].code() > 0
-        # Why no broker answers is told to the client's log alone.
-        self._admin.poll(0)
         words: ClientWords | None = getattr(self._admin, "words", None)
-        if words is not None and (ids or is_answered):
-            words.clear()
-        elif words is not None and words.cause is not None:
-            failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
+        if words is not None:
+            # Why no broker answers is told to the client's log alone, which it hears of here.
+            self._admin.poll(0)
+            if ids or is_answered:
+                words.clear()
+            elif words.cause is not None:
+                failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
         told = {topic: one for topic, one in ids.items() if one is not None}
         return TopicIds(told, frozenset(absent), failures)
 
