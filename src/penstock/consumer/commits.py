@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 10.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
 _LATE_S = 0.5
-#: Seconds after which a commit is made though nothing has changed: only its answer tells that the right to commit was
-#: taken away, for a refused heartbeat says nothing until the session ends.
-_IDLE_S = 5.0
+#: Seconds after which a commit is repeated though nothing has changed: only its answer tells that the right to commit
+#: was taken away, for a refused heartbeat says nothing until the session ends.
+_IDLE_S = 4.0
 #: Characters below which a map is not worth writing: it begins with seven that tell nothing.
 _SHORTEST_MAP = 16
 
@@ -98,11 +98,21 @@ class Commits:
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
         self._advance_idle(consumer, assignments)
-        if now - self._sent_at >= _IDLE_S:
-            # One stands for all: the right is the group's.
-            for assignment in [one for one in assignments if one.known][:1]:
-                assignment.acknowledged = False
         self._commit(consumer, assignments, now, self._map_chars)
+
+    def repeat(self, consumer: ConsumerClient, now: float) -> None:
+        """Commit one point that the group has already, where nothing was committed for a while.
+
+        To be called when all topics are known to be those that were read: in one that was made anew, a position of the
+        former would pass over messages.
+        """
+        if self._under_way or now - self._sent_at < _IDLE_S:
+            return
+        # One stands for all: the right is the group's.
+        had = [one for one in self._assignments.all() if one.known and one.acknowledged][:1]
+        for assignment in had:
+            assignment.acknowledged = False
+        self._commit(consumer, had, now, self._map_chars)
 
     def settle(self, consumer: ConsumerClient, now: float) -> bool:
         """Commit what has changed at the end of a drain; return whether the group has all of it.

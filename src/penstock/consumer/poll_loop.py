@@ -204,6 +204,8 @@ class PollLoop:
         self._commits.tick(self._consumer, now)
         self._router.relieve()
         anew = self.topic_watch.look(now)
+        if self.topic_watch.all_same:
+            self._commits.repeat(self._consumer, now)
         if anew or self._anew:
             self._anew += [one for one in self._assignments.all() if one.topic in anew and one not in self._anew]
             self._begin_anew()

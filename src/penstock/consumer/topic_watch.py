@@ -17,7 +17,7 @@ from penstock.kafka import reason
 from penstock.topic_ids import TopicIds
 
 #: Seconds between two questions.
-_EVERY_S = 10.0
+_EVERY_S = 5.0
 
 
 class TopicWatch:
@@ -36,6 +36,8 @@ class TopicWatch:
         self._ids: dict[str, str] = {}
         # What is wrong with a topic, in words. Replaced as a whole, so that any thread may read it.
         self._troubles: dict[str, str] = {}
+        #: Whether the look that was just taken has brought the answer that all topics are those that they were.
+        self.all_same = False
 
     def hurry(self) -> None:
         """Ask at the next look: the client has found something wrong."""
@@ -48,12 +50,14 @@ class TopicWatch:
             now: the time on the engine's clock.
         """
         anew: list[str] = []
+        self.all_same = False
         if self._asked is not None:
             found = self._asked.answer()
             if found is None:
                 return []
             self._asked = None
             anew = self._compare(found)
+            self.all_same = not anew and all(topic in found.ids for topic in self._topics)
         if now >= self._next:
             self._next = now + _EVERY_S
             try:
