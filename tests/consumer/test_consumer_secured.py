@@ -163,7 +163,7 @@ def test_a_topic_that_does_not_exist_is_told_apart_by_who_may_know_and_is_a_miss
         ("read", "--operation Read --topic '{topic}'"),
         ("group", "--operation Read --group '{group}'"),
         ("letters", "--operation Write --topic '{letters}'"),
-        ("retries", "--operation Write --topic '{retries}'"),
+        pytest.param("retries", "--operation Write --topic '{retries}'", marks=pytest.mark.chaos),
     ],
 )
 def test_a_right_that_is_taken_from_a_running_app_is_said_in_time_and_it_goes_on_when_it_is_given(

@@ -92,6 +92,7 @@ def test_a_wrong_password_is_refused(with_passwords: DevBroker) -> None:
     assert "SASL authentication error" in refusal
 
 
+@pytest.mark.chaos
 def test_a_user_that_comes_later_has_no_plain_until_the_broker_starts_anew(with_passwords: DevBroker) -> None:
     broker = with_passwords
     first = broker.user("late", "first")
@@ -272,6 +273,7 @@ def test_what_the_broker_looked_up_for_a_user_is_told_in_order(
     ]
 
 
+@pytest.mark.chaos
 def test_users_rights_and_certificates_outlive_a_restart(with_tokens: DevBroker) -> None:
     broker = with_tokens
     broker.create_topic("kept")

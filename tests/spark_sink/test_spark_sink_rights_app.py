@@ -102,6 +102,7 @@ def shop(secured: DevBroker, new_secured_topic: Callable[..., str], new_user: Ca
     return Shop(secured, new_secured_topic, new_user)
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("spark", "hasty_for_rights")
 def test_sinks_work_with_the_least_rights_and_go_on_by_themselves_when_one_is_given_back(
     shop: Shop, postgresql_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -72,8 +72,8 @@ def store(secured: DevBroker) -> Iterator[KafkaSecured]:
         pytest.param(lambda t: on_topic(t.done, "read"), "Read on topic {t.done}", marks=pytest.mark.chaos),
         pytest.param(lambda t: on_topic(t.op, "write"), "Write on topic {t.op}", marks=pytest.mark.chaos),
         (lambda t: on_topic(t.done, "write"), "Write on topic {t.done}"),
-        (lambda t: on_topic(t.check, "write"), "Write on topic {t.check}"),
-        (lambda t: on_topic(t.status, "write"), "Write on topic {t.status}"),
+        pytest.param(lambda t: on_topic(t.check, "write"), "Write on topic {t.check}", marks=pytest.mark.chaos),
+        pytest.param(lambda t: on_topic(t.status, "write"), "Write on topic {t.status}", marks=pytest.mark.chaos),
         (lambda t: on_topic(t.done, "delete"), "Delete on topic {t.done}"),
         (lambda t: on_group(t.coordinators, "read"), "Read on group {t.coordinators}"),
         pytest.param(
@@ -81,9 +81,10 @@ def store(secured: DevBroker) -> Iterator[KafkaSecured]:
             "Describe on group {t.prefix}.check.orders",
             marks=pytest.mark.chaos,
         ),
-        (
+        pytest.param(
             lambda t: on_transactional_id(f"{t.coordinators}.", "write", prefix=True),
             "Write on transactional-id {t.coordinators}.*",
+            marks=pytest.mark.chaos,
         ),
     ],
 )
