@@ -73,7 +73,7 @@ class Commits:
         self._next = 0.0
         # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
         self._under_way = 0
-        self._sent_at = 0.0
+        self._sent_at = clock.monotonic()
         self._overtaken = False
         # Whether the last answer was a failure, and whether the end of a drain has begun to commit.
         self._failing = False
@@ -106,7 +106,7 @@ class Commits:
         To be called when all topics are known to be those that were read: in one that was made anew, a position of the
         former would pass over messages.
         """
-        if self._under_way or now - self._sent_at < _IDLE_S:
+        if self._under_way or now - self._sent_at < max(_IDLE_S, self.interval_s):
             return
         # One stands for all: the right is the group's.
         had = [one for one in self._assignments.all() if one.known and one.acknowledged][:1]
