@@ -35,13 +35,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker, spark_environment
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.message import Message
 from penstock.spark_sink import SqlSink, register
-from penstock.spark_sink.log_view import consumer_config
-from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.source.offset_reader import consumer_config
+from penstock.spark_sink.source.options import SourceOptions
 
 PARTITIONS = 8
 KEYS = 10_000

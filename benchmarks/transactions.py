@@ -42,10 +42,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.delivery import AckedProducer
+from penstock.transactions.writing.acked_producer import AckedProducer
 
 PARTITIONS = 8
 SIZE = 128

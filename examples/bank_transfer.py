@@ -23,8 +23,8 @@ from pathlib import Path
 from confluent_kafka import Consumer
 
 from penstock import Coordinator, HalfMessage, TransactionalProducer, TransactionState
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import TransactionOfSeveral
 
 

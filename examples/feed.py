@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from confluent_kafka import Producer
 
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 
 Record = tuple[str | None, str, list[tuple[str, str | bytes | None]]]
 

@@ -27,8 +27,8 @@ import time
 import uuid
 
 from penstock import Coordinator, HalfMessage, TransactionalProducer, TransactionState
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Outgoing
 
 

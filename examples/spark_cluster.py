@@ -169,8 +169,8 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         job(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
     else:
+        from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
         from penstock.devbroker import DevBroker
-        from penstock.kafka import TopicSpec, admin_client, ensure_topics
 
         with DevBroker() as broker, tempfile.TemporaryDirectory() as temporary:
             servers = broker.bootstrap_servers

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from confluent_kafka import Consumer
 
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Coordinator, HalfMessage, Transaction, TransactionalProducer, TransactionState
 
 

@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 import canary
 from databases import TestDatabase, new_database
 from kafka_tools import STEADY
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker, User, spark_environment
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.spark_sink import register
 from rights import Right, give
 from waiting import wait_until

@@ -10,13 +10,13 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.transactions.done_records import Done
-from penstock.transactions.ids import new_id
-from penstock.transactions.inherited import live_carries, without_payloads
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Settlement, Share
-from penstock.transactions.trimming import DoneMarks, Mark
+from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.recovered_state import live_carries, without_payloads
+from penstock.transactions.coordinator.state.state_machine import Settlement, Share
+from penstock.transactions.wire.done_records import Done
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 
 GROUP = "orders"
 ENDS = frozenset({Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD})

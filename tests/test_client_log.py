@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from penstock.client_log import EVERY_S, ClientLog
-from penstock.clients import making, producer
+from penstock.clients import factory as making
+from penstock.clients import producer
+from penstock.clients.client_log import EVERY_S, ClientLog
 from penstock.clients.kinds import Kind
 from waiting import wait_until
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from penstock.disposable import Disposable, LeftBehind, NotAnsweredError, TooManyLeftBehindError
+from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError, TooManyLeftBehindError
 from waiting import wait_until
 
 

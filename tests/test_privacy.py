@@ -19,19 +19,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import penstock
 from penstock.app import App
-from penstock.cli.dead_letter_log import DeadLetter
 from penstock.cli.dead_letter_text import lines
 from penstock.consumer import retry
-from penstock.consumer.failure_text import failure_text
-from penstock.dead_letter_headers import read
+from penstock.consumer.failures.failure_text import failure_text
+from penstock.dead_letters.headers import read
+from penstock.dead_letters.reader import DeadLetter
 from penstock.errors import PenstockError
 from penstock.message import Message
 from penstock.telemetry import Telemetry
 from penstock.testing import TestApp
-from penstock.transactions.file.frames import Record as FileRecord
 from penstock.transactions.messages import Outgoing
-from penstock.transactions.outbound import OutboundMessage, Publishable
-from penstock.transactions.records import Half
+from penstock.transactions.stores.file.frames import Record as FileRecord
+from penstock.transactions.stores.relay.outbound import OutboundMessage, Publishable
+from penstock.transactions.wire.records import Half
 
 #: One word for each thing that must not show.
 KEY, VALUE, TEXT, HEADER = "canary-key", "canary-value", "canary-text", "canary-header"

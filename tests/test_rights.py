@@ -7,8 +7,7 @@ import pickle
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.errors import PenstockError
-from penstock.rights import (
+from penstock.clients.rights import (
     MissingRightError,
     Operation,
     Resource,
@@ -19,6 +18,7 @@ from penstock.rights import (
     topic_right,
     transactional_right,
 )
+from penstock.errors import PenstockError
 
 
 def test_a_missing_right_names_operation_resource_and_the_command_that_gives_it() -> None:

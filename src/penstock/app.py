@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock import config as check
-from penstock.cluster import Cluster
-from penstock.config import ClientConfig
+from penstock import options as check
+from penstock.clients.cluster import Cluster
 from penstock.consumer import (
     ConsumerSettings,
     DeadLetterFormat,
@@ -22,18 +21,19 @@ from penstock.consumer import (
     WorkerResource,
     handler,
 )
-from penstock.consumer.decoding import DecoderSpec
-from penstock.consumer.handlers import Filter
-from penstock.consumer.ordering import KeyFunction
-from penstock.consumer.surroundings import middlewares_of
+from penstock.consumer.handlers.decoding import DecoderSpec
+from penstock.consumer.handlers.handler import Filter
+from penstock.consumer.handlers.middleware import middlewares_of
+from penstock.consumer.handlers.ordering import KeyFunction
 from penstock.errors import ConfigurationError
+from penstock.options import ClientConfig
 from penstock.running import Lifespan, RunningApp, coordinator_of, run_until_signal
-from penstock.spark_sink.app_sinks import AppSinks
-from penstock.spark_sink.sink_specs import SinkFunction, SinkSpec, in_first_process, require_own_names
+from penstock.spark_sink.queries.app_sinks import AppSinks
+from penstock.spark_sink.queries.sink_specs import SinkFunction, SinkSpec, in_first_process, require_own_names
 from penstock.transactions import Coordinator
 
 if TYPE_CHECKING:
-    from penstock.handler_sink.sink import HandlerSink
+    from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.telemetry import Telemetry
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
@@ -312,7 +312,7 @@ class App:
         Raises:
             ConfigurationError: a topic has no handler, or a handler cannot be kept on executors: see `HandlerSink`.
         """
-        from penstock.handler_sink.of_app import sink_of
+        from penstock.spark_sink.sinks.handlers.from_app import sink_of
 
         chosen = {topic: self._handlers.get(topic) for topic in check.names("topic", topics or self._handlers)}
         around = (self._middlewares, self._lifespans, self._resources)

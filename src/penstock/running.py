@@ -20,12 +20,12 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.answering import answering
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
+from penstock.consumer.inspection.explain_server import answering
 from penstock.errors import ConfigurationError, StoppedError
-from penstock.signal_event import SignalEvent
-from penstock.spark_sink.app_sinks import AppSinks
-from penstock.spark_sink.progress import SinkStatistics
+from penstock.spark_sink.monitoring.progress import SinkStatistics
+from penstock.spark_sink.queries.app_sinks import AppSinks
+from penstock.supervisor.signal_event import SignalEvent
 from penstock.transactions import Coordinator
 
 if TYPE_CHECKING:

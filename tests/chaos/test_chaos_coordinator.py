@@ -11,9 +11,9 @@ import pytest
 
 from chaos.transfer import Killed, Transfer, faults, has_open_transaction
 from kafka_tools import ends
+from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker
-from penstock.kafka import admin_client
-from penstock.transactions.topics import open_topics
+from penstock.transactions.wire.topics import open_topics
 from waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka.admin import AdminClient
 
-import penstock.kafka
+import penstock.clients.kafka
 from commands import Command, commands
+from penstock.clients.kafka import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, ensure_topics, partition_counts
 from waiting import wait_until
 
 

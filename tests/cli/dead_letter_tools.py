@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import Producer
 
-from penstock.dead_letter_headers import DeadLetterFormat, DeadLetterOrigin, HeaderList, write
+from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, HeaderList, write
 from penstock.message import FixedRecord
 
 

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 import sys
 
-from penstock.cli.processes import Processes
+from penstock.supervisor.processes import Processes
 
 sys.exit(Processes([sys.executable, "-c", sys.argv[2]], int(sys.argv[1])).run())

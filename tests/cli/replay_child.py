@@ -10,7 +10,7 @@ import signal
 import sys
 
 from penstock.cli import main
-from penstock.cli.dead_letter_log import DeadLetterLog
+from penstock.dead_letters.reader import DeadLetterLog
 from penstock.offsets import CommitPoint
 
 bootstrap, topic, batches = sys.argv[1:4]

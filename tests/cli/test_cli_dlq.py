@@ -8,8 +8,8 @@ from confluent_kafka import Message
 from dead_letter_tools import origin_headers, put
 
 from kafka_tools import read_all, transactional, wait_for_markers
-from penstock.cli import dead_letter_log
-from penstock.dead_letter_headers import HEADERS_LOST, DeadLetterFormat
+from penstock.dead_letters import reader as dead_letter_log
+from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterFormat
 from penstock.devbroker import DevBroker
 
 Command = Callable[..., tuple[object, str, str]]

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from dead_letter_tools import origin_headers, put
 
 from kafka_tools import committed, read_all
-from penstock.cli.dead_letter_log import BATCH, REPLAY_GROUP, DeadLetterLog
+from penstock.dead_letters.reader import BATCH, REPLAY_GROUP, DeadLetterLog
 from penstock.devbroker import DevBroker
 from penstock.offsets import CommitPoint
 

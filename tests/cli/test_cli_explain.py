@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from kafka_tools import produce
-from penstock import App, answering
+from penstock import App
+from penstock.consumer.inspection import explain_server as answering
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -91,7 +92,10 @@ def test_the_sinks_of_an_app_are_told_with_its_partitions(penstock_command: Call
 
 
 def test_the_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
-    code = "from penstock.answering import answering\nwith answering(dict): print('up', flush=True); input()"
+    code = (
+        "from penstock.consumer.inspection.explain_server import answering\n"
+        "with answering(dict): print('up', flush=True); input()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

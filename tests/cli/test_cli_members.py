@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tenacity
 
-from penstock.cli.processes import Processes, RestartPolicy
+from penstock.supervisor.processes import Processes, RestartPolicy
 from waiting import wait_until
 
 CHILD = Path(__file__).with_name("members_child.py")
@@ -270,7 +270,7 @@ def test_a_signal_ends_a_run_whose_members_wait_for_their_next_start() -> None:
 
 def test_members_end_in_order_when_the_process_that_started_them_is_killed() -> None:
     program = BEGUN + (
-        "from penstock.cli.lifeline import end_with_parent\n"
+        "from penstock.supervisor.lifeline import end_with_parent\n"
         "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path(f'in order {number}').touch(), os._exit(0)))\n"
         "end_with_parent()\n"
         "assert 'PENSTOCK_LIFELINE_FD' not in os.environ\n"

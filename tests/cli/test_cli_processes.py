@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from commands import Command
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from waiting import wait_until
 
 APP = """

@@ -13,8 +13,8 @@ import pytest
 import penstock
 from penstock import clients
 from penstock.clients.kinds import Kind
-from penstock.config import ClientConfig
 from penstock.errors import ConfigurationError
+from penstock.options import ClientConfig
 from waiting import wait_until
 
 NOWHERE = "127.0.0.1:1"

@@ -11,14 +11,15 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from penstock.clients import admin, making
-from penstock.clients.words import ClientWords, cause_of
+from penstock.clients import admin
+from penstock.clients import factory as making
+from penstock.clients.causes import ClientWords, cause_of
+from penstock.clients.kafka import partition_counts
+from penstock.clients.topic_ids import AskedTopicIds
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
-from penstock.kafka import partition_counts
-from penstock.spark_sink.log_view import LogView
-from penstock.spark_sink.options import SourceOptions
-from penstock.topic_ids import AskedTopicIds
+from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.options import SourceOptions
 
 #: Far below the 15 s that a broker has to answer, and far above what a loaded machine takes.
 AT_ONCE_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.consumer import ConsumerSettings, Handler, Kind
-from penstock.consumer.routes import Failed
-from penstock.consumer.workers import call
+from penstock.consumer.execution.threads import call
+from penstock.consumer.handlers.route import Failed
 from penstock.testing import TestBroker
 from penstock.testing.stepping import SteppedConsumer, SteppedWorker
 

@@ -14,7 +14,7 @@ from consuming import AsyncRecorder, consumer_of, event_set
 
 from kafka_tools import Recorder, committed, ends, produce
 from penstock.consumer import handler, retry
-from penstock.consumer.tasks import new_event_loop
+from penstock.consumer.execution.event_loop import new_event_loop
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from waiting import wait_until

@@ -17,8 +17,8 @@ from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError, raised
 from penstock.message import Message
 from penstock.transactions import Coordinator
-from penstock.transactions.settling import Settling
-from penstock.transactions.slots import Slots
+from penstock.transactions.bulkhead import Slots
+from penstock.transactions.coordinator.loop import Settling
 from waiting import wait_until
 
 NewTopic = Callable[..., str]

@@ -9,9 +9,9 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from consuming import consumer_of
 
 from kafka_tools import Recorder, committed, ends, produce, read_all
+from penstock.clients.kafka import admin_client
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker
-from penstock.kafka import admin_client
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
 from waiting import wait_until

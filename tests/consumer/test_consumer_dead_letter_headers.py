@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dead_letter_headers import (
+from penstock.dead_letters.headers import (
     HEADERS_LOST,
     MAX_STACK_CHARS,
     MAX_TEXT_CHARS,

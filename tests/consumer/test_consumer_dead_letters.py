@@ -11,17 +11,17 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_tools import committed, produce, read_all
 from penstock.app import App
+from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, LitePushConsumer, handler, retry
-from penstock.consumer import outbox as outbox_module
 from penstock.consumer.assignments import Assignment, Fetch
-from penstock.consumer.limits import DeadLetterLimits
-from penstock.consumer.ordering import Keyless, Order, Ordering
-from penstock.consumer.outbox import Outbox, Outgoing
-from penstock.consumer.retries import Timers
-from penstock.consumer.routes import Route
+from penstock.consumer.failures import dead_letter_publisher as outbox_module
+from penstock.consumer.failures.dead_letter_publisher import Outbox, Outgoing
+from penstock.consumer.failures.limits import DeadLetterLimits
+from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.route import Route
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
-from penstock.kafka import TopicSpec, ensure_topics
 from penstock.message import FixedRecord, Message
 from penstock.testing import TestApp
 from waiting import wait_until

@@ -12,7 +12,7 @@ from visit_bench import Bench
 
 from kafka_tools import committed, produce, read_all
 from penstock.consumer import handler
-from penstock.consumer.decoding import decoder_of
+from penstock.consumer.handlers.decoding import decoder_of
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import Message

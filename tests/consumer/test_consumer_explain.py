@@ -7,11 +7,11 @@ import tenacity
 from confluent_kafka import KafkaError
 
 import penstock
+from penstock.clients.topic_ids import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
-from penstock.consumer.topic_watch import TopicWatch
+from penstock.consumer.polling.topic_watch import TopicWatch
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
-from penstock.topic_ids import TopicIds
 
 
 def app_of(*topics: str, attempts: int = 5, dead_letter: bool = False) -> penstock.App:

@@ -10,10 +10,10 @@ import tenacity
 from confluent_kafka.admin import AdminClient
 
 from kafka_tools import Recorder, committed, produce, read_all
+from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.consumer import ConsumerSettings, LitePushConsumer, RetryPolicy, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, RetryLater
-from penstock.kafka import TopicSpec, ensure_topics
 from penstock.message import Message
 from waiting import wait_until
 

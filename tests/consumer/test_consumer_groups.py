@@ -12,8 +12,8 @@ from confluent_kafka import Consumer
 from consuming import consumer_of
 
 from kafka_tools import Recorder, produce
-from penstock.consumer import fetch_errors as fetch_errors_module
 from penstock.consumer import handler
+from penstock.consumer.polling import fetch_errors as fetch_errors_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from waiting import wait_until

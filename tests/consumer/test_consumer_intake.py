@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 from confluent_kafka import TopicPartition
 
-from penstock.cluster import ConsumerClient
+from penstock.clients.cluster import ConsumerClient
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.intake import BYTES, FULL, GRACE_S, MAP, PARKED, Intake
-from penstock.consumer.ordering import Keyless, Order, Ordering
-from penstock.consumer.routes import Route
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.route import Route
+from penstock.consumer.polling.back_pressure import BYTES, FULL, GRACE_S, MAP, PARKED, Intake
 from penstock.message import Message
 from penstock.offsets import MAX_METADATA_CHARS, Block, decode
 

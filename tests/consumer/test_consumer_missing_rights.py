@@ -9,10 +9,10 @@ from confluent_kafka import KafkaError
 from stepped import Stepped
 
 from penstock.app import App
+from penstock.clients.rights import MissingRightError, Operation, Right, group_right, topic_right
 from penstock.consumer import Explanation, handler, retry
-from penstock.consumer.explain import shut_out as shut_out_explanations
+from penstock.consumer.inspection.explain import shut_out as shut_out_explanations
 from penstock.message import Message
-from penstock.rights import MissingRightError, Operation, Right, group_right, topic_right
 from penstock.testing import TestApp, TestBroker
 
 #: Seconds within which what is missing must be said, and what was given be used.

@@ -8,7 +8,7 @@ import pytest
 from stepped import Stepped
 
 from penstock.consumer import Kind, handler
-from penstock.consumer.stations import Station
+from penstock.consumer.execution_slot import Station
 from penstock.errors import BatchError
 from penstock.message import FixedRecord, Message
 from penstock.routing import Run

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.consumer.rates import Meter, Pace
+from penstock.consumer.handlers.rate_limits import Meter, Pace
 from penstock.message import Message
 from penstock.testing import TestApp
 

@@ -23,7 +23,7 @@ from penstock.consumer.retry_topics import (
     retry_topic,
     tries_before,
 )
-from penstock.dead_letter_headers import own_headers, read
+from penstock.dead_letters.headers import own_headers, read
 from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Headers, Message
 from penstock.testing import TestApp

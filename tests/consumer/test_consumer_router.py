@@ -8,9 +8,9 @@ import pytest
 
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
-from penstock.consumer.ordering import Keyless, Order, Ordering
-from penstock.consumer.router import Router
-from penstock.consumer.routes import Route
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.route import Route
+from penstock.consumer.polling.router import Router
 from penstock.message import FixedRecord, Message, Record
 from penstock.offsets import OffsetMap
 from penstock.routing import Scheduler

@@ -14,12 +14,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from canary import MESSAGE
 from commands import commands
 from penstock.app import App
-from penstock.cluster import KafkaCluster
+from penstock.clients.cluster import KafkaCluster
+from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.rights import MissingRightError
 from penstock.consumer import retry
 from penstock.devbroker import DevBroker, User
-from penstock.lasting_producer import LastingProducer
 from penstock.message import Message
-from penstock.rights import MissingRightError
 from penstock.running import RunningApp
 from rights import Right, give, on_group, on_topic, take
 from waiting import wait_until

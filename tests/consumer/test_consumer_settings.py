@@ -10,15 +10,7 @@ import pytest
 
 from kafka_tools import produce
 from penstock.app import App
-from penstock.consumer import (
-    ConsumerSettings,
-    DeadLetterLimit,
-    Handler,
-    LitePushConsumer,
-    Middleware,
-    handler,
-    retry,
-)
+from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, Middleware, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError, TopicNotFoundError
 from penstock.message import Message

@@ -12,7 +12,7 @@ from stepped import Stepped
 
 from penstock.consumer import handler
 from penstock.running import RunningApp
-from penstock.spark_sink.app_sinks import AppSinks
+from penstock.spark_sink.queries.app_sinks import AppSinks
 
 
 class Sinks:

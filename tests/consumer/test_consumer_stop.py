@@ -88,7 +88,7 @@ def test_a_drain_that_has_used_up_its_time_leaves_none_to_the_revocation() -> No
 
 
 def test_a_drain_says_what_it_holds_why_it_is_not_over_and_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="penstock.consumer.draining")
+    caplog.set_level(logging.INFO, logger="penstock.consumer.inspection.drain_report")
     app = App("orders", bootstrap_servers="unused:1", stop_timeout=30.0)
     app.handler("t")(lambda _message: DeferredCompletion())
 

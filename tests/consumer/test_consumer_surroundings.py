@@ -14,7 +14,7 @@ from visit_bench import Bench
 from kafka_tools import produce
 from penstock.app import App
 from penstock.consumer import Middleware, WorkerResource, handler, retry
-from penstock.consumer.surroundings import surround
+from penstock.consumer.handlers.middleware import surround
 from penstock.devbroker import DevBroker
 from penstock.errors import BatchError, ConfigurationError
 from penstock.message import Message

@@ -12,7 +12,7 @@ import pytest
 from visit_bench import Bench
 
 from penstock.consumer import Handler, handler, retry
-from penstock.consumer.tasks import TaskPool
+from penstock.consumer.execution.event_loop import TaskPool
 from penstock.message import Message
 from waiting import wait_until
 

@@ -12,8 +12,8 @@ import tenacity
 from visit_bench import Bench
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
-from penstock.consumer.explain import explain
-from penstock.consumer.stations import Station
+from penstock.consumer.execution_slot import Station
+from penstock.consumer.inspection.explain import explain
 from penstock.errors import BatchError, PenstockError
 from penstock.message import FixedRecord, Message
 

@@ -9,7 +9,7 @@ from typing import Any
 from visit_bench import Bench
 
 from penstock.consumer import handler
-from penstock.consumer.workers import WorkerPool
+from penstock.consumer.execution.threads import WorkerPool
 
 
 def test_no_place_where_a_handler_may_run_is_out_of_sight_while_workers_go() -> None:

@@ -9,12 +9,12 @@ from typing import cast
 
 from penstock.consumer import ConsumerSettings, Handler, Kind, Middleware
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.deferred import DeferredCompletion
 from penstock.consumer.engine import Engine
-from penstock.consumer.routes import Failed, disregarded
-from penstock.consumer.stations import Outcome, Station
-from penstock.consumer.workers import call
-from penstock.dead_letter_headers import HeaderList
+from penstock.consumer.execution.threads import call
+from penstock.consumer.execution_slot import Outcome, Station
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
 

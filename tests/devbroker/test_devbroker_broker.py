@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from waiting import wait_until
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from example_programs import Examples
 
 from kafka_tools import read_all
-from penstock.dead_letter_headers import read
+from penstock.dead_letters.headers import read
 from penstock.devbroker import DevBroker
 
 

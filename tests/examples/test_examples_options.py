@@ -16,9 +16,9 @@ from penstock import spark_sink
 from penstock.consumer import UNCHANGED, ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
-from penstock.transactions.file import FileStore
-from penstock.transactions.sql.store import SqlStore
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.sql.store import SqlStore
 
 TEXT = "\n".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("options.md", "spark.md"))
 CHANGES = {"RunningApp.change", "RunningApp.change_handler"}

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.consumer import Handler, retry
-from penstock.consumer.ordering import Ordering
-from penstock.consumer.routes import Route
-from penstock.handler_sink.lines import Lines
+from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.route import Route
 from penstock.message import FixedRecord, Record
+from penstock.spark_sink.sinks.handlers.key_queues import Lines
 
 Place = tuple[str, int]
 

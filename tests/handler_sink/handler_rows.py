@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.consumer import DeadLetterLimit, Handler
-from penstock.handler_sink.letters import LetterSettings
-from penstock.handler_sink.report import TaskReport
-from penstock.handler_sink.rows import LANE
-from penstock.handler_sink.task import TaskWork
+from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings
+from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.handlers.rows import LANE
+from penstock.spark_sink.sinks.handlers.task import TaskWork
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

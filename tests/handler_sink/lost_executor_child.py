@@ -19,8 +19,8 @@ from pyspark.sql import functions as f
 
 from penstock.consumer import handler
 from penstock.devbroker import spark_environment
-from penstock.handler_sink import sink as handler_sink
 from penstock.message import Message
+from penstock.spark_sink.sinks.handlers import sink as handler_sink
 
 FOLDER, ATTEMPTS = Path(sys.argv[1]), sys.argv[2]
 #: Seconds that a handler waits for another one of its key; Spark starts a new executor within them.

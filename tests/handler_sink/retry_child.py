@@ -19,8 +19,8 @@ from pyspark.sql import functions as f
 
 from penstock.consumer import WorkerResource, handler
 from penstock.devbroker import spark_environment
-from penstock.handler_sink.sink import HandlerSink
 from penstock.message import Message
+from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
 FOLDER = Path(sys.argv[1])
 ROWS = 2000

@@ -9,11 +9,11 @@ import pytest
 from handler_lines import Letters, lines_of, row, waits
 
 from penstock.consumer import DeferredCompletion, handler, retry
-from penstock.consumer.routes import Failed
+from penstock.consumer.handlers.route import Failed
 from penstock.errors import BatchError, PenstockError, RetryLater, SinkError
-from penstock.handler_sink import driving
-from penstock.handler_sink.lines import Lines
 from penstock.message import DecodedMessage, Message, Record
+from penstock.spark_sink.sinks.handlers import runners as driving
+from penstock.spark_sink.sinks.handlers.key_queues import Lines
 
 
 class Bench:

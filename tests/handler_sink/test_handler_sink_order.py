@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.consumer import Handler, handler
-from penstock.consumer.routes import Failed
+from penstock.consumer.handlers.route import Failed
 from penstock.errors import BatchError
-from penstock.handler_sink.lines import Job
+from penstock.spark_sink.sinks.handlers.key_queues import Job
 
 
 def places_of(job: Job) -> list[Place]:

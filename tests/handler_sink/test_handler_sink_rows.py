@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from handler_rows import Row, batches_of
 
-from penstock.consumer.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
-from penstock.handler_sink import rows as rows_module
-from penstock.handler_sink.rows import RowRecord, lane_numbers, records
+from penstock.spark_sink.sinks.handlers import rows as rows_module
+from penstock.spark_sink.sinks.handlers.rows import RowRecord, lane_numbers, records
 
 
 def columns_of(rows: list[Row]) -> dict[str, pa.Array]:

@@ -16,13 +16,13 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from penstock.consumer import Handler, Middleware, WorkerResource, handler, retry
 from penstock.errors import ConfigurationError, SinkError
-from penstock.handler_sink.ending import seconds_until_killed
-from penstock.handler_sink.report import BatchReport, TaskReport
-from penstock.handler_sink.settings import refuse_double_runs
-from penstock.handler_sink.sink import HandlerSink
-from penstock.handler_sink.travel import pack, unpack
 from penstock.message import Message
-from penstock.spark_sink.restarts import lasts
+from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.sinks.handlers.kill_timeout import seconds_until_killed
+from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
+from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
+from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.telemetry import Telemetry
 
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_tools import Recorder, produce, read_all
 from penstock.app import App
 from penstock.consumer import handler, retry
-from penstock.dead_letter_headers import read as read_headers
+from penstock.dead_letters.headers import read as read_headers
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.message import DecodedMessage, Message

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import KafkaError
 from handler_rows import Row, run_task
 
+from penstock.clients.rights import MissingRightError
 from penstock.consumer import DeadLetterLimit, DeferredCompletion, Middleware, WorkerResource, handler, retry
 from penstock.errors import BatchError, SinkError
-from penstock.handler_sink import task as task_module
 from penstock.message import Message
-from penstock.rights import MissingRightError
+from penstock.spark_sink.sinks.handlers import task as task_module
 
 ONCE = retry(1)
 

@@ -22,8 +22,8 @@ from confluent_kafka.admin import OffsetSpec
 import penstock
 from canary import MESSAGE, PAYLOAD
 from commands import Command
+from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker, User
-from penstock.kafka import admin_client
 from penstock.transactions import FileStore, HalfMessage, SqlStore, TransactionState
 from penstock.transactions.store import CoordinatorOptions
 from waiting import wait_until

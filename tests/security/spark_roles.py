@@ -10,7 +10,7 @@ from roles import STEP_S, World, letters, make_topic
 import penstock
 from databases import TestDatabase
 from penstock.spark_sink import DeadLetters, KafkaSink, ParquetSink, SqlSink, start_sink
-from penstock.spark_sink.kafka_ledger import PARTITIONS
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
 
 
 def make_target(world: World) -> None:

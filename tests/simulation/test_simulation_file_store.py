@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.file import frames
-from penstock.transactions.file.entries import Entry, Prepared
-from penstock.transactions.file.journal import Decide, Journal
-from penstock.transactions.file.ledger import Kept, Ledger
-from penstock.transactions.file.redo import SUFFIX, RedoLog
-from penstock.transactions.records import Half, Verdict
+from penstock.transactions.stores.file import frames
+from penstock.transactions.stores.file.entries import Entry, Prepared
+from penstock.transactions.stores.file.journal import Decide, Journal
+from penstock.transactions.stores.file.ledger import Kept, Ledger
+from penstock.transactions.stores.file.redo import SUFFIX, RedoLog
+from penstock.transactions.wire.records import Half, Verdict
 from simulation.file_store_runs import Lost, run
 from simulation.torn_disk import TornDisk
 from simulation.varied import ONE_SEED, RUNS

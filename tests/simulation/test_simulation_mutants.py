@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from penstock.consumer import commits
 from penstock.consumer.assignments import Assignments
-from penstock.consumer.commits import Commits
-from penstock.consumer.intake import Intake
-from penstock.consumer.ordering import Ordering
-from penstock.consumer.outbox import Outbox
-from penstock.consumer.parking import Parking
-from penstock.consumer.rebalance import Rebalance
-from penstock.consumer.retries import Timers
-from penstock.consumer.stations import Station
-from penstock.consumer.visits import Desk
+from penstock.consumer.execution.lane_processor import Desk
+from penstock.consumer.execution_slot import Station
+from penstock.consumer.failures.dead_letter_publisher import Outbox
+from penstock.consumer.failures.parking import Parking
+from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.polling import commits
+from penstock.consumer.polling.back_pressure import Intake
+from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.rebalance import Rebalance
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import Scheduler
 from penstock.testing import InvariantBroken

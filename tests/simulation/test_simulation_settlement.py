@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock.transactions import inherited, settlement
-from penstock.transactions.delays import Delays
-from penstock.transactions.inherited import Inherited
-from penstock.transactions.key_order import KeyOrder
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op
-from penstock.transactions.settlement import Settlement
-from penstock.transactions.sharing import Decisions
+from penstock.transactions.coordinator.state import recovered_state as inherited
+from penstock.transactions.coordinator.state import state_machine as settlement
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.ready.delays import Delays
+from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
+from penstock.transactions.coordinator.state.ready.ready_queue import Decisions
+from penstock.transactions.coordinator.state.recovered_state import Inherited
+from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.wire.records import Author, Half, Op
 from settlement_world import World
 from simulation.varied import ONE_SEED, RUNS
 

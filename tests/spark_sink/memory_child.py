@@ -15,11 +15,11 @@ from pathlib import Path
 from confluent_kafka import Consumer, Message
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.clients import making
-from penstock.spark_sink import reading
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.planning import OffsetRange
-from penstock.spark_sink.source import source_schema
+from penstock.clients import factory as making
+from penstock.spark_sink.source import partition_reader as reading
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.planning import OffsetRange
+from penstock.spark_sink.source.source import source_schema
 
 PAUSE_S = 0.03
 

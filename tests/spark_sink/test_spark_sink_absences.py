@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from penstock.clients.rights import MissingRightError
 from penstock.errors import SourceError
-from penstock.rights import MissingRightError
-from penstock.spark_sink.log_view import Topics
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.planning import Offsets, TopicPartition
-from penstock.spark_sink.source import StreamReader
+from penstock.spark_sink.source.offset_reader import Topics
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.source import StreamReader
 
 UNKNOWN, FORBIDDEN = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
 ALL = ReadAllAvailable()

@@ -21,8 +21,8 @@ from penstock.app import App
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.gate import Gate, sleep_in_jvm
-from penstock.spark_sink.progress import SinkState
+from penstock.spark_sink.monitoring.progress import SinkState
+from penstock.spark_sink.queries.gate import Gate, sleep_in_jvm
 from waiting import wait_until
 
 NewTopic = Callable[..., str]

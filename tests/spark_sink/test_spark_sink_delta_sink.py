@@ -22,8 +22,9 @@ from test_spark_sink_sql_rows import frame
 
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink import DeltaSink, delta_sink, start_sink
-from penstock.spark_sink.sinks import ledger_positions
+from penstock.spark_sink import DeltaSink, start_sink
+from penstock.spark_sink.sinks import delta_sink
+from penstock.spark_sink.sinks.sink import ledger_positions
 
 FrameOf = Callable[..., DataFrame]
 

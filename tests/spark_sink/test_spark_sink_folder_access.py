@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
-from penstock.rights import MissingRightError
+from penstock.clients.rights import MissingRightError
 from penstock.spark_sink import DeltaSink, ParquetSink
 
 SCHEMA = (

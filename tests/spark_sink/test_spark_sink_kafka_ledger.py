@@ -15,14 +15,15 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from kafka_tools import read_all, transactional
-from penstock.clients import making
+from penstock.clients import factory as making
+from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
-from penstock.kafka import TopicSpec, ensure_topics
-from penstock.spark_sink import KafkaSink, kafka_ledger
-from penstock.spark_sink.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
-from penstock.spark_sink.kafka_target import Row, Target
-from penstock.spark_sink.sinks import ledger_positions
+from penstock.spark_sink import KafkaSink
+from penstock.spark_sink.ledger import kafka_ledger
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
+from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.sinks.sink import ledger_positions
 
 SOURCE = ("orders", 0)
 

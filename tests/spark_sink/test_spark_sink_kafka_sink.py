@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from kafka_tools import read_all
-from penstock.clients import making
+from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink, start_sink
-from penstock.spark_sink.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
-from penstock.spark_sink.kafka_target import Row
+from penstock.spark_sink.ledger.kafka_target import Row
+from penstock.spark_sink.sinks.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
 
 FrameOf = Callable[..., DataFrame]
 LEDGER = "ledger-of-sinks"

@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation
 
+from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
-from penstock.rights import MissingRightError
-from penstock.spark_sink.log_view import LogView
-from penstock.spark_sink.options import SourceOptions
+from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.options import SourceOptions
 
 #: What a leader that moves, a broker that starts and a network that is away for a moment look like.
 PASSING = [

@@ -12,13 +12,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from kafka_tools import ANSWER_S
+from penstock.clients.kafka import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError, TopicNotFoundError
-from penstock.kafka import TopicSpec, ensure_topics, partition_counts
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.planning import OffsetRange
-from penstock.spark_sink.reading import read_range
-from penstock.spark_sink.source import StreamReader, source_schema
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.partition_reader import read_range
+from penstock.spark_sink.source.planning import OffsetRange
+from penstock.spark_sink.source.source import StreamReader, source_schema
 from raw_produce import produce_raw
 from waiting import wait_until
 

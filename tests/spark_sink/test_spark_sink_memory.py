@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from penstock.devbroker import DevBroker
-from penstock.spark_sink.reading import TASK_BYTES
+from penstock.spark_sink.source.partition_reader import TASK_BYTES
 
 CHILD = Path(__file__).with_name("memory_child.py")
 LARGE = 990_000  # what a message may have by default, with its frame, is 1 MB

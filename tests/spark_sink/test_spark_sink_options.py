@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
-from penstock.spark_sink.client_names import NAMES
-from penstock.spark_sink.log_view import LogView
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.positions import Since
-from penstock.spark_sink.query import trigger_arguments
+from penstock.spark_sink.queries.query import trigger_arguments
+from penstock.spark_sink.source.client_names import NAMES
+from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.positions import Since
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
 

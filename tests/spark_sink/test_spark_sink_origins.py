@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from penstock.errors import SinkError
-from penstock.spark_sink import sinks
-from penstock.spark_sink.sinks import OfQuery, Origin, origin_of
+from penstock.spark_sink.sinks import sink as sinks
+from penstock.spark_sink.sinks.sink import OfQuery, Origin, origin_of
 
 
 class Connected:

@@ -16,10 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.errors import SinkError
-from penstock.spark_sink import ParquetSink, parquet_sink
-from penstock.spark_sink.frames import Census
-from penstock.spark_sink.ledger import Span
-from penstock.spark_sink.restarts import lasts
+from penstock.spark_sink import ParquetSink
+from penstock.spark_sink.ledger.sql_ledger import Span
+from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.sinks import parquet_sink
+from penstock.spark_sink.sinks.frames import Census
 
 
 @dataclass

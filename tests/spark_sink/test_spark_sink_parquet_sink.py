@@ -27,8 +27,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import ParquetSink, start_sink
-from penstock.spark_sink.folder_ledger import STAGING, FolderLedger, FolderState
-from penstock.spark_sink.sinks import ledger_positions
+from penstock.spark_sink.ledger.folder_ledger import STAGING, FolderLedger, FolderState
+from penstock.spark_sink.sinks.sink import ledger_positions
 from waiting import wait_until
 
 FrameOf = Callable[..., DataFrame]

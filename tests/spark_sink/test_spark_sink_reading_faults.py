@@ -12,13 +12,14 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.clients import making
+from penstock.clients import factory as making
+from penstock.clients.rights import MissingRightError
 from penstock.errors import SinkError, SourceError
-from penstock.rights import MissingRightError
-from penstock.spark_sink import dead_letters, reading
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.planning import OffsetRange
-from penstock.spark_sink.source import source_schema
+from penstock.spark_sink.sinks.sql import dead_letters
+from penstock.spark_sink.source import partition_reader as reading
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.planning import OffsetRange
+from penstock.spark_sink.source.source import source_schema
 
 SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]

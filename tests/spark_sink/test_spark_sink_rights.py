@@ -9,15 +9,15 @@ import pytest
 from confluent_kafka import Producer
 
 from canary import MESSAGE
+from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker, User
-from penstock.rights import MissingRightError
 from penstock.spark_sink import DeadLetters, KafkaSink
-from penstock.spark_sink.group_offsets import GroupOffsets
-from penstock.spark_sink.kafka_ledger import Ledger, publish
-from penstock.spark_sink.kafka_target import Row, Target
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.rejects import Rejected
-from penstock.spark_sink.source import BatchReader
+from penstock.spark_sink.ledger.kafka_ledger import Ledger, publish
+from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
+from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.source import BatchReader
 from rights import Right, give, on_group, on_topic, on_transactional_id, take
 
 #: The topic of the ledger of all sinks here; each has a name, and so entries, of its own.

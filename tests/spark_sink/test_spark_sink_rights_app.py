@@ -17,11 +17,12 @@ from canary import PAYLOAD
 from databases import new_database
 from penstock import Message, RunningApp
 from penstock.app import App
+from penstock.clients.rights import MissingRightError
 from penstock.consumer import retry
 from penstock.devbroker import DevBroker, User
-from penstock.rights import MissingRightError
-from penstock.spark_sink import DeadLetters, KafkaSink, SqlSink, restarts, start_sink
-from penstock.spark_sink.progress import SinkState
+from penstock.spark_sink import DeadLetters, KafkaSink, SqlSink, start_sink
+from penstock.spark_sink.monitoring.progress import SinkState
+from penstock.spark_sink.queries import restarts
 from rights import Right, give, on_group, on_topic, on_transactional_id, take
 from waiting import wait_until
 

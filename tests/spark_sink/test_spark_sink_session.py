@@ -17,9 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_tools import produce
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.errors import ConfigurationError
-from penstock.spark_sink import register, session
-from penstock.spark_sink.query import load
-from penstock.spark_sink.session import environment_of, use_this_python
+from penstock.spark_sink import register
+from penstock.spark_sink.queries.query import load
+from penstock.spark_sink.source import session
+from penstock.spark_sink.source.session import environment_of, use_this_python
 from waiting import wait_until
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from penstock.consumer import handler
-from penstock.handler_sink.letters import LetterSettings
-from penstock.handler_sink.sink import HandlerSink
 from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
-from penstock.spark_sink.kafka_target import Row, Target
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.rejects import Rejected
+from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings
+from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.source.options import SourceOptions
 
 CANARY = "canary-of-a-secret"
 CONFIG = {"sasl.password": CANARY, "ssl.key.password": CANARY}

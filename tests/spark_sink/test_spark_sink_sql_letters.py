@@ -12,11 +12,11 @@ from test_spark_sink_sql_rows import PRICES, frame
 
 from databases import TestDatabase
 from kafka_tools import read_all
-from penstock.dead_letter_headers import DeadLetterOrigin, read
+from penstock.dead_letters.headers import DeadLetterOrigin, read
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
-from penstock.spark_sink.rejects import Rejected
+from penstock.spark_sink.sinks.sql.row_validator import Rejected
 
 
 def test_a_refused_row_s_message_is_written_as_it_was_and_one_that_is_gone_with_its_place(

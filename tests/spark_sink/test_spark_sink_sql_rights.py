@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructType
 
 from databases import TestDatabase, new_database
-from penstock.rights import MissingRightError
+from penstock.clients.rights import MissingRightError
 from penstock.spark_sink import SqlSink
 
 SCHEMA = (

@@ -22,11 +22,13 @@ from pyspark.sql.types import StructType
 
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
-from penstock.spark_sink import DeadLetters, SqlSink, reducing, staging
-from penstock.spark_sink.databases import parse_url
-from penstock.spark_sink.rejects import Rejected
-from penstock.spark_sink.restarts import lasts
-from penstock.spark_sink.sinks import ledger_positions
+from penstock.spark_sink import DeadLetters, SqlSink
+from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.sinks.sink import ledger_positions
+from penstock.spark_sink.sinks.sql import deduplication as reducing
+from penstock.spark_sink.sinks.sql import staging
+from penstock.spark_sink.sinks.sql.databases import parse_url
+from penstock.spark_sink.sinks.sql.row_validator import Rejected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

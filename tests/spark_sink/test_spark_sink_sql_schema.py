@@ -12,8 +12,9 @@ from test_spark_sink_sql_rows import PRICES, frame
 
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
-from penstock.spark_sink import SqlSink, sql_publication
-from penstock.spark_sink.restarts import lasts
+from penstock.spark_sink import SqlSink
+from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.sinks.sql import batch_write as sql_publication
 
 NAME = {"name": pa.string()}
 NUMBER = {"id": pa.string(), "n": pa.int32()}

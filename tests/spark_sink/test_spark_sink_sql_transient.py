@@ -13,8 +13,11 @@ from test_spark_sink_sql_rows import PRICES, Letters, frame
 
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
-from penstock.spark_sink import SqlSink, merge, postgresql, sql_sink
-from penstock.spark_sink.sql_errors import is_transient, refused
+from penstock.spark_sink import SqlSink
+from penstock.spark_sink.sinks.sql import postgresql
+from penstock.spark_sink.sinks.sql import sink as sql_sink
+from penstock.spark_sink.sinks.sql import upsert as merge
+from penstock.spark_sink.sinks.sql.errors import is_transient, refused
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from test_spark_sink_sql_rows import PRICES, Letters, frame
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.restarts import lasts
+from penstock.spark_sink.queries.restarts import lasts
 
 
 @pytest.fixture

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.handler_sink.sink import HandlerSink
-from penstock.spark_sink import SqlSink, query, source, starting
-from penstock.spark_sink.log_view import Topics
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.planning import Offsets, TopicPartition
-from penstock.spark_sink.query import start_sink
-from penstock.spark_sink.starting import begin_at, refuse_forgetful, starting_options
+from penstock.spark_sink import SqlSink
+from penstock.spark_sink.queries import query
+from penstock.spark_sink.queries import starting_offsets as starting
+from penstock.spark_sink.queries.query import start_sink
+from penstock.spark_sink.queries.starting_offsets import begin_at, refuse_forgetful, starting_options
+from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.source import source
+from penstock.spark_sink.source.offset_reader import Topics
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
 PARTS = [("orders", 0), ("orders", 1), ("payments", 0)]
 

@@ -15,14 +15,14 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
+from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
-from penstock.rights import MissingRightError, Operation, topic_right
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.gate import BatchLeftError, Gate
-from penstock.spark_sink.progress import SinkState
-from penstock.spark_sink.restarts import LONGEST_WAIT_S, RIGHT_WAIT_S, Restarts, lacks_right, lasts, told
-from penstock.spark_sink.supervised_query import SupervisedQuery
-from penstock.spark_sink.supervision import Supervisor
+from penstock.spark_sink.monitoring.progress import SinkState
+from penstock.spark_sink.queries.gate import BatchLeftError, Gate
+from penstock.spark_sink.queries.restarts import LONGEST_WAIT_S, RIGHT_WAIT_S, Restarts, lacks_right, lasts, told
+from penstock.spark_sink.queries.supervised_query import SupervisedQuery
+from penstock.spark_sink.queries.supervisor import Supervisor
 from waiting import wait_until
 
 FRAME: Any = object()

@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from databases import new_database
 from kafka_tools import ANSWER_S, ends, produce, read_all
 from penstock.devbroker import DevBroker, spark_environment
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.source import StreamReader
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.source import StreamReader
 from waiting import wait_until
 
 CHILD = Path(__file__).with_name("secrets_child.py")

@@ -10,14 +10,14 @@ from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
 from kafka_tools import wait_for_markers
-from penstock.clients import making
+from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink.log_view import LogView
-from penstock.spark_sink.open_transactions import AGAIN_S, PATIENCE_S, OpenTransactions
-from penstock.spark_sink.options import SourceOptions
-from penstock.spark_sink.planning import OffsetRange
-from penstock.spark_sink.source import BatchReader, StreamReader
+from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.open_transactions import AGAIN_S, PATIENCE_S, OpenTransactions
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.planning import OffsetRange
+from penstock.spark_sink.source.source import BatchReader, StreamReader
 
 Begin = Callable[[str, int], Producer]
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from memory_tools import Reader, code, offsets
 
-from penstock.cluster import Cluster
+from penstock.clients.cluster import Cluster
 from penstock.testing import Operation, TestBroker, TestClock
 
 T0 = TopicPartition("t", 0)

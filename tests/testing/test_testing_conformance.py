@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka_tools import produce, transactional
-from penstock.cluster import Cluster, ConsumerClient, KafkaCluster
+from penstock.clients.cluster import Cluster, ConsumerClient, KafkaCluster
 from penstock.devbroker import DevBroker
 from penstock.testing import TestBroker
 from waiting import wait_until

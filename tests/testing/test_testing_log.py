@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 from memory_tools import Reader, offsets
 
+from penstock.clients.kafka import TopicSpec
 from penstock.errors import PenstockError, StoppedError, TopicNotFoundError
-from penstock.kafka import TopicSpec
 from penstock.testing import TestBroker
 
 

@@ -15,9 +15,9 @@ import threading
 from confluent_kafka import Producer
 
 from penstock.transactions import Coordinator
-from penstock.transactions.publisher import NotPublishedError, Publisher
-from penstock.transactions.records import Verdict
-from penstock.transactions.settlement import Share
+from penstock.transactions.coordinator.publishing.publisher import NotPublishedError, Publisher
+from penstock.transactions.coordinator.state.state_machine import Share
+from penstock.transactions.wire.records import Verdict
 
 #: Set when the process goes on after a freeze.
 THAWED = threading.Event()

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from penstock.transactions import new_id
-from penstock.transactions.file import FileStore
-from penstock.transactions.records import Half, Verdict
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.wire.records import Half, Verdict
 
 THREADS = 4
 

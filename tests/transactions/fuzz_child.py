@@ -25,21 +25,20 @@ from base64 import b85encode
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from penstock import dead_letter_headers
 from penstock.consumer import retry_topics
+from penstock.dead_letters import headers as dead_letter_headers
 from penstock.errors import MessageFormatError
 from penstock.message import FixedRecord
 from penstock.offsets import metadata
-from penstock.spark_sink.kafka_ledger import decode_entry
+from penstock.spark_sink.ledger.kafka_ledger import decode_entry
 from penstock.telemetry import propagation
-from penstock.transactions.audit import _audited
-from penstock.transactions.delivery import wire_headers
-from penstock.transactions.done_log import decode_ids, encode_ids
-from penstock.transactions.done_records import Carried, Carry, Note, decode_done, encode_done
-from penstock.transactions.fencing import decode_claim
-from penstock.transactions.ids import new_id
-from penstock.transactions.inspection import _discarded
-from penstock.transactions.records import (
+from penstock.transactions.coordinator.recovery.fencing import decode_claim
+from penstock.transactions.operator.audit import _audited
+from penstock.transactions.operator.inspection import _discarded
+from penstock.transactions.stores.relay.done_log import decode_ids, encode_ids
+from penstock.transactions.wire.done_records import Carried, Carry, Note, decode_done, encode_done
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import (
     Author,
     CheckRequest,
     Half,
@@ -54,7 +53,8 @@ from penstock.transactions.records import (
     encode_half,
     encode_ops,
 )
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.acked_producer import wire_headers
 
 #: Seconds of processor time for one example, and for one decoder.
 EXAMPLE_S = 2.0

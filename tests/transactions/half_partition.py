@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.checks import CheckPolicy
-from penstock.transactions.owned import Counts, OwnedPartition
+from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.logs.payload_reload import Reader
+from penstock.transactions.coordinator.recovery.recovery import Inheritance
+from penstock.transactions.coordinator.state.broker_clock import BrokerClock
+from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Half, Op, encode_half, encode_op
-from penstock.transactions.reloading import Reader
-from penstock.transactions.takeover import Inheritance
+from penstock.transactions.wire.records import Half, Op, encode_half, encode_op
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError
 
+from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker, User
-from penstock.kafka import admin_client
 from penstock.transactions import Coordinator, CoordinatorStatistics, TransactionalProducer
-from penstock.transactions.file import FileStore
 from penstock.transactions.model import HalfMessage, PendingTransaction, TransactionState
-from penstock.transactions.sql import SqlStore
 from penstock.transactions.store import CoordinatorOptions, Settler, Store
-from penstock.transactions.topics import StoreTopics, open_topics
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.sql import SqlStore
+from penstock.transactions.wire.topics import StoreTopics, open_topics
 from rights import Right, give, on_group, on_topic, on_transactional_id
 from waiting import wait_until
 
@@ -157,7 +157,7 @@ class KafkaSecured(SecuredStore):
         return self.coordinator.statistics()
 
     def pending(self) -> Sequence[PendingTransaction]:
-        from penstock.transactions.administration import KafkaAdministration
+        from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
         with KafkaAdministration(self.broker.bootstrap_servers, self.prefix, self.broker.admin_config) as seen:
             return seen.pending()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.transactions.aside import Aside
-from penstock.transactions.ids import new_id
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Half, Verdict
-from penstock.transactions.sharing import Decisions
-from penstock.transactions.target_quarantine import TargetQuarantine
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.ready.ready_queue import Decisions
+from penstock.transactions.coordinator.state.ready.set_aside import Aside
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.writing.target_quarantine import TargetQuarantine
 
 
 def pending(number: int, *places: tuple[str, bytes | None]) -> Pending:

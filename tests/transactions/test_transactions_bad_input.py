@@ -11,6 +11,7 @@ import pytest
 from transaction_tools import Bench
 
 from kafka_tools import STEADY
+from penstock.clients.kafka import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import (
     BrokerConnectionError,
@@ -20,7 +21,6 @@ from penstock.errors import (
     TopicNotFoundError,
     TransactionError,
 )
-from penstock.kafka import TopicSpec, ensure_topics, partition_counts
 from penstock.transactions import Coordinator, FileStore, HalfMessage, SqlStore, TransactionalProducer, TransactionState
 from waiting import wait_until
 

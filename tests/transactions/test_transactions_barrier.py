@@ -22,10 +22,16 @@ from sqlalchemy.pool import NullPool
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.barriers import BarrierCheck, barrier, barrier_check, clean_barrier, create_barrier_table
-from penstock.transactions.ids import new_id
+from penstock.transactions.barrier.barrier import (
+    BarrierCheck,
+    barrier,
+    barrier_check,
+    clean_barrier,
+    create_barrier_table,
+)
+from penstock.transactions.connections import Kind
 from penstock.transactions.model import HalfMessage, TransactionState
-from penstock.transactions.sql.connections import Kind
+from penstock.transactions.wire.ids import new_id
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN

@@ -9,9 +9,9 @@ from confluent_kafka import Producer
 from transaction_tools import Bench, prepared
 
 from penstock.transactions import TransactionState
-from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.ids import new_id
-from penstock.transactions.records import Half, encode_half
+from penstock.transactions.coordinator.state.broker_clock import BrokerClock
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Half, encode_half
 from waiting import wait_until
 
 HOUR_MS = 3_600_000

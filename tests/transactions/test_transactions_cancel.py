@@ -9,8 +9,8 @@ from transaction_tools import Bench
 
 from commands import commands
 from penstock.errors import ConfigurationError, DecisionNotStoredError, TransactionRefusedError
-from penstock.transactions.administration import Effect, KafkaAdministration
-from penstock.transactions.records import Verdict
+from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
+from penstock.transactions.wire.records import Verdict
 from waiting import wait_until
 
 FAR_S = 4e9

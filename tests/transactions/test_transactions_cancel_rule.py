@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.transactions.done_records import Done
-from penstock.transactions.ids import new_id
-from penstock.transactions.inherited import live_carries
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Refusal, Settlement
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.recovered_state import live_carries
+from penstock.transactions.coordinator.state.state_machine import Refusal, Settlement
+from penstock.transactions.wire.done_records import Done
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 
 DUE_MS = 1_000
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.transactions.carrying import LARGEST_BYTES, to_carry
-from penstock.transactions.done_records import Done
-from penstock.transactions.ids import new_id
-from penstock.transactions.inherited import live_carries
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Settlement
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.recovered_state import live_carries
+from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, to_carry
+from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.wire.done_records import Done
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 
 GAP = 50
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from penstock.transactions.checker import Checker
-from penstock.transactions.ids import new_id
+from penstock.transactions.bulkhead import Slots
 from penstock.transactions.model import HalfMessage, TransactionState
-from penstock.transactions.records import Author, CheckRequest, Half, Verdict
-from penstock.transactions.slots import Slots
+from penstock.transactions.producer.check_responder import Checker
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
 from waiting import wait_until
 
 
@@ -107,7 +107,7 @@ def test_closing_drops_what_waits_and_leaves_a_hung_call_behind() -> None:
 def test_a_hung_call_does_not_keep_the_process_from_ending() -> None:
     program = (
         "import threading\n"
-        "from penstock.transactions.slots import Slots\n"
+        "from penstock.transactions.bulkhead import Slots\n"
         "began, slots = threading.Event(), Slots(1, 60, 'x')\n"
         "slots.submit('hanging', lambda: began.set() or threading.Event().wait())\n"
         "assert began.wait(20)\n"

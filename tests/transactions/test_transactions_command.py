@@ -9,10 +9,10 @@ from transaction_tools import Bench, decide, prepared, unknown
 
 from commands import Command, Outcome, commands
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.administration import Decided, Effect, KafkaAdministration
-from penstock.transactions.records import Author, Half, Verdict, decode_ops, encode_half
-from penstock.transactions.resuming import Resuming
-from penstock.transactions.status import Status, encode_status
+from penstock.transactions.coordinator.status import Status, encode_status
+from penstock.transactions.operator.kafka_operator import Decided, Effect, KafkaAdministration
+from penstock.transactions.operator.resuming import Resuming
+from penstock.transactions.wire.records import Author, Half, Verdict, decode_ops, encode_half
 from waiting import wait_until
 
 

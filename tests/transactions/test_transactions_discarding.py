@@ -11,10 +11,10 @@ from transaction_tools import Bench
 
 from penstock.errors import ConfigurationError
 from penstock.transactions import Coordinator, HalfMessage, TransactionState
-from penstock.transactions.discarding import Discarding, Exhausted
-from penstock.transactions.ids import new_id
-from penstock.transactions.records import Half, Verdict
+from penstock.transactions.coordinator.checks.discard_policy import Discarding, Exhausted
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Half, Verdict
 from waiting import wait_until
 
 _HALF = Half(new_id(), "g", "t", None, None, b"v", (), None)

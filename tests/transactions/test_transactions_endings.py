@@ -19,24 +19,24 @@ from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
-from penstock.disposable import LeftBehind
+from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions import Coordinator
-from penstock.transactions.done_records import Done, Note
-from penstock.transactions.endings import EndWatch, UnknownEndError
-from penstock.transactions.group_gate import GroupGate
-from penstock.transactions.group_limit import GroupLimit
-from penstock.transactions.ids import new_id
-from penstock.transactions.missing_rights import MissingRights
-from penstock.transactions.owned import Counts, OwnedPartition
-from penstock.transactions.publisher import InDoubtError
+from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.loop import Settling
+from penstock.transactions.coordinator.publishing.group_gate import GroupGate
+from penstock.transactions.coordinator.publishing.publisher import InDoubtError
+from penstock.transactions.coordinator.publishing.publisher_slot import Slot
+from penstock.transactions.coordinator.recovery.recoveries import TakingOver
+from penstock.transactions.coordinator.recovery.recovery import DoneRead, Inheritance
+from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit
+from penstock.transactions.coordinator.state.state_machine import Share
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Share
-from penstock.transactions.settling import Settling
-from penstock.transactions.slot import Slot
-from penstock.transactions.takeover import DoneRead, Inheritance
-from penstock.transactions.taking_over import TakingOver
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions.wire.done_records import Done, Note
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.end_watch import EndWatch, UnknownEndError
+from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
 TOPICS = StoreTopics("penstock", 1)
@@ -151,7 +151,7 @@ class NoQuestions:
 
 
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.log_tending.TEND_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
     owned = taken_over(Inheritance(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
@@ -209,7 +209,7 @@ def proxy(bench: Bench) -> Iterator[KafkaProxy]:
 def coordinator(bench: Bench, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     """A coordinator behind the proxy that settled something already, so that all its connections stand."""
     # No end but those of what is sent: none of positions alone.
-    monkeypatch.setattr("penstock.transactions.owned._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 600.0)
     made = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
     with made:
         send(bench, b"first")

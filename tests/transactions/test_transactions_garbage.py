@@ -13,9 +13,9 @@ from fuzz_child import changed, done_records, halves, headers_changed, op_record
 from transaction_tools import Bench, child, line_of
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.ids import new_id
-from penstock.transactions.inspection import Inspection
-from penstock.transactions.records import (
+from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import (
     RESERVED_PREFIX,
     TX,
     Author,

@@ -8,12 +8,12 @@ import statistics
 import pytest
 from transaction_tools import Bench
 
-from penstock.transactions import coordinator
-from penstock.transactions.group_limit import GroupLimit, message_bytes
-from penstock.transactions.ids import new_id
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Half, Verdict
-from penstock.transactions.sharing import Decisions
+from penstock.transactions.coordinator import coordinator
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit, message_bytes
+from penstock.transactions.coordinator.state.ready.ready_queue import Decisions
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Half, Verdict
 
 
 def run(limit: GroupLimit, cost_s: float, groups: int, size_bytes: int = 128) -> int:

@@ -12,7 +12,7 @@ from transaction_tools import Bench
 from kafka_proxy import PRODUCE, KafkaProxy, What
 from penstock.errors import BrokerConnectionError
 from penstock.transactions import Coordinator, TransactionState
-from penstock.transactions.targets import NOT_KNOWN, Targets
+from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
 from waiting import wait_until
 
 
@@ -102,7 +102,7 @@ class Broker:
 
 
 def test_a_list_of_topics_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.targets._LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.transactions.coordinator.publishing.targets._LOOK_S", 0.01)
     broker = Broker()
     targets = Targets(broker, "test")
 
@@ -121,7 +121,7 @@ def test_a_list_of_topics_that_does_not_come_is_asked_for_again(monkeypatch: pyt
 def test_a_topic_is_called_missing_only_when_a_list_that_was_asked_for_since_lacks_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.targets._LOOK_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.publishing.targets._LOOK_S", 0.0)
     broker = Broker()
     broker.topics = {"old": 1}
     targets = Targets(broker, "test")

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from half_partition import half_record, op_record, taken_over
 
-from penstock.transactions.checks import CheckPolicy
-from penstock.transactions.discarding import Discarding
-from penstock.transactions.ids import new_id
+from penstock.transactions.coordinator.checks.check_scheduler import Questions
+from penstock.transactions.coordinator.checks.discard_policy import Discarding
+from penstock.transactions.coordinator.half_partition import Counts
+from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.model import HalfMessage, TransactionState
-from penstock.transactions.owned import Counts
-from penstock.transactions.pending import Pending
-from penstock.transactions.questions import Questions
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 from waiting import wait_until
 
 MANY = 2_000

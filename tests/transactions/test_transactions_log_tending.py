@@ -14,14 +14,15 @@ from half_partition import half_record, op_record, taken_over
 from transaction_tools import Bench
 
 from kafka_proxy import Fault, KafkaProxy, What
-from penstock.transactions import Coordinator, log_tending
-from penstock.transactions.ids import new_id
-from penstock.transactions.log_tending import TEND_S, LogTending
-from penstock.transactions.missing_rights import MissingRights
-from penstock.transactions.owned import Counts
+from penstock.transactions import Coordinator
+from penstock.transactions.coordinator import log_upkeep as log_tending
+from penstock.transactions.coordinator.half_partition import Counts
+from penstock.transactions.coordinator.log_upkeep import TEND_S, LogTending
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
 TOPICS = StoreTopics("store", 1)

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from transaction_tools import Bench, prepared
 
-from penstock.kafka import TopicSpec, ensure_topics
-from penstock.transactions.administration import KafkaAdministration
-from penstock.transactions.done_records import decode_done
-from penstock.transactions.records import Verdict
+from penstock.clients.kafka import TopicSpec, ensure_topics
+from penstock.transactions.operator.kafka_operator import KafkaAdministration
+from penstock.transactions.wire.done_records import decode_done
+from penstock.transactions.wire.records import Verdict
 from waiting import wait_until
 
 LOGS = ["half", "op", "done"]

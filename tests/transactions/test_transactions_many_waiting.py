@@ -13,12 +13,12 @@ import pytest
 from transaction_tools import child, line_of
 from waiting_partition import VALUE, WaitingPartition
 
-from penstock.transactions.carrying import pinning
-from penstock.transactions.done_records import Carried, Carry
-from penstock.transactions.log_identity import DONE, HALF
-from penstock.transactions.owned import OwnedPartition
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Verdict
+from penstock.transactions.coordinator.half_partition import OwnedPartition
+from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.snapshot import pinning
+from penstock.transactions.wire.done_records import Carried, Carry
+from penstock.transactions.wire.records import Verdict
 
 #: Bytes that docs/transactions.md states for each pending transaction.
 STATED_BYTES = 1_300

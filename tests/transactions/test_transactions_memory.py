@@ -10,10 +10,12 @@ import pytest
 from test_transactions_lost_logs import cut
 from transaction_tools import Bench, child, decide, line_of, prepared, unknown
 
-from penstock.transactions import HalfMessage, TransactionState, owned, payload_reader
-from penstock.transactions.log_identity import HALF
-from penstock.transactions.payloads import Payloads
-from penstock.transactions.records import Verdict
+from penstock.transactions import HalfMessage, TransactionState
+from penstock.transactions.coordinator import half_partition as owned
+from penstock.transactions.coordinator.logs import payload_reader
+from penstock.transactions.coordinator.logs.log_identity import HALF
+from penstock.transactions.coordinator.state.ready.payloads import Payloads
+from penstock.transactions.wire.records import Verdict
 from waiting import wait_until
 
 #: Bytes of payloads in memory, in place of 64 MiB.

@@ -7,15 +7,15 @@ import logging
 import pytest
 from confluent_kafka import KafkaError
 
-from penstock.rights import Operation, group_right, topic_right, transactional_right
-from penstock.transactions.delivery import AckedProducer
-from penstock.transactions.faults import AddWatch, is_forbidden
-from penstock.transactions.missing_rights import MissingRights
-from penstock.transactions.obstacles import Cause, obstacles, told_lines
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Half, Verdict
-from penstock.transactions.status import Status, decode_status, encode_status
-from penstock.transactions.targets import NOT_KNOWN, Targets
+from penstock.clients.rights import Operation, group_right, topic_right, transactional_right
+from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.status import Status, decode_status, encode_status
+from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
+from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.writing.faults import AddWatch, is_forbidden
+from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
 WRITE = topic_right(Operation.WRITE, "store.done")

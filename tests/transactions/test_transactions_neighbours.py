@@ -13,12 +13,12 @@ from confluent_kafka.admin import AdminClient
 from transaction_tools import Bench
 
 from kafka_tools import limit
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Coordinator, Outgoing
-from penstock.transactions.administration import Effect, KafkaAdministration
 from penstock.transactions.model import TransactionState
-from penstock.transactions.records import Verdict
+from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
+from penstock.transactions.wire.records import Verdict
 from waiting import wait_until
 
 #: Seconds within which publishing goes on after a broker is back; wanted are 10, on a machine with nothing else to do.
@@ -197,7 +197,7 @@ def test_a_topic_that_is_deleted_and_made_again_takes_transactions_of_several_me
 
 
 def test_a_hanging_call_is_named_and_its_thread_left_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.transactions.publisher import Publisher
+    from penstock.transactions.coordinator.publishing.publisher import Publisher
 
     hang, hanging, name_it = threading.Event(), threading.Event(), Publisher._await_delivery
 

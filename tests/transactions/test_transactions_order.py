@@ -12,10 +12,10 @@ from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import read_all
 from penstock.transactions import HalfMessage, Transaction, TransactionState
-from penstock.transactions.ids import new_id
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Settlement
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 from waiting import wait_until
 
 

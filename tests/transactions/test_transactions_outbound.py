@@ -15,9 +15,9 @@ from kafka_proxy import END_TXN, KafkaProxy, What
 from kafka_tools import limit, read_all
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
-from penstock.transactions.done_log import DoneLog, create_done_log, decode_ids, encode_ids
-from penstock.transactions.ids import new_id
-from penstock.transactions.outbound import InDoubtError, Outbound, OutboundMessage, Publishable
+from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log, decode_ids, encode_ids
+from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound, OutboundMessage, Publishable
+from penstock.transactions.wire.ids import new_id
 from waiting import wait_until
 
 

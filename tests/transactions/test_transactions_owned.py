@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from half_partition import fetched, half_record, op_record, taken_over
 
-from penstock.transactions.ids import new_id
-from penstock.transactions.owned import Counts, OwnedPartition
-from penstock.transactions.records import Author, Half, Op, Verdict, encode_op
-from penstock.transactions.takeover import Inheritance
+from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.recovery.recovery import Inheritance
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_op
 
 
 def test_a_partition_counts_as_taken_over_only_when_all_that_was_in_its_logs_is_read() -> None:

@@ -7,12 +7,12 @@ import time
 import pytest
 from transaction_tools import Bench
 
-from penstock.transactions.done_records import Note
-from penstock.transactions.ids import new_id
+from penstock.transactions.coordinator.state.ready.ready_queue import Share
+from penstock.transactions.coordinator.state.state_machine import Refusal, Settlement
 from penstock.transactions.messages import Outgoing
-from penstock.transactions.records import Author, Half, Op, Verdict, encode_half
-from penstock.transactions.settlement import Refusal, Settlement
-from penstock.transactions.sharing import Share
+from penstock.transactions.wire.done_records import Note
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_half
 from waiting import wait_until
 
 ID = new_id()
@@ -111,7 +111,7 @@ def test_several_messages_to_several_topics_are_visible_together_or_not_at_all(
 def test_an_incomplete_transaction_is_rolled_back_and_nobody_is_asked_about_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.INCOMPLETE_S", 0.5)
+    monkeypatch.setattr("penstock.transactions.coordinator.coordinator.INCOMPLETE_S", 0.5)
     lost = Half(new_id(), "orders", bench.topic, None, None, b"1", (), None, part=(1, 2))
     bench.write(bench.topics.half, 0, None, b"1", encode_half(lost))
     coordinator = bench.coordinator()

@@ -16,9 +16,9 @@ import pytest
 
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.patience import Patience
-from penstock.transactions.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.producer.deadlines import Patience
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
 from waiting import wait_until
 
 

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from penstock.disposable import LeftBehind
-from penstock.transactions import payload_reader
-from penstock.transactions.log_bounds import Bounds, Look
-from penstock.transactions.log_identity import DONE, HALF
-from penstock.transactions.payload_reader import PayloadReader, PayloadsNotReadError, Read, Wanted
-from penstock.transactions.topics import StoreTopics
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.transactions.coordinator.logs import payload_reader
+from penstock.transactions.coordinator.logs.log_bounds import Bounds, Look
+from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
+from penstock.transactions.coordinator.logs.payload_reader import PayloadReader, PayloadsNotReadError, Read, Wanted
+from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
 

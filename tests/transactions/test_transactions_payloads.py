@@ -11,14 +11,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.transactions.carrying import to_carry
-from penstock.transactions.delays import Delays
-from penstock.transactions.done_records import Carried, Carry, Done, Note
-from penstock.transactions.ids import new_id
-from penstock.transactions.inherited import restored, without_payloads
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Settlement, Share
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.ready.delays import Delays
+from penstock.transactions.coordinator.state.recovered_state import restored, without_payloads
+from penstock.transactions.coordinator.state.snapshot import to_carry
+from penstock.transactions.coordinator.state.state_machine import Settlement, Share
+from penstock.transactions.wire.done_records import Carried, Carry, Done, Note
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 
 #: Bytes that a payload of this test takes in memory, and a budget for four of them.
 PAYLOAD = b"v" * 800

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from transaction_tools import Bench, unknown
 
 from kafka_tools import STEADY
+from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import (
     BufferFullError,
@@ -23,11 +24,10 @@ from penstock.errors import (
     HalfNotStoredError,
     TransactionError,
 )
-from penstock.kafka import TopicSpec, ensure_topics
 from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
-from penstock.transactions.futures import Pledge
-from penstock.transactions.in_flight import InFlight
-from penstock.transactions.records import Op, Verdict, decode_half, decode_ops
+from penstock.transactions.producer.futures import Pledge
+from penstock.transactions.producer.in_flight import InFlight
+from penstock.transactions.wire.records import Op, Verdict, decode_half, decode_ops
 from waiting import wait_until
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from penstock.transactions.faults import Fault
-from penstock.transactions.outbound import OutboundMessage, Outcome, Publishable
-from penstock.transactions.quarantine import Quarantine
+from penstock.transactions.stores.relay.outbound import OutboundMessage, Outcome, Publishable
+from penstock.transactions.stores.relay.quarantine import Quarantine
+from penstock.transactions.writing.faults import Fault
 
 
 def entry(name: str, *messages: tuple[str, bytes | None], discards: str | None = None) -> Publishable:

@@ -11,16 +11,16 @@ from half_partition import half_record, op_record, taken_over
 from transaction_tools import INTERVAL_S, Bench, closing_consumer
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.asking import Asked
-from penstock.transactions.carrying import LARGEST_BYTES, pinning
-from penstock.transactions.checks import CheckPolicy
-from penstock.transactions.discarding import Discarding
-from penstock.transactions.ids import NO_ID, new_id
-from penstock.transactions.owned import Counts, OwnedPartition
-from penstock.transactions.pending import Pending
-from penstock.transactions.questions import WINDOW, Questions
+from penstock.transactions.coordinator.checks.check_scheduler import WINDOW, Questions
+from penstock.transactions.coordinator.checks.check_sender import Asked
+from penstock.transactions.coordinator.checks.discard_policy import Discarding
+from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ids import NO_ID, new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 from waiting import wait_until
 
 #: The broker's time at the beginning of a test, in seconds; nobody else's clock says so.
@@ -256,7 +256,7 @@ def test_records_that_were_deleted_unread_are_counted_and_told(caplog: pytest.Lo
 def test_a_transaction_too_large_to_be_carried_that_holds_the_logs_is_named_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.carrying.pinning.__defaults__", (10,))
+    monkeypatch.setattr("penstock.transactions.coordinator.state.snapshot.pinning.__defaults__", (10,))
     small, room = Room(), Room()
     small.half(at=0)
     large = room.half(at=0, value=b"x" * LARGEST_BYTES)
@@ -292,7 +292,7 @@ def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
 
 
 def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.owned._IDLE_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 0.0)
     room = Room()
     room.half(0.0)
     room.tick(1.0)
@@ -309,8 +309,8 @@ def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(mo
 def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restart(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.owned.GAP", 50)
-    monkeypatch.setattr("penstock.transactions.log_tending.TEND_S", INTERVAL_S)
+    monkeypatch.setattr("penstock.transactions.coordinator.half_partition.GAP", 50)
+    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", INTERVAL_S)
     asked: list[str] = []
 
     def answer(half: HalfMessage) -> TransactionState:

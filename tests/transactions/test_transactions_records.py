@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.done_records import Carried, Carry, Done, Note, decode_done, encode_done
-from penstock.transactions.ids import is_id, new_id
-from penstock.transactions.records import (
+from penstock.transactions.wire.done_records import Carried, Carry, Done, Note, decode_done, encode_done
+from penstock.transactions.wire.ids import is_id, new_id
+from penstock.transactions.wire.records import (
     CHECK_NUMBER,
     MAX_GROUP_BYTES,
     REASON,
@@ -285,7 +285,7 @@ def test_ids_are_uuids_of_version_7_that_sort_by_time_and_do_not_repeat() -> Non
 
 def test_a_forked_process_makes_other_ids() -> None:
     program = (
-        "import os; from penstock.transactions.ids import new_id; new_id(); child = os.fork();"
+        "import os; from penstock.transactions.wire.ids import new_id; new_id(); child = os.fork();"
         "print(''.join(new_id()[14:] + '\\n' for _ in range(5)), flush=True, end='');"
         "child and os.waitpid(child, 0)"
     )

@@ -23,20 +23,16 @@ from secured_store import (
 from transaction_tools import unknown
 
 from canary import MESSAGE
+from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker, User
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PenstockError, PublicationNotSeenError
-from penstock.rights import MissingRightError
-from penstock.transactions import (
-    HalfMessage,
-    TransactionalProducer,
-    TransactionState,
-    delivery,
-    log_tending,
-)
-from penstock.transactions.administration import Effect, KafkaAdministration
-from penstock.transactions.audit import Act
-from penstock.transactions.records import Verdict
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions import HalfMessage, TransactionalProducer, TransactionState
+from penstock.transactions.coordinator import log_upkeep as log_tending
+from penstock.transactions.operator.audit import Act
+from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
+from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing import acked_producer as delivery
 from rights import Right, give, on_group, on_topic, on_transactional_id, take
 from waiting import wait_until
 

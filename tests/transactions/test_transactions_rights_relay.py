@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from secured_store import ANSWER_S, NewTopic, NewUser, RelaySecured, committed, relay_rights, told
 
+from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker
-from penstock.rights import MissingRightError
-from penstock.transactions.file import settler as file_settler
-from penstock.transactions.sql import settler as sql_settler
+from penstock.transactions.stores.file import settler as file_settler
+from penstock.transactions.stores.sql import settler as sql_settler
 from rights import Right, give, on_topic, on_transactional_id, take
 from waiting import wait_until
 

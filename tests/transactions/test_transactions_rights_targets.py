@@ -10,7 +10,7 @@ from secured_store import ANSWER_S, KafkaSecured, NewTopic, NewUser, RelaySecure
 
 from databases import new_database
 from penstock.devbroker import DevBroker
-from penstock.transactions import target_quarantine
+from penstock.transactions.writing import target_quarantine
 from rights import give, on_topic, take
 from waiting import wait_until
 

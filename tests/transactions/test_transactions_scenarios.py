@@ -16,10 +16,10 @@ from confluent_kafka import Producer
 from transaction_tools import TIMEOUT_S, Bench, child, decide, kill, line_of, prepared, unknown
 
 from penstock.transactions import Coordinator, HalfMessage, Transaction, TransactionState, new_id
-from penstock.transactions.broker_clock import BrokerClock
-from penstock.transactions.kafka_store import StoredHalves
-from penstock.transactions.owned import OwnedPartition
-from penstock.transactions.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.coordinator.half_partition import OwnedPartition
+from penstock.transactions.coordinator.state.broker_clock import BrokerClock
+from penstock.transactions.stores.kafka.store import StoredHalves
+from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_half, encode_op
 from waiting import wait_until
 
 _HOUR_S = 3600
@@ -86,7 +86,7 @@ def test_scenario_05_always_unknown_is_discarded_after_exactly_15_answered_check
     bench: Bench, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Time to read the op log between two checks; it bounds how fast they can follow each other.
-    monkeypatch.setattr("penstock.transactions.questions._TICK_S", 0.05)
+    monkeypatch.setattr("penstock.transactions.coordinator.checks.check_scheduler._TICK_S", 0.05)
     counts: list[int] = []
 
     def check(half: HalfMessage) -> TransactionState:
@@ -300,7 +300,7 @@ def test_scenario_14_a_producer_killed_after_its_local_commit_is_answered_for_by
 def test_scenario_15_a_group_down_longer_than_15_intervals_is_delivered_when_it_is_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.questions._TICK_S", 0.05)
+    monkeypatch.setattr("penstock.transactions.coordinator.checks.check_scheduler._TICK_S", 0.05)
     interval_s = 0.05
     coordinator = bench.coordinator(check_interval=interval_s)
     down = bench.producer()
@@ -429,8 +429,8 @@ def test_scenario_18_pending_halves_with_one_checker_hanging_others_proceed_and_
 ) -> None:
     if count < 20_000:
         # Whose logs are short has no need to write down again what is pending.
-        monkeypatch.setattr("penstock.transactions.owned.GAP", 1_000)
-    monkeypatch.setattr("penstock.transactions.log_tending.TEND_S", 0.5)
+        monkeypatch.setattr("penstock.transactions.coordinator.half_partition.GAP", 1_000)
+    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.5)
     release, hanging = threading.Event(), threading.Event()
 
     def check(half: HalfMessage) -> TransactionState:

@@ -13,10 +13,10 @@ from transaction_tools import INTERVAL_S, TIMEOUT_S, Bench, decide, prepared, un
 
 from penstock.errors import HalfNotStoredError
 from penstock.transactions import HalfMessage, Outgoing, Transaction, TransactionState
-from penstock.transactions.administration import KafkaAdministration
-from penstock.transactions.done_records import decode_done
-from penstock.transactions.publisher import Publisher
-from penstock.transactions.records import Author, Op, Verdict, decode_half, decode_ops
+from penstock.transactions.coordinator.publishing.publisher import Publisher
+from penstock.transactions.operator.kafka_operator import KafkaAdministration
+from penstock.transactions.wire.done_records import decode_done
+from penstock.transactions.wire.records import Author, Op, Verdict, decode_half, decode_ops
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -120,10 +120,10 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         commit(self, producer)
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
-    monkeypatch.setattr("penstock.transactions.publisher.TRANSACTION_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr("penstock.transactions.slot.PUBLISH_LIMIT_S", 60.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher.TRANSACTION_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
-    monkeypatch.setattr("penstock.transactions.owned._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")

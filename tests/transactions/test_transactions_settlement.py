@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.transactions.checks import CheckPolicy, CheckSchedule
-from penstock.transactions.done_records import Note
-from penstock.transactions.ids import new_id
-from penstock.transactions.records import Author, Half, Op, Verdict
-from penstock.transactions.settlement import Pending, Refusal, Settlement
+from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
+from penstock.transactions.coordinator.state.state_machine import Pending, Refusal, Settlement
+from penstock.transactions.wire.done_records import Note
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 
 DECISIONS = {Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD}
 

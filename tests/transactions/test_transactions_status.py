@@ -17,16 +17,16 @@ from transaction_tools import Bench
 
 from commands import commands
 from penstock.errors import MessageFormatError
-from penstock.transactions.administration import KafkaAdministration
-from penstock.transactions.delivery import Report
-from penstock.transactions.ids import new_id
-from penstock.transactions.inspection import Inspection
-from penstock.transactions.missing_rights import MissingRights
-from penstock.transactions.obstacles import Cause, obstacles, told_lines
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Half, Verdict
-from penstock.transactions.status import Status, StatusLog, decode_status, encode_status
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.status import Status, StatusLog, decode_status, encode_status
+from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.operator.kafka_operator import KafkaAdministration
+from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.acked_producer import Report
+from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
 texts = st.text(max_size=300)

@@ -19,10 +19,10 @@ from conformance.store_cases import FileBench, StoreBench, settled
 
 from databases import TestDatabase
 from kafka_tools import STEADY, read_all
+from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker
-from penstock.kafka import admin_client
-from penstock.transactions.records import Verdict
 from penstock.transactions.store import Settler
+from penstock.transactions.wire.records import Verdict
 from waiting import wait_until
 
 OPTIONS = {"transaction_timeout_s": 600.0}

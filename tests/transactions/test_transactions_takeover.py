@@ -15,16 +15,16 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import ANSWER_S
-from penstock.disposable import LeftBehind
+from penstock.clients.bounded_calls import LeftBehind
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
-from penstock.transactions.done_records import Note, encode_done
-from penstock.transactions.fencing import Fence, decode_claim, encode_claim, transactional_names
-from penstock.transactions.ids import new_id
-from penstock.transactions.missing_rights import MissingRights
-from penstock.transactions.publisher import TRANSACTION_TIMEOUT_MS
-from penstock.transactions.records import Verdict
-from penstock.transactions.takeover import Inheritance, LogReader
+from penstock.transactions.coordinator.publishing.publisher import TRANSACTION_TIMEOUT_MS
+from penstock.transactions.coordinator.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
+from penstock.transactions.coordinator.recovery.recovery import Inheritance, LogReader
+from penstock.transactions.wire.done_records import Note, encode_done
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Verdict
+from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
 #: What a Kafka transaction that nobody ends holds readers back: its time limit, and the broker's look every 10 s.
@@ -135,7 +135,7 @@ def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen
 def test_positions_that_a_transaction_without_an_owner_holds_back_are_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.takeover._HELD_S", 2.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.recovery.recovery._HELD_S", 2.0)
     reader = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
     # The group has a coordinator by now: the next call would wait for one for ever.
     assert claims(bench)

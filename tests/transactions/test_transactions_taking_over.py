@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.disposable import LeftBehind
+from penstock.clients.bounded_calls import LeftBehind
 from penstock.errors import StoppedError
-from penstock.transactions.takeover import Inheritance, Step
-from penstock.transactions.taking_over import _SILENT_S, TakingOver
+from penstock.transactions.coordinator.recovery.recoveries import _SILENT_S, TakingOver
+from penstock.transactions.coordinator.recovery.recovery import Inheritance, Step
 from waiting import wait_until
 
 Outcome = Callable[[], None]

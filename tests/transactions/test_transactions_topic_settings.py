@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.topic_settings import mend_settings, wrong_settings
-from penstock.transactions.topics import StoreTopics
+from penstock.transactions.coordinator.logs.topic_settings import mend_settings, wrong_settings
+from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
 RIGHT = {

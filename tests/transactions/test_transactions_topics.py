@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.kafka import admin_client, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
-from penstock.kafka import admin_client, partition_counts
-from penstock.transactions import topics as topics_module
-from penstock.transactions.ids import new_id
-from penstock.transactions.topics import CHECK_PARTITIONS, StoreTopics, _await_leaders, open_topics
+from penstock.transactions.wire import topics as topics_module
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.topics import CHECK_PARTITIONS, StoreTopics, _await_leaders, open_topics
 
 
 class ScriptedAdmin:

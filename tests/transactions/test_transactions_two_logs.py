@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from penstock.transactions.records import DECISION_BYTES
-from penstock.transactions.topics import StoreTopics
-from penstock.transactions.two_logs import TwoLogs
+from penstock.transactions.coordinator.log_reader import TwoLogs
+from penstock.transactions.wire.records import DECISION_BYTES
+from penstock.transactions.wire.topics import StoreTopics
 
 TOPICS = StoreTopics("penstock", 1)
 

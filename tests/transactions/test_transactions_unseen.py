@@ -10,8 +10,8 @@ from transaction_tools import Bench
 
 from penstock.errors import BrokerConnectionError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.status import Status, encode_status
-from penstock.transactions.why_unseen import Seen, WhyUnseen, why
+from penstock.transactions.coordinator.status import Status, encode_status
+from penstock.transactions.stores.kafka.why_unseen import Seen, WhyUnseen, why
 from waiting import wait_until
 
 NOTHING = Seen(frozenset({"t"}), (), 1)
@@ -50,8 +50,8 @@ def test_a_crowd_that_waits_for_the_same_looks_once() -> None:
 
 
 def test_a_look_that_hangs_is_left_behind_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.why_unseen._LIMIT_S", 0.05)
-    monkeypatch.setattr("penstock.transactions.why_unseen._GOOD_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.why_unseen._LIMIT_S", 0.05)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.why_unseen._GOOD_S", 0.0)
     held, looks = threading.Event(), []
 
     def look() -> Seen:
@@ -82,7 +82,7 @@ def unseen(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> 
 def test_who_waits_for_a_publication_is_told_what_is_missing(
     bench: Bench, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.why_unseen._GOOD_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.why_unseen._GOOD_S", 0.0)
     gone, producer = new_topic(), bench.producer(publish_timeout=1.0)
     producer.send(gone, value=b"known")
 

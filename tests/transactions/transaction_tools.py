@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kafka_tools import ANSWER_S, read_all
-from penstock.kafka import admin_client
+from penstock.clients.kafka import admin_client
 from penstock.transactions import (
     Coordinator,
     CoordinatorStatistics,
@@ -24,9 +24,9 @@ from penstock.transactions import (
     TransactionalProducer,
     TransactionState,
 )
-from penstock.transactions.kafka_store import StoredHalves
-from penstock.transactions.records import Author, Op, Verdict, encode_op
-from penstock.transactions.topics import StoreTopics, open_topics
+from penstock.transactions.stores.kafka.store import StoredHalves
+from penstock.transactions.wire.records import Author, Op, Verdict, encode_op
+from penstock.transactions.wire.topics import StoreTopics, open_topics
 from waiting import wait_until
 
 #: Seconds: short enough for a test, long enough that a decision is stored well before the first check.

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from half_partition import half_record, op_record, taken_over
 
-from penstock.transactions.ids import new_id
-from penstock.transactions.owned import Counts
-from penstock.transactions.payload_reader import Read, Wanted
-from penstock.transactions.pending import Pending
-from penstock.transactions.records import Author, Half, Op, Verdict
+from penstock.transactions.coordinator.half_partition import Counts
+from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Op, Verdict
 
 #: A time that does not come while a test runs, in milliseconds.
 NEXT_YEAR_MS = 4_000_000_000_000

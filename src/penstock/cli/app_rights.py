@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from penstock.cli.run import load_app
+from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError
-from penstock.rights import MissingRightError
 
 
 def check_rights(target: str) -> None:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from penstock.cli.dead_letter_log import DeadLetter
-from penstock.dead_letter_headers import strip
+from penstock.dead_letters.headers import strip
+from penstock.dead_letters.reader import DeadLetter
 
 #: Stands for what the headers do not tell.
 UNKNOWN = "?"

@@ -13,10 +13,10 @@ from penstock.cli.output import log_to_stderr
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.cli.dead_letter_kinds import Kind
-    from penstock.cli.dead_letter_log import DeadLetterLog
-    from penstock.cli.replay import Choice, Outcome
-    from penstock.config import ClientConfig
+    from penstock.dead_letters.kinds import Kind
+    from penstock.dead_letters.reader import DeadLetterLog
+    from penstock.dead_letters.replay import Choice, Outcome
+    from penstock.options import ClientConfig
 
 _ROW_LIMIT = 50
 
@@ -49,7 +49,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.dead_letter_kinds import count
+    from penstock.dead_letters.kinds import count
 
     settings = client_settings(config, config_file)
     if every == (topic is not None):
@@ -141,7 +141,7 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 
     Exit codes: 0 done, 1 failed or some cannot go anywhere, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.replay import Replay
+    from penstock.dead_letters.replay import Replay
 
     settings = client_settings(config, config_file)
     choice = _choice(where or (), start)
@@ -172,8 +172,8 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 @contextmanager
 def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[DeadLetterLog, Mapping[str, int]]]:
     """Open a log, and tell how many partitions each topic has: that also finds out whether a broker answers."""
-    from penstock.cli.dead_letter_log import DeadLetterLog
-    from penstock.kafka import admin_client, partition_counts
+    from penstock.clients.kafka import admin_client, partition_counts
+    from penstock.dead_letters.reader import DeadLetterLog
 
     counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers)
     with DeadLetterLog(bootstrap_servers, config) as log:
@@ -181,9 +181,9 @@ def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[Dead
 
 
 def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> str:
+    from penstock.clients.kafka import admin_client, require_topics
+    from penstock.clients.rights import principal_of
     from penstock.errors import TopicNotFoundError
-    from penstock.kafka import admin_client, require_topics
-    from penstock.rights import principal_of
 
     if topic not in partitions:
         # It is told apart from one that this user may not see.
@@ -198,10 +198,10 @@ def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str,
 
 def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topic: str, to: str | None) -> None:
     """Raise `MissingRightError` for all that is missing. Original topics are not known yet: those tell when sent to."""
-    from penstock.asked_rights import require_rights
-    from penstock.cli.dead_letter_log import REPLAY_GROUP
-    from penstock.kafka import CONNECT_TIMEOUT_S, admin_client
-    from penstock.rights import Operation, group_right, principal_of, topic_right
+    from penstock.clients.granted_rights import require_rights
+    from penstock.clients.kafka import CONNECT_TIMEOUT_S, admin_client
+    from penstock.clients.rights import Operation, group_right, principal_of, topic_right
+    from penstock.dead_letters.reader import REPLAY_GROUP
 
     needed = [topic_right(Operation.READ, topic), group_right(REPLAY_GROUP)]
     needed += [topic_right(Operation.WRITE, to)] if to is not None else []
@@ -214,11 +214,18 @@ def _print_kinds(rows: list[tuple[str, Kind]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.cli.dead_letter_text import time_text
+    from penstock.cli.dead_letter_text import printable, time_text
 
     table = Table("count", "dead-letter topic", "from", "exception", "first", "last", box=None)
     for name, kind in rows:
-        cells = (str(kind.count), name, kind.origin, kind.exception, time_text(kind.first_ms), time_text(kind.last_ms))
+        cells = (
+            str(kind.count),
+            name,
+            kind.origin,
+            printable(kind.exception),
+            time_text(kind.first_ms),
+            time_text(kind.last_ms),
+        )
         table.add_row(*map(Text, cells))
     Console().print(table)
 
@@ -231,7 +238,7 @@ def _place(text: str) -> tuple[int, int]:
 
 
 def _choice(where: list[str] | tuple[str, ...], start: str | None) -> Choice:
-    from penstock.cli.replay import Choice
+    from penstock.dead_letters.replay import Choice
 
     wanted: dict[str, str] = {}
     for condition in where:

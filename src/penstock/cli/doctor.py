@@ -112,7 +112,7 @@ def _jars() -> Finding:
 
 
 def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
-    from penstock.kafka import admin_client, partition_counts
+    from penstock.clients.kafka import admin_client, partition_counts
 
     try:
         counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers, timeout_s=5)

@@ -21,7 +21,7 @@ def explain(
 
     Exit codes: 0 all answered, 1 none runs here, or one did not answer.
     """
-    from penstock.answering import ask_all, folder
+    from penstock.consumer.inspection.explain_server import ask_all, folder
 
     answers = [one for one in ask_all() if group is None or one.said is None or one.said["group"] == group]
     if not any(one.said for one in answers):

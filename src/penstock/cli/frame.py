@@ -22,10 +22,7 @@ from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
 from penstock.cli.tx import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_CONNECTION = 3
+from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.lifeline import end_with_parent
 from penstock.cli.output import debugging, log_to_stderr
 from penstock.errors import ConfigurationError, DevBrokerError
+from penstock.supervisor.lifeline import end_with_parent
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -50,7 +50,7 @@ def run(
     Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker.
     """
     if processes is not None:
-        from penstock.cli.processes import run_processes
+        from penstock.supervisor.processes import run_processes
 
         log_to_stderr()
         raise typer.Exit(run_processes(target, processes, max_restarts))

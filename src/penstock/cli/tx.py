@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
     from penstock.cli.tx_places import Hands
-    from penstock.transactions.records import Verdict
+    from penstock.transactions.wire.records import Verdict
 
 _ROW_LIMIT = 50
 
@@ -64,7 +64,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     """
     from penstock.cli.dead_letter_text import printable
     from penstock.cli.tx_text import discarded_letter, discarded_rows, pending_rows
-    from penstock.transactions.administration import KafkaAdministration
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if discarded and place.file is not None:
@@ -115,7 +115,7 @@ def show(  # noqa: PLR0917 - as `ls`
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
     from penstock.cli.tx_text import act_line, described_lines, discarded_letter, discarded_lines, found_lines
-    from penstock.transactions.administration import KafkaAdministration
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     _check_ids([transaction_id])
     place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
@@ -234,7 +234,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 done, 1 failed or brought back before, 2 wrong use, 3 no broker.
     """
-    from penstock.transactions.administration import KafkaAdministration
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     _check_ids([transaction_id])
     log_to_stderr()
@@ -253,7 +253,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
 def _decide(place: Place, verdict: str, ids: Sequence[str], reason: str, timeout_s: float) -> None:
     """Decide transactions one after the other, and fail if one of the decisions does not stand."""
-    from penstock.transactions.records import Verdict
+    from penstock.transactions.wire.records import Verdict
 
     _check_ids(ids)
     with place.open() as store:
@@ -266,7 +266,7 @@ def _decide(place: Place, verdict: str, ids: Sequence[str], reason: str, timeout
 def _decide_one(store: Hands, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
     """Decide one transaction, print what came of it, and tell whether the decision stands."""
     from penstock.cli.tx_text import decided_line
-    from penstock.transactions.administration import Effect
+    from penstock.transactions.operator.kafka_operator import Effect
 
     try:
         decided = store.decide(transaction_id, verdict, _actor(), reason, timeout_s)
@@ -290,7 +290,7 @@ def _actor() -> str:
 
 
 def _check_ids(ids: Sequence[str]) -> None:
-    from penstock.transactions.ids import is_id
+    from penstock.transactions.wire.ids import is_id
 
     for one in ids:
         if not is_id(one):

@@ -16,10 +16,10 @@ from penstock.errors import BrokerConnectionError, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.config import ClientConfig
-    from penstock.transactions.audit import Audited
+    from penstock.options import ClientConfig
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-    from penstock.transactions.records import Verdict
+    from penstock.transactions.operator.audit import Audited
+    from penstock.transactions.wire.records import Verdict
 
 
 class FileHands:
@@ -54,7 +54,7 @@ class FileHands:
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Raises as `looking.look`."""
-        from penstock.transactions.file.looking import look
+        from penstock.transactions.stores.file.looking import look
 
         return look(self._folder)
 
@@ -70,9 +70,9 @@ class FileHands:
         """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
         if self._bootstrap_servers is None:
             return ()
-        from penstock.transactions.audit import read_audit
-        from penstock.transactions.inspection import Inspection
-        from penstock.transactions.topics import StoreTopics
+        from penstock.transactions.operator.audit import read_audit
+        from penstock.transactions.operator.inspection import Inspection
+        from penstock.transactions.wire.topics import StoreTopics
 
         topics = StoreTopics(self._prefix)
         try:

@@ -12,7 +12,7 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.cli.tx_file import FileHands
     from penstock.cli.tx_sql import SqlHands
-    from penstock.transactions.administration import KafkaAdministration
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     Hands = KafkaAdministration | SqlHands | FileHands
 
@@ -69,7 +69,7 @@ class Place(NamedTuple):
             raise ConfigurationError(
                 "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
             )
-        from penstock.transactions.administration import KafkaAdministration
+        from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
         return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config)
 

@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
-from penstock.transactions.administration import Decided, Effect
+from penstock.transactions.operator.kafka_operator import Decided, Effect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.transactions.audit import Audited
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-    from penstock.transactions.records import Verdict
+    from penstock.transactions.operator.audit import Audited
+    from penstock.transactions.wire.records import Verdict
 
 _LOOK_S = 0.2
 
@@ -36,8 +36,8 @@ class SqlHands:
         try:
             import sqlalchemy as sa
 
-            from penstock.transactions.sql.administration import SqlAdministration
-            from penstock.transactions.sql.database import Database
+            from penstock.transactions.stores.sql.administration import SqlAdministration
+            from penstock.transactions.stores.sql.database import Database
         except ImportError as error:
             raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
         self._database = database = Database(url)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.cli.dead_letter_text import printable, time_text
-from penstock.transactions.administration import Decided, Effect
-from penstock.transactions.audit import Audited
-from penstock.transactions.inspection import Discarded, Found
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-from penstock.transactions.records import Author, Half, Verdict
+from penstock.transactions.operator.audit import Audited
+from penstock.transactions.operator.inspection import Discarded, Found
+from penstock.transactions.operator.kafka_operator import Decided, Effect
+from penstock.transactions.wire.records import Author, Half, Verdict
 
 _DONE = {
     Verdict.COMMIT: "committed: visible",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.words import ClientWords
+from penstock.clients.causes import ClientWords
 from penstock.errors import BrokerConnectionError
 
 T = TypeVar("T")

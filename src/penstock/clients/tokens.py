@@ -14,8 +14,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.config import ClientConfig
 from penstock.errors import BrokerConnectionError, ConfigurationError
+from penstock.options import ClientConfig
 
 KEY = "oauth_cb"
 

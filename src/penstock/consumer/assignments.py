@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Iterable
 
-from penstock.consumer.routes import Route
+from penstock.consumer.handlers.route import Route
 from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
 from penstock.routing import HeldRuns, Lane, ParkedKey, Run

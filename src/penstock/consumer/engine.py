@@ -12,34 +12,34 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicPartition
 
-from penstock.cluster import Clock, Cluster
+from penstock.clients.cluster import Clock, Cluster
+from penstock.clients.kafka import TopicSpec
+from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
-from penstock.consumer.commits import Commits
-from penstock.consumer.context import Context
-from penstock.consumer.handlers import Handler, Kind, OnFailure
-from penstock.consumer.intake import Intake
-from penstock.consumer.keying import Keying
-from penstock.consumer.limits import DeadLetterLimits
-from penstock.consumer.ordering import Ordering
-from penstock.consumer.outbox import Outbox
-from penstock.consumer.poll_loop import PollLoop
-from penstock.consumer.rebalance import Rebalance
-from penstock.consumer.retries import Timers
+from penstock.consumer.execution.keying import Keying
+from penstock.consumer.execution.lane_processor import Desk
+from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.failures.dead_letter_publisher import Outbox
+from penstock.consumer.failures.limits import DeadLetterLimits
+from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.handler import Handler, Kind, OnFailure
+from penstock.consumer.handlers.middleware import Middleware, surround
+from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.route import Invoke, Route
+from penstock.consumer.inspection.causes import Context
+from penstock.consumer.inspection.watchdog import Watchdog
+from penstock.consumer.polling.back_pressure import Intake
+from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.poll_loop import PollLoop
+from penstock.consumer.polling.rebalance import Rebalance
+from penstock.consumer.polling.rights_watch import RightsWatch, needed_rights
+from penstock.consumer.polling.router import Router
+from penstock.consumer.polling.topic_watch import TopicWatch
 from penstock.consumer.retry_topics import RetryHeaders, retry_topic
-from penstock.consumer.rights_watch import RightsWatch, needed_rights
-from penstock.consumer.router import Router
-from penstock.consumer.routes import Invoke, Route
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.stations import Station, complete_finished
-from penstock.consumer.surroundings import Middleware, surround
-from penstock.consumer.topic_watch import TopicWatch
-from penstock.consumer.visits import Desk
-from penstock.consumer.watch import Watchdog
-from penstock.kafka import TopicSpec
-from penstock.lasting_producer import LastingProducer
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
-from penstock.rights import Right
 from penstock.routing import Scheduler
 
 if TYPE_CHECKING:

@@ -10,23 +10,23 @@ from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from penstock import config as check
-from penstock.asked_rights import Rights
-from penstock.cluster import Cluster, KafkaCluster
-from penstock.consumer.context import NO_PARTITION
+from penstock import options as check
+from penstock.clients.cluster import Cluster, KafkaCluster
+from penstock.clients.granted_rights import Rights
 from penstock.consumer.engine import Engine
-from penstock.consumer.explain import Explanation, explain, shut_out
-from penstock.consumer.handlers import Handler, check_paced, require_own_topics
-from penstock.consumer.leaving import Leaving
-from penstock.consumer.poll_loop import PollLoop
-from penstock.consumer.retries import RetryPolicy
-from penstock.consumer.rights_watch import check_rights
+from penstock.consumer.execution.event_loop import TaskPool
+from penstock.consumer.execution.threads import WorkerPool
+from penstock.consumer.execution_slot import Station
+from penstock.consumer.handlers.handler import Handler, check_paced, require_own_topics
+from penstock.consumer.handlers.middleware import Middleware, WorkerResource
+from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.inspection.causes import NO_PARTITION
+from penstock.consumer.inspection.explain import Explanation, explain, shut_out
+from penstock.consumer.inspection.statistics import ConsumerStatistics, statistics_of
+from penstock.consumer.polling.leaving import Leaving
+from penstock.consumer.polling.poll_loop import PollLoop
+from penstock.consumer.polling.rights_watch import check_rights
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.stations import Station
-from penstock.consumer.statistics import ConsumerStatistics, statistics_of
-from penstock.consumer.surroundings import Middleware, WorkerResource
-from penstock.consumer.tasks import TaskPool
-from penstock.consumer.workers import WorkerPool
 from penstock.errors import ConfigurationError, StoppedError
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Sequence
 
-from penstock.dead_letter_headers import RETRY_PREFIX, HeaderList, own_headers
+from penstock.dead_letters.headers import RETRY_PREFIX, HeaderList, own_headers
 from penstock.message import Record, headers_of
 
 _log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
-from penstock import config as check
-from penstock.config import ClientConfig
-from penstock.consumer.limits import DeadLetterLimit
+from penstock import options as check
+from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.errors import ConfigurationError
+from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from penstock.telemetry import Telemetry

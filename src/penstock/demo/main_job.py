@@ -17,6 +17,7 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.demo.book import FlightBook
 from penstock.demo.display import display
 from penstock.demo.flights import Flight, write_schedule
@@ -29,7 +30,6 @@ from penstock.demo.totals import read_totals
 from penstock.demo.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 
 #: Seconds the default input may take in all, and the number of flights it has: larger inputs get more.
 _LIMIT_S = 165.0

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from penstock import clients
+from penstock.clients.kafka import admin_client, reason, require_topics
 from penstock.demo.flights import Flight
 from penstock.errors import BrokerConnectionError
-from penstock.kafka import admin_client, reason, require_topics
 
 _BATCH = 1_000
 

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.config import choice
+from penstock.clients.kafka import admin_client
 from penstock.devbroker.certificates import Certificate, Certificates, write_private
 from penstock.devbroker.node import Node
 from penstock.devbroker.rights import AskedRight, Rights, asked_rights, bindings
 from penstock.devbroker.security import ADMIN, ClientSecurity, Security, User, check_security, check_user
 from penstock.errors import DevBrokerError
-from penstock.kafka import admin_client
+from penstock.options import choice
 
 #: Seconds within which a new user is let in.
 _LOGIN_TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.config import positive, positive_int
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker.access import AccessControl
 from penstock.devbroker.jars import kafka_jars
 from penstock.devbroker.java import find_java
@@ -19,7 +19,7 @@ from penstock.devbroker.node import STOP_TIMEOUT_S, Node
 from penstock.devbroker.security import Security
 from penstock.devbroker.settings import check_config
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.options import positive, positive_int
 
 #: Seconds in which the broker answers a question, and between two questions.
 _ANSWER_S = 30.0

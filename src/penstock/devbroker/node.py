@@ -18,6 +18,7 @@ from typing import IO, Any
 from confluent_kafka import KafkaException
 
 from penstock import clients
+from penstock.clients.kafka import admin_client, reason
 from penstock.devbroker.certificates import write_private
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.jars import KAFKA_VERSION, last_lines
@@ -26,7 +27,6 @@ from penstock.devbroker.rights import Rights
 from penstock.devbroker.security import ADMIN, ClientSecurity
 from penstock.devbroker.settings import SecuredListener, log_format, properties
 from penstock.errors import DevBrokerError
-from penstock.kafka import admin_client, reason
 
 HOST = "127.0.0.1"
 

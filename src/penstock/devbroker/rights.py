@@ -24,9 +24,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
     UserScramCredentialUpsertion,
 )
 
+from penstock.clients.kafka import reason
 from penstock.devbroker.security import SCRAM_MECHANISMS
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.kafka import reason
 
 #: Seconds a broker may take to do what an administrator asks, and to apply it.
 _ANSWER_TIMEOUT_S = 30.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config import reserved
+from penstock.options import reserved
 
 _OWNED = {
     "process.roles": "the embedded broker is one node in both roles",

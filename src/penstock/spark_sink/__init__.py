@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.spark_sink.dead_letters import DeadLetters
-    from penstock.spark_sink.delta_sink import DeltaSink
-    from penstock.spark_sink.kafka_sink import KafkaSink
-    from penstock.spark_sink.parquet_sink import ParquetSink
-    from penstock.spark_sink.progress_listener import ProgressListener
-    from penstock.spark_sink.query import start_sink
-    from penstock.spark_sink.source import register
-    from penstock.spark_sink.sql_sink import SqlSink
+    from penstock.spark_sink.monitoring.progress_listener import ProgressListener
+    from penstock.spark_sink.queries.query import start_sink
+    from penstock.spark_sink.sinks.delta_sink import DeltaSink
+    from penstock.spark_sink.sinks.kafka_sink import KafkaSink
+    from penstock.spark_sink.sinks.parquet_sink import ParquetSink
+    from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
+    from penstock.spark_sink.sinks.sql.sink import SqlSink
+    from penstock.spark_sink.source.source import register
 
 #: Public name -> the module that defines it.
 _HOMES = {
-    "DeadLetters": "penstock.spark_sink.dead_letters",
-    "DeltaSink": "penstock.spark_sink.delta_sink",
-    "HandlerSink": "penstock.handler_sink.sink",
-    "KafkaSink": "penstock.spark_sink.kafka_sink",
-    "ParquetSink": "penstock.spark_sink.parquet_sink",
-    "ProgressListener": "penstock.spark_sink.progress_listener",
-    "SqlSink": "penstock.spark_sink.sql_sink",
-    "register": "penstock.spark_sink.source",
-    "start_sink": "penstock.spark_sink.query",
+    "DeadLetters": "penstock.spark_sink.sinks.sql.dead_letters",
+    "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
+    "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
+    "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
+    "ParquetSink": "penstock.spark_sink.sinks.parquet_sink",
+    "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
+    "SqlSink": "penstock.spark_sink.sinks.sql.sink",
+    "register": "penstock.spark_sink.source.source",
+    "start_sink": "penstock.spark_sink.queries.query",
 }
 
 #: Third-party package -> the extra of penstock that brings it.

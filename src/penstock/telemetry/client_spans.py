@@ -15,8 +15,8 @@ from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.complaints import Complaints
 from penstock.telemetry.propagation import HeaderT, extract, inject
+from penstock.telemetry.suppressed_errors import Complaints
 
 _ROOT = Context()
 _NANOSECONDS = 1_000_000_000

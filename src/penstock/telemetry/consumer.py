@@ -12,12 +12,12 @@ from typing import TypeVar
 from penstock.message import Message
 from penstock.telemetry import names
 from penstock.telemetry.client_spans import ClientSpans
-from penstock.telemetry.complaints import Complaints
-from penstock.telemetry.observing import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, board_of
 from penstock.telemetry.processing import Processing
 from penstock.telemetry.propagation import HeaderT
 from penstock.telemetry.readings import METRICS, Reading
 from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.suppressed_errors import Complaints
 
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ from opentelemetry.util.types import AttributeValue
 from penstock.errors import raised
 from penstock.message import Message
 from penstock.telemetry import names
-from penstock.telemetry.complaints import Complaints
 from penstock.telemetry.propagation import context_of
+from penstock.telemetry.suppressed_errors import Complaints
 
 T = TypeVar("T")
 GivenT = TypeVar("GivenT")

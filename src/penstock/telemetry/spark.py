@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.telemetry import names
-from penstock.telemetry.complaints import Complaints
-from penstock.telemetry.observing import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, board_of
 from penstock.telemetry.readings import Kind, ObservedMetric, Point
 from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.suppressed_errors import Complaints
 
 _Offsets = Mapping[tuple[str, int], int]
 

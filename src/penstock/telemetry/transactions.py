@@ -15,11 +15,11 @@ from opentelemetry.trace import SpanKind, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.complaints import Complaints
-from penstock.telemetry.observing import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, board_of
 from penstock.telemetry.propagation import HeaderT, inject
 from penstock.telemetry.readings import Kind, ObservedMetric, Point
 from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.suppressed_errors import Complaints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,13 @@ TRANSACTION_METRICS: tuple[ObservedMetric[CoordinatorReading], ...] = (
         "Records of the store that could not be what they claim to be.",
         lambda it: _one(it.forged),
     ),
-    ObservedMetric("penstock.transactions.checks", _COUNTER, "{check}", "Checks sent.", lambda it: _one(it.checks)),
+    ObservedMetric(
+        "penstock.transactions.checks",
+        _COUNTER,
+        "{check}",
+        "Checks sent.",
+        lambda it: _one(it.checks),
+    ),
     ObservedMetric(
         "penstock.transactions.no_producer",
         _COUNTER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from penstock.consumer.assignments import Assignment, ConsumerLane
-from penstock.consumer.weighing import OVERHEAD_BYTES
+from penstock.consumer.message_sizes import OVERHEAD_BYTES
 from penstock.testing.judge import InvariantBroken
 from penstock.testing.stepping import SteppedConsumer, SteppedWorker
 

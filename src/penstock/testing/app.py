@@ -16,13 +16,13 @@ from typing import Self
 from confluent_kafka import Message as ClientMessage
 
 from penstock.app import App
-from penstock.cluster import Clock
+from penstock.clients.cluster import Clock
+from penstock.clients.kafka import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
-from penstock.consumer.handlers import Kind
-from penstock.consumer.stations import Outcome
-from penstock.consumer.workers import call
+from penstock.consumer.execution.threads import call
+from penstock.consumer.execution_slot import Outcome
+from penstock.consumer.handlers.handler import Kind
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
-from penstock.kafka import TopicSpec
 from penstock.message import Message
 from penstock.testing.broker import TestBroker
 from penstock.testing.loop import TaskRunner

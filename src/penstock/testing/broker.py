@@ -13,10 +13,11 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message
 
-from penstock.asked_rights import Rights
+from penstock.clients.granted_rights import Rights
+from penstock.clients.kafka import TopicSpec
+from penstock.clients.rights import Right
+from penstock.clients.topic_ids import TopicIds
 from penstock.errors import TopicNotFoundError
-from penstock.kafka import TopicSpec
-from penstock.rights import Right
 from penstock.testing.assignor import Place
 from penstock.testing.clock import TestClock
 from penstock.testing.consumer_client import MemoryConsumer
@@ -26,7 +27,6 @@ from penstock.testing.log import Headers
 from penstock.testing.producer_client import MemoryProducer
 from penstock.testing.topics import Topics
 from penstock.testing.transaction import TestTransaction
-from penstock.topic_ids import TopicIds
 
 
 class AnsweredTopicIds:

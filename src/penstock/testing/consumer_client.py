@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Message, TopicPartition
 
-from penstock.cluster import RebalanceCallback
+from penstock.clients.cluster import RebalanceCallback
 from penstock.testing import codes
 from penstock.testing.assignor import Place
 from penstock.testing.clock import TestClock

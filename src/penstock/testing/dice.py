@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from confluent_kafka import KafkaError
 
-from penstock.consumer.handlers import OnFailure
+from penstock.consumer.handlers.handler import OnFailure
 from penstock.testing import codes
 from penstock.testing.instance import Instance, State
 from penstock.testing.simulation import Simulation

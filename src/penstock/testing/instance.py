@@ -10,14 +10,14 @@ from confluent_kafka import TopicPartition
 
 from penstock.app import App
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.deferred import DeferredCompletion
-from penstock.consumer.handlers import Kind
-from penstock.consumer.poll_loop import PollLoop
+from penstock.consumer.execution.threads import call
+from penstock.consumer.execution_slot import Outcome
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed
+from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.retry_topics import RetriedRecord
-from penstock.consumer.routes import Failed
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.stations import Outcome
-from penstock.consumer.workers import call
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing.assignor import Place

@@ -16,8 +16,8 @@ from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.handlers import Handler, OnFailure
-from penstock.consumer.ordering import Ordering
+from penstock.consumer.handlers.handler import Handler, OnFailure
+from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.retry_topics import ROUND, retry_topic
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of

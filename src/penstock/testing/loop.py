@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar, cast
 
-from penstock.consumer.deferred import DeferredCompletion
-from penstock.consumer.handlers import Kind
-from penstock.consumer.routes import Failed
-from penstock.consumer.stations import Outcome
+from penstock.consumer.execution_slot import Outcome
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed
 from penstock.errors import ConfigurationError, PenstockError, raised
 from penstock.testing.stepping import SteppedConsumer, SteppedWorker
 

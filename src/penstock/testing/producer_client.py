@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.cluster import DeliveryCallback
+from penstock.clients.cluster import DeliveryCallback
 from penstock.errors import TopicNotFoundError
 from penstock.testing import codes
 from penstock.testing.clock import TestClock

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.app import App
-from penstock.consumer.deferred import DeferredCompletion
-from penstock.consumer.handlers import Kind
-from penstock.consumer.ordering import Order
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.ordering import Order
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import BatchError
 from penstock.message import Message

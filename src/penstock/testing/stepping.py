@@ -12,20 +12,20 @@ from typing import Any
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.cluster import RebalanceCallback, RightsAnswer, TopicIdsAnswer
+from penstock.clients.cluster import RebalanceCallback, RightsAnswer, TopicIdsAnswer
+from penstock.clients.kafka import TopicSpec
+from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
-from penstock.consumer.explain import Explanation, explain
-from penstock.consumer.handlers import Handler, Kind
-from penstock.consumer.intake import GRACE_S
-from penstock.consumer.poll_loop import PollLoop
+from penstock.consumer.execution_slot import Outcome, Station, Visit, Work
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.middleware import Middleware
+from penstock.consumer.inspection.explain import Explanation, explain
+from penstock.consumer.inspection.statistics import ConsumerStatistics, statistics_of
+from penstock.consumer.polling.back_pressure import GRACE_S
+from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
-from penstock.consumer.stations import Outcome, Station, Visit, Work
-from penstock.consumer.statistics import ConsumerStatistics, statistics_of
-from penstock.consumer.surroundings import Middleware
 from penstock.errors import PenstockError
-from penstock.kafka import TopicSpec
-from penstock.rights import Right
 from penstock.testing.assignor import Place
 from penstock.testing.broker import TestBroker
 from penstock.testing.clock import TestClock

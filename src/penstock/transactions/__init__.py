@@ -7,9 +7,7 @@ readers, only after its decision is COMMIT. What is not decided is asked of the 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.transactions.coordinator import Coordinator
-from penstock.transactions.ids import new_id
-from penstock.transactions.listeners import LocalTransactionExecutor, TransactionCheckListener, TransactionListener
+from penstock.transactions.coordinator.coordinator import Coordinator
 from penstock.transactions.messages import Outgoing
 from penstock.transactions.model import (
     CoordinatorStatistics,
@@ -18,13 +16,19 @@ from penstock.transactions.model import (
     TransactionResult,
     TransactionState,
 )
-from penstock.transactions.producer import TransactionalProducer
-from penstock.transactions.transaction import Transaction, TransactionOfSeveral
+from penstock.transactions.producer.listeners import (
+    LocalTransactionExecutor,
+    TransactionCheckListener,
+    TransactionListener,
+)
+from penstock.transactions.producer.producer import TransactionalProducer
+from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
+from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.barriers import barrier, barrier_check, clean_barrier, create_barrier_table
-    from penstock.transactions.file import FileStore
-    from penstock.transactions.sql import SqlStore
+    from penstock.transactions.barrier.barrier import barrier, barrier_check, clean_barrier, create_barrier_table
+    from penstock.transactions.stores.file import FileStore
+    from penstock.transactions.stores.sql import SqlStore
 
 __all__ = [
     "Coordinator",
@@ -51,12 +55,12 @@ __all__ = [
 
 #: What is loaded when it is asked for, since it needs what not everybody installs.
 _HOME_OF = {
-    "FileStore": "penstock.transactions.file",
-    "SqlStore": "penstock.transactions.sql",
-    "barrier": "penstock.transactions.barriers",
-    "barrier_check": "penstock.transactions.barriers",
-    "clean_barrier": "penstock.transactions.barriers",
-    "create_barrier_table": "penstock.transactions.barriers",
+    "FileStore": "penstock.transactions.stores.file",
+    "SqlStore": "penstock.transactions.stores.sql",
+    "barrier": "penstock.transactions.barrier.barrier",
+    "barrier_check": "penstock.transactions.barrier.barrier",
+    "clean_barrier": "penstock.transactions.barrier.barrier",
+    "create_barrier_table": "penstock.transactions.barrier.barrier",
 }
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import cast
 
-from penstock.config import not_negative
 from penstock.errors import ConfigurationError
 from penstock.message import Headers
-from penstock.transactions.records import MAX_PARTS, RESERVED_PREFIX, Half, is_topic_name
+from penstock.options import not_negative
+from penstock.transactions.wire.records import MAX_PARTS, RESERVED_PREFIX, Half, is_topic_name
 
 UserHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.config import a_telemetry, positive
 from penstock.errors import HalfNotStoredError, TransactionError
-from penstock.transactions.checks import require_checks
-from penstock.transactions.discarding import require_discard
+from penstock.options import a_telemetry, positive
+from penstock.transactions.coordinator.checks.discard_policy import require_discard
+from penstock.transactions.coordinator.state.check_schedule import require_checks
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
-from penstock.transactions.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
 
 if TYPE_CHECKING:
     from penstock.telemetry import Telemetry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from conformance.store_cases import StoreBench
 
 from databases import TestDatabase
-from penstock.transactions.sql import SqlStore
 from penstock.transactions.store import CoordinatorOptions, Settler
+from penstock.transactions.stores.sql import SqlStore
 
 
 class SqlBench(StoreBench):

@@ -17,10 +17,10 @@ from typing import Any
 from kafka_tools import read_all
 from penstock.errors import HalfNotStoredError, TransactionError, TransactionRefusedError
 from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
-from penstock.transactions.file import FileStore
-from penstock.transactions.kafka_store import KafkaStore
-from penstock.transactions.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.store import CoordinatorOptions, Prepared, Settler, Store
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.kafka.store import KafkaStore
+from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
 from waiting import wait_until
 
 #: Seconds: short enough for a test, long enough that a decision is stored well before the first check.

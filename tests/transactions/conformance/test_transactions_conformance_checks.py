@@ -10,8 +10,8 @@ import pytest
 from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, settled
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.records import CheckRequest, Verdict
 from penstock.transactions.store import Prepared
+from penstock.transactions.wire.records import CheckRequest, Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN

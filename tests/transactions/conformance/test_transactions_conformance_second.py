@@ -9,7 +9,7 @@ from conformance.store_cases import KafkaBench, StoreBench
 
 from penstock.errors import TransactionRefusedError
 from penstock.transactions import Transaction, TransactionalProducer, TransactionState
-from penstock.transactions.records import Author, CheckRequest, Verdict
+from penstock.transactions.wire.records import Author, CheckRequest, Verdict
 
 
 def producer_on(bench: StoreBench, **options: Any) -> TransactionalProducer:

@@ -10,7 +10,7 @@ from conformance.store_cases import StoreBench, settled
 
 from penstock.errors import DecisionNotStoredError, PublicationNotSeenError, StoppedError
 from penstock.transactions import TransactionalProducer, TransactionState
-from penstock.transactions.sending import Sending
+from penstock.transactions.producer.submission import Sending
 from waiting import wait_until
 
 #: A coordinator that asks nobody during the test.

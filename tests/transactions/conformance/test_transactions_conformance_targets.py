@@ -16,12 +16,12 @@ from conformance.store_cases import FileBench, StoreBench, counted, settled
 
 from databases import TestDatabase
 from kafka_tools import limit, read_all
+from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
-from penstock.kafka import TopicSpec, ensure_topics
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.records import REASON, Verdict
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.wire.records import REASON, Verdict
 from waiting import wait_until
 
 COMMIT, DISCARD = Verdict.COMMIT, Verdict.DISCARD
@@ -233,7 +233,7 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
 def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.bounded_outbound.STEP_LIMIT_S", 2.0)
+    monkeypatch.setattr("penstock.transactions.stores.relay.bounded_outbound.STEP_LIMIT_S", 2.0)
     hanging, go_on = threading.Event(), threading.Event()
 
     def hang(*_: object) -> None:
@@ -244,7 +244,7 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
     bench.send(COMMIT, bench.half(b"0"))
     counted(settler, committed=1)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.transactions.outbound.Outbound._commit", hang)
+        patch.setattr("penstock.transactions.stores.relay.outbound.Outbound._commit", hang)
         bench.send(COMMIT, bench.half(b"1"))
         assert hanging.wait(30)
     bench.send(COMMIT, bench.half(b"2"))
@@ -268,7 +268,7 @@ def test_a_coordinator_stops_in_time_though_a_call_never_comes_back(
     settler = bench.make_settler(CoordinatorOptions(**NO_CHECKS))
     settler.start()
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.transactions.outbound.Outbound._commit", hang)
+        patch.setattr("penstock.transactions.stores.relay.outbound.Outbound._commit", hang)
         bench.send(COMMIT, bench.half(b"v"))
         assert hanging.wait(30)
         begun = time.monotonic()

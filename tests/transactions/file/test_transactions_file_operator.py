@@ -21,13 +21,13 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.transactions import TransactionState, new_id
-from penstock.transactions.audit import AuditLog
-from penstock.transactions.file import FileStore
-from penstock.transactions.file.administration import FileAdministration
-from penstock.transactions.file.frames import FRAME_BYTES, HEADER_BYTES
-from penstock.transactions.file.looking import look
-from penstock.transactions.file.redo import SUFFIX
-from penstock.transactions.records import Half, Verdict, encode_discarded
+from penstock.transactions.operator.audit import AuditLog
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file.administration import FileAdministration
+from penstock.transactions.stores.file.frames import FRAME_BYTES, HEADER_BYTES
+from penstock.transactions.stores.file.looking import look
+from penstock.transactions.stores.file.redo import SUFFIX
+from penstock.transactions.wire.records import Half, Verdict, encode_discarded
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
@@ -110,7 +110,7 @@ def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is trimmed, and each coordinator begins with what its predecessors wrote there.
-    monkeypatch.setattr("penstock.transactions.file.settler._TEND_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.stores.file.settler._TEND_S", 600.0)
     transaction_id = bench.prepare(bench.half(b"v")).halves[0].transaction_id
     for life in (1, 2):
         administration_of(bench).decide(transaction_id, DISCARD, "ann@host")
@@ -226,7 +226,7 @@ def test_who_looks_while_segments_come_and_go_always_sees_what_is_pending(tmp_pa
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.file.looking._PAUSE_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.file.looking._PAUSE_S", 0.0)
     folder = tmp_path / "store"
     with store_of(folder) as store:
         ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(2)]

@@ -8,7 +8,7 @@ import pytest
 from conformance.store_cases import FileBench, settled
 
 from penstock.transactions import HalfMessage, Transaction, TransactionalProducer, TransactionState
-from penstock.transactions.file import FileStore
+from penstock.transactions.stores.file import FileStore
 
 
 def unknown(_: Transaction) -> TransactionState:

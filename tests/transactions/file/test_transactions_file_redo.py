@@ -12,12 +12,20 @@ import pytest
 from hypothesis import given
 
 from penstock.errors import MessageFormatError, StoreDamagedError
-from penstock.transactions.file.entries import Checked, Decided, Entry, Prepared, Settled, decode_entry, encode_entry
-from penstock.transactions.file.folder import OsFolder
-from penstock.transactions.file.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
-from penstock.transactions.file.redo import MARK, SUFFIX, NoRoomError, RedoLog
-from penstock.transactions.ids import new_id
-from penstock.transactions.records import Author, Half, Verdict
+from penstock.transactions.stores.file.entries import (
+    Checked,
+    Decided,
+    Entry,
+    Prepared,
+    Settled,
+    decode_entry,
+    encode_entry,
+)
+from penstock.transactions.stores.file.folder import OsFolder
+from penstock.transactions.stores.file.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
+from penstock.transactions.stores.file.redo import MARK, SUFFIX, NoRoomError, RedoLog
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Author, Half, Verdict
 from simulation.torn_disk import PowerCut, TornDisk
 
 SEGMENT = 700

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.transactions.file.ledger import Kept
-from penstock.transactions.file.shelf import Shelf
-from penstock.transactions.ids import new_id
-from penstock.transactions.quarantine import Reason
-from penstock.transactions.records import Verdict
+from penstock.transactions.stores.file.ledger import Kept
+from penstock.transactions.stores.file.shelf import Shelf
+from penstock.transactions.stores.relay.quarantine import Reason
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.records import Verdict
 
 
 def kept(number: int, deliver_at_ms: int | None = None) -> Kept:

@@ -31,17 +31,17 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.transactions import TransactionState, new_id
-from penstock.transactions.file import FileStore
-from penstock.transactions.file.folder import OsFolder
-from penstock.transactions.file.journal import Change, Settle
-from penstock.transactions.file.questions import Questions
-from penstock.transactions.file.redo import SUFFIX
-from penstock.transactions.file.table import SUFFIX as TABLE_SUFFIX
-from penstock.transactions.file.table import State, read_table
-from penstock.transactions.file.writer import ToldChanged, Writer
-from penstock.transactions.outbound import InDoubtError, Outbound
-from penstock.transactions.records import Half, Verdict
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file.folder import OsFolder
+from penstock.transactions.stores.file.journal import Change, Settle
+from penstock.transactions.stores.file.questions import Questions
+from penstock.transactions.stores.file.redo import SUFFIX
+from penstock.transactions.stores.file.table import SUFFIX as TABLE_SUFFIX
+from penstock.transactions.stores.file.table import State, read_table
+from penstock.transactions.stores.file.writer import ToldChanged, Writer
+from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.wire.records import Half, Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
@@ -60,7 +60,7 @@ def store_of(path: Path, **options: Any) -> FileStore:
 
 def test_a_second_process_is_refused_and_told_which_one_has_the_store(tmp_path: Path) -> None:
     script = (
-        "import sys; from penstock.transactions.file import FileStore\n"
+        "import sys; from penstock.transactions.stores.file import FileStore\n"
         f"FileStore(sys.argv[1], bootstrap_servers={NOWHERE!r}).start(); print('open', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
@@ -232,7 +232,7 @@ def test_others_may_look_at_the_table_while_the_store_is_in_use(tmp_path: Path) 
         decide(store, second, ROLLBACK)
 
         script = (
-            "import sys; from pathlib import Path; from penstock.transactions.file.table import read_table\n"
+            "import sys; from pathlib import Path; from penstock.transactions.stores.file.table import read_table\n"
             "print([(r.state.name, r.birth_s, r.group_hash) for r in read_table(Path(sys.argv[1]))])"
         )
         looked = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
@@ -243,7 +243,7 @@ def test_others_may_look_at_the_table_while_the_store_is_in_use(tmp_path: Path) 
 
 
 def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.file.table.Table.__init__.__defaults__", (50,))
+    monkeypatch.setattr("penstock.transactions.stores.file.table.Table.__init__.__defaults__", (50,))
     with store_of(tmp_path) as store:
         old = prepare(store, [half(b"old" * 100)])
         for _ in range(400):

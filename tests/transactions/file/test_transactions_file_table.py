@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.transactions import new_id
-from penstock.transactions.file.ledger import Kept
-from penstock.transactions.file.table import RECORD_BYTES, SUFFIX, State, Table, read_table
-from penstock.transactions.records import Verdict
+from penstock.transactions.stores.file.ledger import Kept
+from penstock.transactions.stores.file.table import RECORD_BYTES, SUFFIX, State, Table, read_table
+from penstock.transactions.wire.records import Verdict
 
 
 def kept(number: int = 1, verdict: Verdict | None = None) -> Kept:

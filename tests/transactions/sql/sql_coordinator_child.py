@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from confluent_kafka import Producer
 
-from penstock.transactions.outbound import Outbound
-from penstock.transactions.sql import SqlStore
-from penstock.transactions.sql.claims import Claims, Settled
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.stores.relay.outbound import Outbound
+from penstock.transactions.stores.sql import SqlStore
+from penstock.transactions.stores.sql.claims import Claims, Settled
 
 
 def stand_still(where: str) -> None:

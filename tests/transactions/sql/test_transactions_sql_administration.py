@@ -10,7 +10,7 @@ from conformance.store_cases import counted, settled
 
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions import TransactionState, new_id
-from penstock.transactions.records import Verdict
+from penstock.transactions.wire.records import Verdict
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
 NO_CHECKS = {"transaction_timeout_s": 600.0}
@@ -92,7 +92,7 @@ def test_a_discarded_transaction_is_resumed_once_with_a_fresh_count_and_can_comm
 def test_a_resumed_transaction_is_published_though_the_done_log_knows_that_it_was_discarded(
     sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.sql.settler._TRIM_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.stores.sql.settler._TRIM_S", 600.0)
     settler = sql_bench.settler(**NO_CHECKS)
     administration = sql_bench.sql_store.administration()
     transaction_id = sql_bench.prepare(sql_bench.half(b"v")).halves[0].transaction_id

@@ -16,6 +16,7 @@ from conformance.store_cases import counted, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,
@@ -23,11 +24,10 @@ from penstock.errors import (
     HalfNotStoredError,
     StoreConnectionError,
 )
-from penstock.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.transactions import TransactionalProducer, TransactionState, new_id
-from penstock.transactions.records import Verdict
-from penstock.transactions.sql import SqlStore
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.stores.sql import SqlStore
+from penstock.transactions.wire.records import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
@@ -172,8 +172,8 @@ def test_a_producer_on_the_sql_store_waits_until_its_message_is_visible(sql_benc
 
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.sql.claims._KEPT_S", 0.0)
-    monkeypatch.setattr("penstock.transactions.sql.settler._TRIM_S", 0.2)
+    monkeypatch.setattr("penstock.transactions.stores.sql.claims._KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.sql.settler._TRIM_S", 0.2)
     settler = sql_bench.settler(**NO_CHECKS)
 
     for number in range(20):

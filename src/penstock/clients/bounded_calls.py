@@ -1,0 +1,230 @@
+"""Calls into a library that may never return: each has a time limit that we hold, on a thread that can be left behind.
+
+The Kafka client ignores its own time-outs in places (confluentinc/librdkafka#5456), and Python cannot end a thread. So
+whoever must go on hands such a call to a `Disposable`, waits for it no longer than its limit, and then leaves thread
+and clients behind: what they hold is closed on that very thread, if its call ever returns, and on no other. Threads
+are daemons, so none of them keeps the process from ending; how many hang is counted, for a process has no endless
+memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+from penstock.errors import PenstockError, raised
+
+_log = logging.getLogger("penstock.clients.bounded_calls")
+
+T = TypeVar("T")
+
+#: Threads of one owner that may hang at a time; with more it gives up.
+MOST_LEFT_BEHIND = 50
+
+
+class NotAnsweredError(PenstockError):
+    """A call did not return within its limit: its thread was left behind, with the clients that it uses."""
+
+
+class TooManyLeftBehindError(PenstockError):
+    """So many threads hang in calls that never return that the process should be started anew."""
+
+
+class LeftBehind:
+    """Counts the threads of one owner that were left behind. Thread-safe.
+
+    Args:
+        owner: whose they are, for messages.
+        most: how many may hang at a time.
+    """
+
+    def __init__(self, owner: str, most: int = MOST_LEFT_BEHIND) -> None:
+        self._owner = owner
+        self._most = most
+        # Guards the fields below.
+        self._lock = threading.Lock()
+        self._hanging = 0
+        #: Threads that were ever left behind. Written under the lock; reading one number is safe.
+        self.total = 0
+
+    @property
+    def hanging(self) -> int:
+        """How many have not returned yet."""
+        return self._hanging
+
+    def require_few(self) -> None:
+        """Raise `TooManyLeftBehindError` where too many hang."""
+        if self._hanging > self._most:
+            raise TooManyLeftBehindError(
+                f"{self._hanging} calls of {self._owner} into the Kafka client hang, and {self._most} may: each holds "
+                "a thread and a client; start the process anew, and see whether the brokers answer"
+            )
+
+    def _one_more(self) -> None:
+        with self._lock:
+            self._hanging += 1
+            self.total += 1
+
+    def _one_less(self) -> None:
+        with self._lock:
+            self._hanging -= 1
+
+
+class Call(Generic[T]):
+    """A call that was handed to a thread. Ended once, by that thread; asked by its owner.
+
+    Attributes:
+        label: what it is, for messages.
+        since: monotonic seconds at which it was handed over.
+    """
+
+    __slots__ = ("_done", "_error", "_function", "_result", "label", "since")
+
+    def __init__(self, label: str, function: Callable[[], T]) -> None:
+        self.label = label
+        self.since = time.monotonic()
+        self._function = function
+        self._done = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def done(self, timeout_s: float = 0.0) -> bool:
+        """Tell whether it has returned or raised, waiting at most `timeout_s` seconds for it."""
+        return self._done.is_set() or (timeout_s > 0 and self._done.wait(timeout_s))
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was handed over."""
+        return time.monotonic() - self.since
+
+    def result(self) -> T:
+        """Return what a call that is done returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._result)
+
+    def _run(self) -> None:
+        try:
+            self._result = self._function()
+        except:  # noqa: E722 - see `raised`; whatever it is, the owner gets it
+            self._error = _without_locals(raised())
+        finally:
+            self._done.set()
+
+
+def _without_locals(error: BaseException) -> BaseException:
+    """Clear the frames of an error and of those it came from: a client among their locals is destroyed here, then.
+
+    Otherwise that would be done by whoever drops the error, and the destructor of a client may hang as well.
+    """
+    cleared: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one not in cleared:
+            traceback.clear_frames(one.__traceback__)
+            cleared.append(one)
+            left += [one.__cause__, one.__context__]
+    return error
+
+
+class Disposable:
+    """A thread that makes one call after another, and can be left behind in any of them.
+
+    Used by one owner thread, which alone starts calls and leaves it behind. What the calls use, Kafka clients above
+    all, belongs to the thread: it is made, used and closed in calls, so that the owner never waits in one of them, not
+    even in the destructor of a client.
+
+    Args:
+        name: the thread's name.
+        left: counts it, once it is left behind.
+    """
+
+    def __init__(self, name: str, left: LeftBehind) -> None:
+        self._left = left
+        self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
+        self._last: Call[Any] | None = None
+        # Guards the two below: whether it was left behind, and whether its thread has ended.
+        self._lock = threading.Lock()
+        self._is_left = False
+        self._has_ended = False
+        self._cleanup: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> Call[Any] | None:
+        """The call that has not returned yet, or None."""
+        last = self._last
+        return None if last is None or last.done() else last
+
+    def start(self, label: str, function: Callable[[], T]) -> Call[T]:
+        """Have a call made, after those that were started before."""
+        call = self._last = Call(label, function)
+        self._calls.put(call)
+        return call
+
+    def run(self, label: str, function: Callable[[], T], limit_s: float, cleanup: Callable[[], object]) -> T:
+        """Make a call and return its result; a call past its limit is left behind.
+
+        Args:
+            label: what it is.
+            function: the call.
+            limit_s: seconds that it may take.
+            cleanup: as for `leave`.
+
+        Raises:
+            NotAnsweredError: it did not return in time; this thread must not be used any more.
+            Exception: what the call raised.
+        """
+        call = self.start(label, function)
+        if not call.done(limit_s):
+            self.leave(cleanup)
+            raise NotAnsweredError(f"{label} did not return in {limit_s:g} s: it was left behind")
+        return call.result()
+
+    def leave(self, cleanup: Callable[[], object]) -> None:
+        """Leave it behind: its owner goes on without it, at once.
+
+        Args:
+            cleanup: closes what its calls use; made by the thread itself once its call returns, if it ever does.
+                What it raises is logged.
+        """
+        with self._lock:
+            if self._is_left or self._has_ended:
+                return
+            self._is_left, self._cleanup = True, cleanup
+            # Counted here already, so that nobody sees it neither at work nor left.
+            self._left._one_more()  # noqa: SLF001 - the counter's other half
+        self._calls.put(None)
+
+    def close(self) -> None:
+        """Let the thread end once its calls have returned."""
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if not self._is_left:
+                call._run()  # noqa: SLF001 - its other half
+            # The last result may be a client's: nobody else shall destroy it.
+            del call
+        with self._lock:
+            self._has_ended = True
+            is_left, cleanup = self._is_left, self._cleanup
+        if not is_left:
+            return
+        try:
+            if cleanup is not None:
+                cleanup()
+        except:  # noqa: E722 - a client that was fenced may raise anything when it is closed
+            _log.info("what was left behind by %s did not close well", self._thread.name, exc_info=raised())
+        finally:
+            self._left._one_less()  # noqa: SLF001 - the counter's other half
+
+
+__all__ = ["MOST_LEFT_BEHIND", "Call", "Disposable", "LeftBehind", "NotAnsweredError", "TooManyLeftBehindError"]

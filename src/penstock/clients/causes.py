@@ -1,0 +1,141 @@
+"""What a client last said of why it reaches no broker, and what to change.
+
+The client library tells it in its log and to `error_cb`, while the question that was asked ends in a time-out.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from penstock.options import ClientConfig
+
+#: By what the library says (2.16, seen): what to change, and whether waiting may help. A connection that ends early
+#: tells of a wrong protocol, but also of a broker that is just starting behind a proxy.
+_CAUSES = (
+    (r"Unsupported SASL mechanism", "set sasl.mechanism to one that the broker supports", False),
+    (
+        r"Request not valid in current SASL state",
+        "this listener asks for no SASL: set security.protocol to PLAINTEXT or SSL, or name another listener",
+        False,
+    ),
+    (
+        r"SASL authentication error|Failed to initialize SASL",
+        "correct sasl.username and sasl.password, or what gives the token (oauth_cb, sasl.oauthbearer.*)",
+        False,
+    ),
+    (
+        r"certificate verify failed|Failed to verify broker certificate",
+        "set ssl.ca.location to who signed the broker's certificate; see that it has not expired and names this host",
+        False,
+    ),
+    (
+        r"alert (bad certificate|certificate|unknown ca|handshake failure)",
+        "set ssl.certificate.location and ssl.key.location to a certificate that the broker trusts and has not expired",
+        False,
+    ),
+    (
+        r"PLAINTEXT broker listener|wrong version number|in state SSL_HANDSHAKE",
+        "this listener may speak no TLS: set security.protocol to PLAINTEXT or SASL_PLAINTEXT, or name another one",
+        True,
+    ),
+    (
+        r"Disconnected.* in state APIVERSION_QUERY",
+        "this listener may speak TLS: set security.protocol to SSL or SASL_SSL, or name another one",
+        True,
+    ),
+    (
+        r"^(?!sasl_)\S+: Disconnected.* in state UP",
+        "this listener may ask for SASL: set security.protocol to SASL_SSL or SASL_PLAINTEXT, or name another one",
+        True,
+    ),
+)
+_AFTER = re.compile(r" \(after [^)]*\)")
+_BROKER = re.compile(r"[\w.-]+:\d+")
+
+#: Lines of the library's log about connections.
+_FAILED = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a client reaches no broker.
+
+    Attributes:
+        words: the client's own.
+        remedy: what to change; empty where it is not known.
+        may_pass: whether waiting may help.
+    """
+
+    words: str
+    remedy: str = ""
+    may_pass: bool = True
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        return f"the client says: {self.words}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+class ClientWords:
+    """Hears one client: stands where the library expects a logger, and an `error_cb`. Passes all on.
+
+    Written by the thread that serves the client, read by any: each field is replaced as a whole.
+
+    Args:
+        config: the client's settings; its `error_cb` is called, too.
+        log: where lines go on to.
+    """
+
+    def __init__(self, config: ClientConfig, log: Any) -> None:
+        self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
+        self._log = log
+        #: What was said last, or the last refusal: it tells more than the attempts that follow it.
+        self.cause: Cause | None = None
+        # Addresses that refused for good.
+        self._refused: frozenset[str] = frozenset()
+
+    def hear(self, error: KafkaError) -> None:
+        """Take an error."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the client library's public constants look so
+            self._note(error.str())
+        if self._error_cb is not None:
+            self._error_cb(error)
+
+    def log(self, level: int, text: str, /, *arguments: object) -> None:
+        """Take a line: its kind, the client's name and what it says are the arguments."""
+        if arguments and arguments[0] == _FAILED and level > logging.DEBUG:
+            self._note(re.sub(r"^\[thrd:[^\]]*\]:? ?", "", str(arguments[-1])))
+        self._log.log(level, text, *arguments)
+
+    def clear(self) -> None:
+        """A broker has answered: what was said before is past."""
+        self.cause, self._refused = None, frozenset()
+
+    def refused_by_all(self, bootstrap_servers: str) -> bool:
+        """Tell whether every address refused for a cause that no waiting mends."""
+        return len(self._refused) >= len([one for one in bootstrap_servers.split(",") if one.strip()])
+
+    def _note(self, said: str) -> None:
+        cause = cause_of(said)
+        if not cause.may_pass:
+            found = _BROKER.search(said)
+            self._refused |= {found[0] if found else ""}
+        if self.cause is None or self.cause.may_pass or not cause.may_pass:
+            self.cause = cause
+
+
+def cause_of(said: str) -> Cause:
+    """Return what words of the library mean."""
+    words = _AFTER.sub("", said)
+    for pattern, remedy, may_pass in _CAUSES:
+        if re.search(pattern, said):
+            return Cause(words, remedy, may_pass)
+    return Cause(words)
+
+
+__all__ = ["Cause", "ClientWords", "cause_of"]

@@ -1,0 +1,260 @@
+"""Where clients and the time come from: the seam between an engine and Kafka.
+
+An engine asks a `Cluster` for its clients and its clock, and knows no other way to either. `KafkaCluster` is the real
+one; `penstock.testing` has one in memory, whose clock stands until it is moved. The methods of the clients are those of
+confluent-kafka that penstock calls, with its types and errors: nothing is translated on the way to the real client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from confluent_kafka import TopicPartition
+
+from penstock import clients
+from penstock.clients.granted_rights import AskedRights, Rights
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, message_limits, require_topics
+from penstock.clients.rights import Right, principal_of
+from penstock.clients.topic_ids import AskedTopicIds, TopicIds
+from penstock.options import ClientConfig
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+    from confluent_kafka.admin import AdminClient
+
+#: Seconds that a broker may take to tell topic ids.
+_ANSWER_S = 10.0
+
+RebalanceCallback = Callable[[Any, list[TopicPartition]], None]
+DeliveryCallback = Callable[["KafkaError | None", "Message"], None]
+
+
+class Clock(Protocol):
+    """The time, as the engines read it."""
+
+    def monotonic(self) -> float:
+        """Return seconds that only rise; for every duration and timer."""
+
+    def time(self) -> float:
+        """Return seconds since the epoch; only for what is compared with times in records."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class ConsumerClient(Protocol):
+    """What an engine calls on a consumer: confluent-kafka's `Consumer`, on one thread."""
+
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: RebalanceCallback = ...,
+        on_revoke: RebalanceCallback = ...,
+        on_lost: RebalanceCallback = ...,
+    ) -> None:
+        """Join the group; the callbacks are called from within `poll`, `consume` and `close`."""
+
+    def poll(self, timeout: float = ...) -> Message | None:
+        """Return the next message or error, or None after `timeout` seconds."""
+
+    def consume(self, num_messages: int = ..., timeout: float = ...) -> list[Message]:
+        """Return up to so many messages; with a timeout of 0, what is there."""
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
+        """Commit offsets with their metadata; the answer to an asynchronous one comes to `on_commit`."""
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = ...) -> list[TopicPartition]:
+        """Return the group's offsets with their metadata; an offset of -1001 where there is none."""
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the next offset to hand over; it lies past markers and aborted ranges."""
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = ..., cached: bool = ...
+    ) -> tuple[int, int] | None:
+        """Return the first offset of the log and the one after its last."""
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Hand over nothing of these partitions, and forget what was fetched of them."""
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Hand over again, from the position."""
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from an offset, or a logical one, of an assigned partition; what was fetched of it is forgotten."""
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Begin with these partitions, at their offsets."""
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Stop with these partitions."""
+
+    def close(self) -> None:
+        """Revoke what is assigned and leave the group."""
+
+
+class ProducerClient(Protocol):
+    """What an engine calls on a producer: confluent-kafka's `Producer`."""
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None = ...,
+        key: bytes | None = ...,
+        *,
+        headers: Sequence[tuple[str, str | bytes | None]] = ...,
+        on_delivery: DeliveryCallback = ...,
+    ) -> None:
+        """Queue a message; `BufferError` where the queue is full."""
+
+    def poll(self, timeout: float = ...) -> int:
+        """Call the delivery callbacks that are due."""
+
+    def flush(self, timeout: float = ...) -> int:
+        """Wait for deliveries; return how many are still out."""
+
+    def purge(self) -> None:
+        """Give up what is queued and on its way; the delivery callbacks are told so."""
+
+
+class TopicIdsAnswer(Protocol):
+    """An answer that is on its way: which topics there are."""
+
+    def answer(self) -> TopicIds | None:
+        """Return what was answered; None as long as it is not there. Never waits."""
+
+
+class RightsAnswer(Protocol):
+    """An answer that is on its way: which rights the asking client lacks."""
+
+    def answer(self) -> Rights | None:
+        """Return what was answered; None as long as it is not there. Never waits."""
+
+    def wait(self) -> Rights:
+        """Return what was answered, waiting for it."""
+
+
+class Cluster(Protocol):
+    """A Kafka cluster, as an engine sees it: clients, topics, and the time."""
+
+    @property
+    def principal(self) -> str:
+        """Whom the brokers take the clients for, as `User:name`."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock all engines on this cluster read."""
+
+    def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
+        """Make a consumer. `config` holds librdkafka's keys and the callback `on_commit`, without the addresses."""
+
+    def producer(self, config: Mapping[str, Any]) -> ProducerClient:
+        """Make a producer. `config` holds librdkafka's keys, without the addresses."""
+
+    def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many partitions each topic has; raise `TopicNotFoundError` where one is absent.
+
+        `MissingRightError` where the clients may not read one and so cannot see it.
+        """
+
+    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
+        """Create the topics that are absent; `MissingRightError` where the clients may not."""
+
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have; without those that are not told."""
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+        """Ask which topics there are, without waiting for the answer; `KafkaException` where that cannot be asked."""
+
+    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+        """Ask which of these rights the clients lack, as `ask_topic_ids`."""
+
+
+class KafkaCluster:
+    """A real cluster.
+
+    Args:
+        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
+        config: librdkafka's keys that reach the brokers (security), for the admin client.
+    """
+
+    #: The operating system's clocks: the module has the three functions of `Clock`.
+    clock: Clock = time
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._config = config or {}
+        # Asks for topic ids and rights; made at the first question. By one thread: who starts, then the poll thread.
+        self._admin: AdminClient | None = None
+
+    @property
+    def principal(self) -> str:
+        """Whom the brokers take the clients for, as `User:name`, as far as their configuration tells."""
+        return principal_of(self._config)
+
+    def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
+        """Make a consumer.
+
+        Raises:
+            ConfigurationError: the client refused a setting.
+        """
+        return clients.consumer(self._bootstrap_servers, config)  # type: ignore[return-value] # overloads per argument
+
+    def producer(self, config: Mapping[str, Any]) -> ProducerClient:
+        """Make a producer.
+
+        Raises:
+            ConfigurationError: the client refused a setting.
+        """
+        return clients.producer(self._bootstrap_servers, config)  # type: ignore[return-value] # takes more than is used
+
+    def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many partitions each topic has.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+            MissingRightError: the clients may not read a topic, and so cannot see it.
+            TopicNotFoundError: a topic does not exist.
+        """
+        admin = admin_client(self._bootstrap_servers, self._config)
+        return require_topics(admin, self._bootstrap_servers, topics, principal=self.principal)
+
+    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
+        """Create the topics that are absent.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+            MissingRightError: the clients may not create one.
+        """
+        admin = admin_client(self._bootstrap_servers, self._config)
+        ensure_topics(admin, self._bootstrap_servers, specs, principal=self.principal)
+
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have; without those that are not told."""
+        return message_limits(admin_client(self._bootstrap_servers, self._config), topics)
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+        """Ask which topics there are, without waiting for the answer.
+
+        Raises:
+            KafkaException: the client library refused to ask.
+        """
+        return AskedTopicIds(self._lasting_admin(), topics, _ANSWER_S)
+
+    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+        """Ask which of these rights the clients lack, without waiting for the answer.
+
+        Raises:
+            KafkaException: the client library refused to ask.
+        """
+        return AskedRights(self._lasting_admin(), needed, _ANSWER_S)
+
+    def _lasting_admin(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = admin_client(self._bootstrap_servers, self._config)
+        return self._admin
+
+
+__all__ = ["Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient", "RightsAnswer", "TopicIdsAnswer"]

@@ -1,0 +1,127 @@
+"""Makes all Kafka clients, each from the user's one configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import admin as kafka_admin
+
+from penstock.clients.causes import ClientWords
+from penstock.clients.client_log import ClientLog
+from penstock.clients.kinds import Kind
+from penstock.clients.tokens import with_tokens
+from penstock.errors import ConfigurationError
+from penstock.options import ClientConfig, not_empty
+
+
+class Consumer(confluent_kafka.Consumer):
+    """The library's, with what it said last."""
+
+    words: ClientWords
+
+
+class Producer(confluent_kafka.Producer):
+    """The library's, with what it said last."""
+
+    words: ClientWords
+
+
+class AdminClient(kafka_admin.AdminClient):
+    """The library's, with what it said last."""
+
+    words: ClientWords
+
+
+ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
+
+_UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
+
+#: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
+#: later than the broker is back.
+_LONGEST_RECONNECT_MS = 1_000
+
+#: Shared by all clients: what they say of one broker is the same.
+client_log = ClientLog(logging.getLogger("penstock.kafka"))
+
+
+class ClientRefusedError(ConfigurationError):
+    """The client library refused a setting."""
+
+
+def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
+    """Return a consumer.
+
+    Args:
+        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
+        config: settings by librdkafka's names; what only producers take is left out.
+
+    Raises:
+        ConfigurationError: the client library refused a setting.
+        BrokerConnectionError: `oauth_cb` gave no token. It is a `KafkaException`, too.
+    """
+    return _made(Consumer, settings(Kind.CONSUMER, bootstrap_servers, config))
+
+
+def producer(bootstrap_servers: str, config: ClientConfig) -> Producer:
+    """Return a producer; otherwise as `consumer`."""
+    return _made(Producer, settings(Kind.PRODUCER, bootstrap_servers, config))
+
+
+def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
+    """Return an admin client; otherwise as `consumer`."""
+    return _made(AdminClient, settings(Kind.ADMIN, bootstrap_servers, config))
+
+
+def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a client of that kind is made from: what it takes, the addresses, and our log, rationed.
+
+    Raises:
+        ConfigurationError: no addresses, or they are given twice and differ; or `oauth_cb` cannot be used.
+        NoTokenError: `oauth_cb` gave no token.
+    """
+    not_empty("bootstrap_servers", bootstrap_servers)
+    given = config.get("bootstrap.servers", bootstrap_servers)
+    if given != bootstrap_servers:
+        raise ConfigurationError(
+            f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
+        )
+    made = {"logger": client_log, **kind.taken(with_tokens(config)), "bootstrap.servers": bootstrap_servers}
+    if not callable(made.get("error_cb", print)):
+        raise ConfigurationError(f"config['error_cb'] must be a function, but is a {type(made['error_cb']).__name__}")
+    words = ClientWords(made, made["logger"])
+    made |= {"logger": words, "error_cb": words.hear}
+    if "reconnect.backoff.ms" not in config:
+        made.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
+    return made
+
+
+def log_of(config: ClientConfig) -> Any:
+    """Return where a client of this configuration writes its log: the user's `logger`, or ours."""
+    return config.get("logger", client_log)
+
+
+def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> ClientT:
+    try:
+        client = make(config)
+        client.words = config["logger"]
+    except (KafkaException, TypeError, ValueError) as error:
+        inner = error.args[0] if error.args else error
+        said = f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(error)
+        # The library repeats some values. Any may be a secret, as one that was given under another one's name; so the
+        # error is not chained either.
+        for value in config.values():
+            if isinstance(value, str):
+                said = said.replace(f'"{value}"', '"***"')
+    else:
+        if str(config.get(_UNSECURED, "")).lower() == "true":
+            # The library makes these tokens where events are served, which a client that only answers questions is not.
+            client.poll(0)
+        return client
+    raise ClientRefusedError(f"the Kafka client refused its configuration: {said}; correct that key in config")
+
+
+__all__ = ["admin", "client_log", "consumer", "log_of", "producer", "settings"]

@@ -1,0 +1,127 @@
+"""Which rights a client lacks: the brokers are asked what it may do, before it is refused.
+
+A refusal comes where something is tried, and some never come: a heartbeat that is refused says nothing for a whole
+session, and a client without a right to read a group waits for ever. With the description of a topic or a group the
+brokers tell what the asking client may do with it (KIP-430), whatever their authorizer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from penstock.clients.rights import MissingRightError, Resource, Right, is_missing_right
+
+#: Seconds that a broker may take to answer.
+_ANSWER_S = 5.0
+#: What every client may that is told anything of a topic or a group: an answer without it is none.
+_TOLD = "DESCRIBE"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the brokers answered.
+
+    Attributes:
+        held: rights that were asked for and that the client has.
+        missing: those that it lacks.
+        unknown: those of which nothing was told: there is no such topic, or the brokers do not tell rights.
+    """
+
+    held: tuple[Right, ...] = ()
+    missing: tuple[Right, ...] = ()
+    unknown: tuple[Right, ...] = ()
+
+
+class AskedRights:
+    """A question for the rights of this client, sent when it is made; it never waits.
+
+    Args:
+        admin: an admin client of the one who needs them.
+        needed: rights on topics and on groups.
+        timeout_s: seconds that a broker may take to answer.
+
+    Raises:
+        KafkaException: the client library refused to ask.
+    """
+
+    def __init__(self, admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> None:
+        self._needed = list(dict.fromkeys(needed))
+        topics, groups = self._names(Resource.TOPIC), self._names(Resource.GROUP)
+        self._asked: dict[tuple[Resource, str], Future[Any]] = {}
+        if topics:
+            found = admin.describe_topics(
+                TopicCollection(topics), request_timeout=timeout_s, include_authorized_operations=True
+            )
+            self._asked |= {(Resource.TOPIC, name): future for name, future in found.items()}
+        if groups:
+            found = admin.describe_consumer_groups(
+                groups, request_timeout=timeout_s, include_authorized_operations=True
+            )
+            self._asked |= {(Resource.GROUP, name): future for name, future in found.items()}
+
+    def _names(self, kind: Resource) -> list[str]:
+        return list(dict.fromkeys(right.name for right in self._needed if right.resource is kind))
+
+    def answer(self) -> Rights | None:
+        """Return what was answered; None as long as it is not complete."""
+        return self.wait() if all(future.done() for future in self._asked.values()) else None
+
+    def wait(self) -> Rights:
+        """Return what was answered, waiting for it."""
+        told = {place: _held(future) for place, future in self._asked.items()}
+        held: list[Right] = []
+        missing: list[Right] = []
+        unknown: list[Right] = []
+        for right in self._needed:
+            names = told.get((right.resource, right.name))
+            which = unknown if names is None else held if right.operation.name in names else missing
+            which.append(right)
+        return Rights(tuple(held), tuple(missing), tuple(unknown))
+
+
+def missing_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> list[Right]:
+    """Return those rights on topics and groups that a client lacks, as far as the brokers tell.
+
+    Raises:
+        KafkaException: the client library refused to ask.
+    """
+    return list(AskedRights(admin, needed, timeout_s).wait().missing)
+
+
+def require_rights(
+    admin: AdminClient, what: str, needed: Iterable[Right], principal: str, timeout_s: float = _ANSWER_S
+) -> None:
+    """Raise where a client lacks rights: tried instead, each would be told by a code, and some by a misleading one.
+
+    Args:
+        admin: an admin client of the one who needs the rights.
+        what: what cannot be done without them, as the beginning of a sentence.
+        needed: rights on topics and on groups. What brokers tell nothing of is passed over: the use itself tells.
+        principal: whom the brokers take the client for.
+        timeout_s: seconds that a broker may take to answer.
+
+    Raises:
+        KafkaException: the client library refused to ask.
+        MissingRightError: some are missing; all those are named.
+    """
+    if missing := missing_rights(admin, needed, timeout_s):
+        raise MissingRightError(what, missing, principal)
+
+
+def _held(asked: Future[Any]) -> Sequence[str] | None:
+    """Return the operations that the client may do, by the client library's names; None where that is not told."""
+    try:
+        operations = asked.result().authorized_operations
+    except KafkaException as error:
+        return () if is_missing_right(error) else None
+    names = [one.name for one in operations or ()]
+    return names if _TOLD in names else None
+
+
+__all__ = ["AskedRights", "Rights", "missing_rights", "require_rights"]

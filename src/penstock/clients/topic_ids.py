@@ -1,0 +1,123 @@
+"""Which topics there are by name, and which they are: a topic made anew under an old name has another id.
+
+Asked by name, because only then the brokers say why a topic cannot be seen: that there is none, or that this client may
+not know. In the list of all topics both look the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from penstock.clients.causes import ClientWords
+from penstock.clients.kafka import reason
+
+#: Seconds that a broker may take to answer.
+_ANSWER_S = 5.0
+#: What a broker says that has no topic ids: 16 zero bytes in base 64.
+_NO_ID = "A" * 22
+
+
+def described(
+    admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S, *, with_operations: bool = False
+) -> tuple[dict[str, Any], dict[str, KafkaException]]:
+    """Return what the brokers say of topics, and why they say nothing of the others.
+
+    Args:
+        admin: an admin client.
+        topics: their names.
+        timeout_s: seconds that a broker may take to answer.
+        with_operations: whether they say as well what this client may do with them.
+
+    Returns:
+        The client's `TopicDescription` by name, and the errors by name.
+    """
+    names = sorted(set(topics))
+    if not names:
+        return {}, {}
+    futures: dict[str, Future[Any]] = admin.describe_topics(
+        TopicCollection(names), include_authorized_operations=with_operations, request_timeout=timeout_s
+    )
+    found: dict[str, Any] = {}
+    failed: dict[str, KafkaException] = {}
+    for name, future in futures.items():
+        try:
+            found[name] = future.result()
+        except KafkaException as error:
+            failed[name] = error
+    return found, failed
+
+
+def id_of(description: Any) -> str | None:
+    """Return the id of a described topic, or None from brokers that have no ids."""
+    told = str(description.topic_id)
+    return None if told == _NO_ID else told
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIds:
+    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id.
+
+    Attributes:
+        ids: id of each topic that has one.
+        absent: topics that do not exist.
+        failures: why nothing was told of a topic.
+    """
+
+    ids: Mapping[str, str]
+    absent: frozenset[str] = frozenset()
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+class AskedTopicIds:
+    """A question for the ids of topics, sent when it is made; it never waits.
+
+    Args:
+        admin: an admin client.
+        topics: names of the topics.
+        timeout_s: seconds that a broker may take to answer.
+
+    Raises:
+        KafkaException: the client library refused to ask.
+    """
+
+    def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
+        self._admin = admin
+        self.futures: dict[str, Future[Any]] = admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=timeout_s
+        )
+
+    def answer(self) -> TopicIds | None:
+        """Return what was answered; None as long as it is not complete."""
+        return self.wait() if all(future.done() for future in self.futures.values()) else None
+
+    def wait(self) -> TopicIds:
+        """Return what was answered, waiting for it."""
+        ids, failures, absent, is_answered = {}, {}, set(), False
+        for topic, future in self.futures.items():
+            try:
+                ids[topic] = id_of(future.result())
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    absent.add(topic)
+                failures[topic] = reason(error)
+                # Numbers below zero are the client's own errors: no broker has said anything.
+                is_answered |= error.args[0].code() > 0
+        words: ClientWords | None = getattr(self._admin, "words", None)
+        if words is not None:
+            # Why no broker answers is told to the client's log alone, which it hears of here.
+            self._admin.poll(0)
+            if ids or is_answered:
+                words.clear()
+            elif words.cause is not None:
+                failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
+        told = {topic: one for topic, one in ids.items() if one is not None}
+        return TopicIds(told, frozenset(absent), failures)
+
+
+__all__ = ["AskedTopicIds", "TopicIds", "described", "id_of"]

@@ -1,0 +1,305 @@
+"""Tasks: `async def` handlers on one event loop, as many at once as `max_concurrency` says, under the same order rules.
+
+The loop runs on a thread of its own. All fields of the pool are that thread's, save where it says otherwise; others
+reach it through `call_soon_threadsafe`. A task is a slot: it serves lane after lane until none is ready, and ends.
+
+A task for each message would cost more than the message. So one serves many, as long as they leave nothing behind: once
+a handler has changed a context variable, or was asked to cancel and went on, its task hands what is next to a new one,
+in the middle of a lane too. What a handler finds is what the loop began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar, cast
+
+from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.execution.lane_processor import Desk
+from penstock.consumer.execution_slot import Outcome, Station, Visit, Work
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.errors import raised
+from penstock.message import Record
+from penstock.routing import Scheduler
+
+_log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+#: Time slices of a thread that a task has with a lane. There are many more tasks than threads, so a lane that is ready
+#: finds a free one sooner; and a visit costs more beside an `await` that costs little.
+_SLICES = 5
+#: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
+_JOIN_S = 5.0
+#: Seconds the loop's thread may take where handlers did not end though they were cancelled: they keep it still.
+_JOIN_STUCK_S = 0.1
+#: Seconds that handlers may take to end when they are cancelled, at least, and when the loop ends.
+_END_S = 0.5
+#: Seconds that handlers which never wait for anything may keep the loop from all that do.
+_ROUND_S = 0.01
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop: uvloop's where it is installed (the extra `uvloop`), for it takes half the time."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class TaskPool:
+    """The event loop of a consumer and its tasks.
+
+    Args:
+        name: name of the consumer, for the thread's name.
+        max_concurrency: how many handlers may be under way at once.
+        slot: the scheduler's slot of lanes for tasks.
+        scheduler: where lanes come from.
+        desk: what serves them.
+        closing: called on the loop's thread before it ends.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_concurrency: int,
+        slot: int,
+        scheduler: Scheduler[Fetch, Record],
+        desk: Desk,
+        closing: Callable[[], None],
+    ) -> None:
+        self._slot = slot
+        self._scheduler = scheduler
+        self._desk = desk
+        self._closing = closing
+        self._loop = new_event_loop()
+        self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
+        #: How many tasks there may be. Any thread may write it through `resize`.
+        self._limit = max_concurrency
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump_asked = False
+        self._round_at = 0.0
+        self._ended = False
+        # Whether handlers did not end though they were cancelled. Written and read by who ends the pool.
+        self._stuck = False
+        self._made = 0
+        self._name = name
+        #: The context variables that every handler finds. Written before the first task is made.
+        self._context = contextvars.copy_context()
+        #: Stations of tasks: those in use and, for later tasks, those that are not. It only grows.
+        self.stations: list[Station] = []
+        self._free: list[Station] = []
+        #: When the loop last came round; a loop that is blocked stays behind. Any thread reads it.
+        self.alive_at = self.time()
+
+    def start(self) -> None:
+        """Start the loop's thread."""
+        self.thread.start()
+
+    @staticmethod
+    def time() -> float:
+        """Return the time by which `alive_at` goes. Not the loop's: uvloop's stands still while the loop is blocked."""
+        return time.monotonic()
+
+    def wake(self, slots: Sequence[int]) -> None:
+        """Have ready lanes served. Any thread."""
+        # One call is enough for all that was made ready before it runs. Set before the call, cleared before the look.
+        if slots and not self._pump_asked:
+            self._pump_asked = True
+            self._call(self._pump)
+
+    def resize(self, max_concurrency: int) -> None:
+        """Have at most so many handlers under way from now on; those too many end after the lane they are at."""
+        self._limit = max_concurrency
+        self._call(self._pump)
+
+    def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
+        """Run something else on the loop, such as a startup hook. Any thread but the loop's."""
+
+        async def wait() -> ResultT:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed: the consumer has ended
+            _log.debug("the event loop of %s has ended", self._name)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._context = contextvars.copy_context()
+        self._beat()
+        try:
+            self._loop.run_forever()
+        except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
+            self._desk.fail(raised())
+        finally:
+            try:
+                self._loop.run_until_complete(self._end())
+            finally:
+                self._closing()
+                self._loop.close()
+
+    async def _end(self) -> None:
+        """End what is left: handlers that outlived their cancelling, or all where the loop was ended by an error."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=_END_S)
+        await self._loop.shutdown_asyncgens()
+
+    def _beat(self) -> None:
+        self.alive_at = self.time()
+        self._loop.call_later(0.1, self._beat)
+
+    def _pump(self) -> None:
+        """Begin tasks for ready lanes, as many as may be."""
+        self._pump_asked = False
+        while self._running < self._limit and not self._ended and self._scheduler.waiting(self._slot):
+            station = self._free.pop() if self._free else self._station()
+            lane = self._scheduler.take(self._slot, station.owes)
+            if lane is None:
+                self._free.append(station)
+                return
+            self._running += 1
+            self._begin(lane, station)
+
+    def _begin(
+        self, lane: ConsumerLane, station: Station, visit: Visit | None = None, work: Work | None = None
+    ) -> None:
+        """Let a new task serve a lane; of a visit that another task began, from what is to be handled next on."""
+        task = self._loop.create_task(self._serve_lanes(lane, station, visit, work), context=self._context.copy())
+        station.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _station(self) -> Station:
+        station = Station(Kind.TASK, f"penstock-task-{self._name}-{len(self.stations)}", _SLICES)
+        station.thread_id = threading.get_ident()
+        self.stations.append(station)
+        return station
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._desk.fail(error)
+        if not self._ended:
+            # One that a handler cancelled took no next lane.
+            self._pump()
+
+    async def _serve_lanes(  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
+        self, lane: ConsumerLane | None, station: Station, visit: Visit | None, work: Work | None
+    ) -> None:
+        """Serve lane after lane until none is ready, or until a handler has left something behind."""
+        take, give_back, start, slot = self._scheduler.take, self._scheduler.give_back, self._desk.visit, self._slot
+        clock, context, copied = self.time, self._context, contextvars.copy_context
+        cancelling = cast("asyncio.Task[None]", asyncio.current_task()).cancelling
+        # Whether the handler left something behind, and whether another task has the station and what it is at.
+        tainted = moved = False
+        try:
+            while lane is not None:
+                if visit is None:
+                    visit = start(lane, station)
+                send = visit.send
+                outcome: Outcome = None
+                rest = None
+                try:
+                    while True:
+                        if work is None:
+                            work = send(outcome)
+                            if tainted:
+                                # What is done is completed by now: a task that is cancelled at its begin loses none.
+                                moved = True
+                                break
+                        try:
+                            outcome = await station.invoke(work)  # type: ignore[misc] # of a task: an `async def`
+                        except asyncio.CancelledError as error:
+                            if self._ended:
+                                raise
+                            # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
+                            outcome = Failed(error)
+                        except:  # noqa: E722 - see `raised`; a handler may raise what it likes
+                            outcome = Failed(raised())
+                        else:
+                            if outcome is not None and not isinstance(outcome, DeferredCompletion):
+                                outcome = disregarded(outcome)
+                        work = None
+                        # Equal contexts are one object inside as a rule, so this costs next to nothing.
+                        if (copied() != context or cancelling()) and not self._ended:
+                            tainted = True
+                except StopIteration as end:
+                    rest = end.value
+                finally:
+                    if not moved:
+                        station.leave()
+                        # The lane may be ready again: this task looks next, and finds it or one that is older.
+                        ready = give_back(lane) if rest is None else self._desk.give_back(lane, rest)
+                        if ready is not None and ready != slot:
+                            # Its next work is for a thread, and none looks by itself.
+                            self._desk.wake((ready,))
+                if moved:
+                    self._begin(lane, station, visit, work)
+                    return
+                visit = None
+                now = clock()
+                if now >= self._round_at and not tainted:
+                    # An `await` that waits for nothing does not go through the loop.
+                    self._round_at = now + _ROUND_S
+                    await asyncio.sleep(0)
+                lane = None if self._ended or self._running > self._limit else take(slot, station.owes)
+                if tainted and lane is not None:
+                    moved = True
+                    self._begin(lane, station)
+                    return
+        finally:
+            if not moved:
+                self._running -= 1
+                self._free.append(station)
+
+    def end_handlers(self, timeout: float) -> list[str]:
+        """Begin nothing more; cancel the handlers that are still under way. Returns their stations' names.
+
+        Args:
+            timeout: seconds to wait for handlers that were cancelled.
+        """
+        if not self.thread.is_alive():
+            # Never begun, or ended: by `close`, or by what a handler's own task raised.
+            return []
+        under_way = [station.name for station in self.stations if station.record is not None]
+        try:
+            self.run(self._cancel()).result(max(_END_S, timeout))
+        except TimeoutError:
+            self._stuck = True
+            _log.warning("handlers on the event loop of %s do not end though they were cancelled", self._name)
+        return under_way
+
+    async def _cancel(self) -> None:
+        self._ended = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """End the loop and its thread. May be called more than once."""
+        if self.thread.ident is None:
+            self._loop.close()
+        elif self.thread.is_alive():
+            self._call(self._loop.stop)
+            self.thread.join(_JOIN_STUCK_S if self._stuck else _JOIN_S)
+
+
+__all__ = ["TaskPool"]

@@ -1,0 +1,138 @@
+"""Stations: where handlers are called, and what passes between them and a visit."""
+
+from __future__ import annotations
+
+from asyncio import Task
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+
+from penstock.consumer.assignments import ConsumerRun, Fetch
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed, Invoke
+from penstock.message import Message, Record
+
+#: What a handler is given, and what came of it: None when it is done.
+Work = Message | list[Message]
+Outcome = Failed | DeferredCompletion | None
+
+
+class Station:
+    """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
+
+    __slots__ = (
+        "batch_count",
+        "dropped",
+        "failed",
+        "fetch",
+        "filtered",
+        "handled",
+        "invoke",
+        "kind",
+        "name",
+        "owes",
+        "record",
+        "retried",
+        "run",
+        "slices",
+        "started",
+        "task",
+        "thread_id",
+    )
+
+    def __init__(self, kind: Kind, name: str, slices: int = 1) -> None:
+        self.kind = kind
+        self.name = name
+        #: Time slices that a visit here has.
+        self.slices = slices
+        #: What the message in the handler belongs to, or None between lanes.
+        self.fetch: Fetch | None = None
+        #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
+        self.record: Record | None = None
+        self.started = 0.0
+        self.batch_count = 1
+        #: The run whose messages are handled one by one and completed together, until the lane is given back.
+        self.run: ConsumerRun | None = None
+        #: What is called with what a visit yields.
+        self.invoke: Invoke = _nothing
+        #: The thread, and for a task the task, that runs it: for a look at its stack.
+        self.thread_id: int | None = None
+        self.task: Task[None] | None = None
+        #: Seconds that it gave to what was woken and not yet to new messages: see `Scheduler.take`.
+        self.owes = 0.0
+        self.handled = 0
+        self.failed = 0
+        self.retried = 0
+        self.dropped = 0
+        self.filtered = 0
+
+    def leave(self) -> None:
+        """Note that the station is between lanes."""
+        self.record = self.fetch = self.run = None
+
+    def finished(self) -> tuple[ConsumerRun, range] | None:
+        """Return the run that is served here and the places of it that are done but not completed yet. Any thread.
+
+        It costs the main path nothing: `record` is written at each message anyway. While it is a record of the run, all
+        between `run.next` and that record is done, for a visit moves `run.next` past what it sets aside, or completes,
+        before it goes on to another record. `run.next` is read last and only rises, so it can hide what is done from a
+        reader, and never let him take for done what is not.
+        """
+        record = self.record
+        run = self.run
+        if record is None or run is None:
+            return None
+        records, first = run.records, run.next
+        # By offset, for they rise in a run. Never by equality: the client's records compare by all they hold.
+        place = bisect_left(records, record.offset(), first, key=_offset_of)
+        if place == len(records) or records[place] is not record:  # between two runs, or at a parked message
+            return None
+        return run, range(first, place)
+
+    @property
+    def handled_so_far(self) -> int:
+        """Messages whose handler returned here, with those that are not completed yet. Any thread."""
+        # In this order: what is completed in between counts neither way for a moment, and never twice.
+        handled = self.handled
+        finished = self.finished()
+        return handled + (0 if finished is None else len(finished[1]))
+
+
+def _offset_of(record: Record) -> int:
+    return record.offset()
+
+
+def complete_finished(stations: Iterable[Station]) -> None:
+    """Complete what is done of the runs under way: a handler that hangs must not hide its finished predecessors.
+
+    Any thread. The visits complete these messages again at the end of their runs; the tracker knows.
+    """
+    for station in stations:
+        finished = station.finished()
+        if finished is not None and finished[1]:
+            run, places = finished
+            run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
+
+
+def _nothing(_: object) -> None:
+    raise AssertionError("a visit yields only after it has set what is to be called")
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The lane has runs, but is not to be served until something happens.
+
+    Attributes:
+        appended: `lane.appended` when that was decided.
+        after: called once the lane is given back: what will bring it back.
+    """
+
+    appended: int
+    after: Callable[[], None]
+
+
+Visit = Generator[Work, Outcome, Rest | None]
+
+
+__all__ = ["Outcome", "Rest", "Station", "Visit", "Work", "complete_finished"]

@@ -1,0 +1,1 @@
+"""What becomes of messages that failed: retries, parked keys, dead letters."""

@@ -1,0 +1,335 @@
+"""The outbox: messages whose tries are exhausted, written to another topic before their offset is done.
+
+Visits put them here; the poll thread alone sends them and hears of their delivery. The key stays parked until the
+broker has acknowledged, so nothing of it is handled out of order should the process die in between. A message that
+cannot be written holds its offset, says so, and is sent again.
+
+One that is too large for its topic would be refused for ever. A dead letter then sheds what we added, the stack first;
+one for a retry topic is given up at once, as its handler says. What no topic takes stops the consumer: the offset
+stays, and nothing waits in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.clients.cluster import Clock, ProducerClient
+from penstock.clients.kafka import reason
+from penstock.clients.rights import THIS_CLIENT, Operation, is_missing_right, missing_right_text, topic_right
+from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.failures.failure_text import failure_text
+from penstock.consumer.failures.limits import DeadLetterLimits
+from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.retry_topics import headers as retry_headers
+from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
+from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
+from penstock.errors import PenstockError
+from penstock.message import Record
+
+_log = logging.getLogger(__name__)
+
+#: Seconds before a message that could not be written is sent again.
+RESEND_AFTER_S = 5.0
+
+#: Seconds between two lines of the log that a right is missing: all messages for a topic lack the same.
+_SAY_AGAIN_S = 60.0
+
+#: Characters that are left of a text in a dead letter that must be small.
+_SHORT_CHARS = 64
+#: What a topic says of a message that it will never take.
+_NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
+
+Trace = Callable[[str, HeaderList], HeaderList]
+
+
+class Shed(Enum):
+    """What a dead letter leaves out of what we add, so that its topic takes it."""
+
+    NOTHING = "nothing"
+    STACK = "the stack"
+    TEXTS = "the stack and most of the texts"
+
+
+_NEXT_SHED = {Shed.NOTHING: Shed.STACK, Shed.STACK: Shed.TEXTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An exhausted message and why it failed.
+
+    Attributes:
+        fetch: what it belongs to.
+        index: its place in the fetch's block.
+        record: the record.
+        error: what its last try raised.
+        attempts: how often it was tried here.
+        retry: for the retry topic, how often it has been there; None for the dead-letter topic.
+        shed: what its headers leave out.
+    """
+
+    fetch: Fetch
+    index: int
+    record: Record = field(repr=False)
+    error: BaseException = field(repr=False)
+    attempts: int
+    retry: int | None
+    shed: Shed = Shed.NOTHING
+
+    @property
+    def place(self) -> tuple[Assignment, int]:
+        """What it was fetched from, and its offset there."""
+        return self.fetch.assignment, self.record.offset()
+
+
+Durable = Callable[[], None]
+
+
+class Outbox:
+    """Takes exhausted messages from any thread (`put`); everything else is the poll thread's.
+
+    Args:
+        group: the consumer group, for the headers.
+        clock: the engine's clock.
+        timers: where a message waits to be sent again.
+        limits: what stops a consumer that loses everything.
+    """
+
+    def __init__(self, group: str, clock: Clock, timers: Timers, limits: DeadLetterLimits) -> None:
+        self._group = group
+        self._clock = clock
+        self._timers = timers
+        #: What stops a consumer that gives up everything. Thread-safe: drops ask it too.
+        self.limits = limits
+        # With whether it is sent for the first time.
+        self._queue: deque[tuple[Outgoing, Durable, bool]] = deque()
+        self._producer: ProducerClient | None = None
+        # When it was said last that a right is missing, by topic.
+        self._said: dict[str, float] = {}
+        self._unacknowledged = 0
+        self._held = 0
+        #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
+        self.trace: Trace | None = None
+        #: Whether the log shows the texts of what handlers raised. Set before the start.
+        self.exception_texts = False
+        #: Whom the brokers take the producer for.
+        self.principal = THIS_CLIENT
+        #: Called with an error that must stop the consumer. Set before the start.
+        self.fail: Callable[[BaseException], None] = _raise
+        #: What became of each message that is here, in words. Any thread: operations of a `dict` are atomic.
+        self.words: dict[tuple[Assignment, int], str] = {}
+        #: Messages that their handler drops because no retry topic takes them. Written by the poll thread.
+        self.dropped = 0
+        #: Dead letters written, messages written to retry topics, and sends that failed. Written by the poll thread.
+        self.dead_letters = 0
+        self.put_off = 0
+        self.failures = 0
+
+    def connect(self, producer: ProducerClient, principal: str = THIS_CLIENT) -> None:
+        """Take the producer, and whom the brokers take it for. Before the poll thread starts."""
+        self._producer, self.principal = producer, principal
+
+    def put(self, outgoing: Outgoing, durable: Durable) -> None:
+        """Hand a message over; its key must be parked.
+
+        Args:
+            outgoing: the message.
+            durable: called on the poll thread when the broker has it.
+        """
+        self.words[outgoing.place] = "it is about to be written to another topic"
+        self._queue.append((outgoing, durable, True))
+
+    @property
+    def waiting(self) -> int:
+        """How many are on their way."""
+        return len(self._queue) + self._unacknowledged
+
+    @property
+    def unsettled(self) -> int:
+        """How many are not durable yet: on their way, or waiting to be sent again."""
+        return self.waiting + self._held
+
+    def serve(self) -> None:
+        """Send what was put, hear what was delivered."""
+        if self._producer is None:
+            return
+        while self._queue:
+            self._send(self._producer, *self._queue.popleft())
+        if self._unacknowledged:
+            self._producer.poll(0)
+
+    def flush(self, timeout: float) -> None:
+        """Wait for deliveries of what was sent, at most `timeout` seconds. What was only put is not sent any more."""
+        if self._producer is not None and self._unacknowledged:
+            self._producer.flush(timeout)
+
+    def _send(self, producer: ProducerClient, one: Outgoing, durable: Durable, first: bool) -> None:
+        if not one.fetch.assignment.active:
+            # Its next owner handles it again. The key is woken for what waits behind it.
+            self._settle(one, durable)
+            return
+        if one.retry is None and first:
+            self.limits.check(one)
+        topic, headers = self._addressed(one)
+        if self.trace is not None:
+            headers = self.trace(topic, headers)
+
+        def delivered(error: KafkaError | None, _message: object) -> None:
+            self._unacknowledged -= 1
+            if error is None:
+                self._written(one, topic)
+                self._settle(one, durable)
+            else:
+                self._not_written(one, durable, topic, error)
+
+        try:
+            producer.produce(topic, one.record.value(), one.record.key(), headers=headers, on_delivery=delivered)
+        except KafkaException as error:
+            self._not_written(one, durable, topic, error.args[0])
+        except BufferError as error:
+            self._hold(one, durable, topic, str(error))
+        else:
+            self.words[one.place] = f"it is being written to {topic}"
+            self._unacknowledged += 1
+
+    def _settle(self, one: Outgoing, durable: Durable) -> None:
+        self.words.pop(one.place, None)
+        durable()
+
+    def _not_written(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
+        if error.code() in _NEVER_TAKEN:
+            self._refused(one, durable, topic, error)
+        else:
+            self._hold(one, durable, topic, self._why(topic, error), says_all=is_missing_right(error))
+
+    def _refused(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
+        """See to a message that its topic will never take as it is."""
+        self.failures += 1
+        handler = one.fetch.assignment.route.handler
+        place = f"{one.fetch.assignment}@{one.record.offset()}"
+        if one.retry is not None and handler.on_failure is not OnFailure.STOP:
+            _log.error(
+                "%s is not taken by %s: %s; it is given up at once\n%s",
+                place,
+                topic,
+                reason(error),
+                failure_text(one.error, texts=self.exception_texts),
+            )
+            if handler.on_failure is OnFailure.DEAD_LETTER:
+                self._queue.append((replace(one, retry=None), durable, True))
+            else:
+                self.dropped += 1
+                self._settle(one, durable)
+            return
+        if one.retry is None and one.shed in _NEXT_SHED and error.code() != KafkaError.INVALID_RECORD:
+            smaller = replace(one, shed=_NEXT_SHED[one.shed])
+            _log.warning("%s is too large for %s, and is written without %s", place, topic, smaller.shed.value)
+            self._queue.append((smaller, durable, False))
+            return
+        self._held += 1
+        self.words[one.place] = f"{topic} does not take it: {reason(error)}"
+        stop = PenstockError(
+            f"{place} was given up after {one.attempts} tries, and {topic} does not take it, without what we add "
+            f"either: {reason(error)}; the consumer stops and keeps the offset: raise max.message.bytes of {topic}, or "
+            "choose on_failure 'drop' for it"
+        )
+        stop.__cause__ = one.error
+        self.fail(stop)
+
+    def _addressed(self, one: Outgoing) -> tuple[str, HeaderList]:
+        """Return the topic a message goes to, and its headers."""
+        assignment = one.fetch.assignment
+        handler = assignment.route.handler
+        source = assignment.route.source or assignment.topic
+        if one.retry is not None:
+            due = self._clock.time() + handler.retry_delays[one.retry]
+            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+        tries = tries_before(one.record, source) + one.attempts
+        origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=tries)
+        if one.shed is not Shed.NOTHING:
+            origin = replace(origin, stack=None)
+        if one.shed is Shed.TEXTS:
+            origin = replace(
+                origin,
+                message=(origin.message or "")[:_SHORT_CHARS],
+                exception=(origin.exception or "")[-_SHORT_CHARS:],
+            )
+        # Not the retry topic's: that place says nothing to who looks for the message.
+        topic, partition, offset = origin_of(one.record, source)
+        origin = replace(origin, topic=topic, partition=partition, offset=offset)
+        return handler.dead_letter_topic.replace("{topic}", source), write(
+            handler.dead_letter_format, one.record, origin
+        )
+
+    def _written(self, one: Outgoing, topic: str) -> None:
+        self._said.pop(topic, None)
+        if one.retry is None:
+            self.dead_letters += 1
+        else:
+            self.put_off += 1
+        _log.log(
+            logging.WARNING if one.retry is None else logging.INFO,
+            "%s@%d is in %s after %d tries (%s)",
+            one.fetch.assignment,
+            one.record.offset(),
+            topic,
+            one.attempts,
+            type(one.error).__name__,
+        )
+
+    def _why(self, topic: str, error: KafkaError) -> str:
+        """Return why a message was not written; where a right is missing, with what gives it."""
+        if not is_missing_right(error):
+            return reason(error)
+        text = missing_right_text(
+            f"nothing can be written to {topic}", [topic_right(Operation.WRITE, topic)], self.principal
+        )
+        if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            # Since Kafka 2.8 whoever may write to a topic may do so idempotently.
+            text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
+        return f"{text} ({reason(error)})"
+
+    def _hold(self, one: Outgoing, durable: Durable, topic: str, why: str, *, says_all: bool = False) -> None:
+        """Keep a message that could not be written, and send it again after a while.
+
+        Args:
+            one: the message.
+            durable: as for `put`.
+            topic: where it is to go.
+            why: why it could not be written.
+            says_all: whether that says the same of all that goes to this topic: it is not logged for each.
+        """
+        self.failures += 1
+        now = self._clock.monotonic()
+        if not says_all or now - self._said.get(topic, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+            if says_all:
+                self._said[topic] = now
+            _log.error(
+                "%s@%d cannot be written to %s: %s; its offset and its key are held, next try in %g s",
+                one.fetch.assignment,
+                one.record.offset(),
+                topic,
+                why,
+                RESEND_AFTER_S,
+            )
+        self._held += 1
+        self.words[one.place] = f"it cannot be written to {topic}: {why}"
+        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, one, durable))
+
+    def _resend(self, one: Outgoing, durable: Durable) -> None:
+        self._held -= 1
+        self._queue.append((one, durable, False))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+__all__ = ["RESEND_AFTER_S", "Outbox", "Outgoing", "Shed"]

@@ -1,0 +1,296 @@
+"""Parking: what becomes of messages that did not get done at once.
+
+A failed message waits for its retry, a deferred one for its completion, an exhausted one for the broker to take it
+elsewhere; whatever comes of its key meanwhile waits behind it. Called by visits, each for the lane it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock.clients.cluster import Clock
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
+from penstock.consumer.execution_slot import Station
+from penstock.consumer.failures.dead_letter_publisher import Outbox, Outgoing
+from penstock.consumer.failures.failure_text import failure_text
+from penstock.consumer.failures.timers import Timer, Timers
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.route import Failed, Route
+from penstock.consumer.message_sizes import weight_of
+from penstock.errors import PenstockError
+from penstock.routing import DONE, KeyState
+
+_log = logging.getLogger(__name__)
+
+#: What `ParkedKey.settled` holds when a completion came.
+HANDLED = "handled"
+
+
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
+
+    Attributes:
+        key: the line it joins then.
+        place: topic, partition and offset.
+    """
+
+    key: Hashable = field(repr=False)
+    place: tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """A batch of several messages that failed as a whole.
+
+    Attributes:
+        sizes: how many messages of it each key has.
+        keys: its keys.
+        due_at: when it is tried again, or None for never, by the number of tries and the time of the first: its keys
+            come back at one time.
+    """
+
+    sizes: Mapping[Hashable, int] = field(repr=False)
+    keys: tuple[Hashable, ...] = field(repr=False)
+    due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
+
+
+class Parking:
+    """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that the caller holds.
+
+    Args:
+        clock: the engine's clock.
+        timers: where retries wait.
+        outbox: where exhausted messages go.
+        wake_key: has a parked key looked at; any thread may call it.
+        fail: called with an error that must stop the consumer.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        timers: Timers,
+        outbox: Outbox,
+        wake_key: Callable[[ConsumerLane, Hashable], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._now = clock.monotonic
+        self._timers = timers
+        self._outbox = outbox
+        self._wake_key = wake_key
+        self._fail = fail
+        #: Completions that are out, with what they belong to. `dict` operations are atomic; any thread.
+        self.deferred: dict[DeferredCompletion, Fetch] = {}
+
+    def wake_at(self, due: float, lane: ConsumerLane, key: Hashable) -> None:
+        """Have a parked key looked at when its time has come."""
+        self._timers.add(due, partial(self._wake_key, lane, key))
+
+    def set_aside(
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        item: Item,
+        outcome: Failed | DeferredCompletion,
+        station: Station,
+        *,
+        company: Company | None = None,
+    ) -> None:
+        """Park the key of a message that did not get done at its first try, alone or in a batch that failed whole."""
+        parked = self.park(lane, key, item)
+        # Here, not where it fails: that may be later, with a station that began something else meanwhile.
+        parked.since = station.started
+        if isinstance(outcome, DeferredCompletion):
+            self.put_off(lane, key, parked, outcome, station)
+        else:
+            self.failed(lane, key, parked, outcome, station, company=company)
+
+    def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
+        """Park a key that is not parked on a message."""
+        parked = lane.park(key)
+        self.behind(lane, key, item)
+        return parked
+
+    def behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
+        """Let a message of a parked key wait behind its head."""
+        lane.parked[key].waiting.append(item)
+        item[0].assignment.tracker.park(1, weight_of(item[2]))
+
+    def next_head(self, parked: ConsumerParked, station: Station) -> None:
+        """Go on to the message behind a head that is done with."""
+        fetch, _, record = parked.waiting[0]
+        if parked.settled is None:
+            fetch.assignment.tracker.park(-1, -weight_of(record))
+        parked.next_head()
+        station.record = None
+
+    def put_off(
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        completion: DeferredCompletion,
+        station: Station,
+    ) -> None:
+        """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
+        item = fetch, _, _ = parked.waiting[0]
+        if not completion._take():  # noqa: SLF001 - the engine's half of the class
+            twice = PenstockError(
+                "the DeferredCompletion that the handler returned belongs to another message; make one for each"
+            )
+            self.failed(lane, key, parked, Failed(twice), station)
+            return
+        parked.state = KeyState.DEFERRED
+        timeout = fetch.assignment.route.handler.deferred_timeout
+        timer: Timer | None = None
+
+        def settle(error: BaseException | None) -> None:
+            if error is None:
+                self._settled(item)
+            # Before the key is woken: the holder looks at it only then.
+            parked.settled = HANDLED if error is None else error
+            self._wake_key(lane, key)
+            if timer is not None:
+                # It holds the message by what it would fail: until the timeout that would be outside of every limit.
+                self._timers.cancel(timer)
+            # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
+            self.deferred.pop(completion, None)
+
+        self.deferred[completion] = fetch
+        if timeout is not None:
+            late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
+            timer = self._timers.add(self._now() + timeout, partial(completion.fail, late))
+        completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
+
+    def failed(
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        failure: Failed,
+        station: Station,
+        *,
+        company: Company | None = None,
+    ) -> None:
+        """Decide what becomes of the failed head of a parked key; `company` is the batch that failed whole with it."""
+        fetch, _, record = parked.waiting[0]
+        assignment, error = fetch.assignment, failure.error
+        route = assignment.route
+        handler = route.handler
+        station.failed += 1
+        parked.attempts += 1
+        now = self._now()
+        place = f"{assignment}@{record.offset()}"
+        parked.mates = () if company is None else company.keys
+        parked.alone = max(1, parked.alone) if company is None else 0
+        due_at = None
+        if not failure.permanent:
+            try:
+                due_at = self._due_at(route, parked, error, now, company)
+            except Exception as defect:  # noqa: BLE001 - the user's code decides there
+                parked.state = KeyState.STOPPING
+                stop = PenstockError(
+                    f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
+                    f"{place}; the consumer stops and keeps the offset: mend the policy"
+                )
+                stop.__cause__ = defect
+                self._fail(stop)
+                return
+        if due_at is not None:
+            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, due_at - now)
+            parked.state = KeyState.WAITING
+            parked.due_at = due_at
+            # By a policy whose wait has no end, the key waits until its partition goes.
+            if not math.isinf(due_at):
+                self.wake_at(due_at, lane, key)
+            return
+        if company is not None and not failure.permanent:
+            # Whose failure it was is not known yet: none is given up for that of another.
+            _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
+            parked.mates, parked.alone = (), company.sizes[key]
+            parked.state = KeyState.WAITING
+            parked.due_at = now
+            lane.due.append(key)
+            return
+        self._give_up(lane, key, parked, failure, station)
+
+    def _give_up(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+    ) -> None:
+        """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
+        fetch, index, record = parked.waiting[0]
+        error = failure.error
+        route = fetch.assignment.route
+        handler = route.handler
+        place = f"{fetch.assignment}@{record.offset()}"
+        retried = route.retried(record) if route.retried is not None else 0
+        again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
+        if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
+            parked.state = KeyState.SENDING
+            self._send(Outgoing(fetch, index, record, error, parked.tries, again), lane, key, parked)
+        elif handler.on_failure is OnFailure.DROP:
+            try:
+                self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.tries, None))
+            except PenstockError as too_many:
+                parked.state = KeyState.STOPPING
+                self._fail(too_many)
+                return
+            _log.error(
+                "%s was dropped: %s failed it %d times, last with %s\n%s",
+                place,
+                handler.name,
+                parked.attempts,
+                type(error).__name__,
+                failure_text(error, texts=self._outbox.exception_texts),
+            )
+            self._settled(parked.waiting[0])
+            station.dropped += 1
+            parked.settled = DONE
+            lane.due.append(key)
+        else:
+            parked.state = KeyState.STOPPING
+            stop = PenstockError(
+                f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
+                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
+            )
+            stop.__cause__ = error
+            self._fail(stop)
+
+    @staticmethod
+    def _due_at(
+        route: Route, parked: ConsumerParked, error: BaseException, now: float, company: Company | None
+    ) -> float | None:
+        """Return when the policy has a failed head tried again, or None where it gives it up."""
+        known = {} if company is None else company.due_at
+        tries = parked.attempts, parked.since
+        if tries not in known:
+            delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
+            known[tries] = None if delay is None else now + delay
+        return known[tries]
+
+    def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
+        """Hand an exhausted message to the outbox; its key waits until the broker has it."""
+
+        def durable() -> None:
+            self._settled((outgoing.fetch, outgoing.index, outgoing.record))
+            parked.settled = DONE
+            self._wake_key(lane, key)
+
+        self._outbox.put(outgoing, durable)
+
+    @staticmethod
+    def _settled(item: Item) -> None:
+        """Complete the head of a parked key; it is parked no more, though its lane is looked at only later."""
+        fetch, index, record = item
+        fetch.assignment.tracker.complete(fetch.block, (index,))
+        # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
+        fetch.assignment.tracker.park(-1, -weight_of(record))
+
+
+__all__ = ["HANDLED", "Company", "NotDue", "Parking"]

@@ -1,0 +1,195 @@
+"""A route: a handler at run time, with what may change while it runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.rate_limits import Meter, Pace
+from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.retry_topics import RetriedRecord, tries_before
+from penstock.errors import MessageFormatError, PenstockError, raised
+from penstock.message import DecodedMessage, Message, Record, RetriedMessage
+
+Invoke = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A message did not get done.
+
+    Attributes:
+        error: why.
+        permanent: whether another try could not help.
+    """
+
+    error: BaseException = field(repr=False)
+    permanent: bool = False
+
+
+def disregarded(returned: object) -> Failed | None:
+    """Return what came of a message whose handler returned something that means nothing here: it is done.
+
+    Save for a coroutine: nobody has begun its work, and nobody would.
+    """
+    if not inspect.iscoroutine(returned):
+        return None
+    returned.close()
+    return Failed(
+        PenstockError(
+            "the handler returned a coroutine, and nothing of it has run: make the handler itself an `async def`, or "
+            "let what is around it await"
+        ),
+        permanent=True,
+    )
+
+
+class Full:
+    """The handler's rate is used up: the message waits for the meter, with all of its handler in its lane."""
+
+
+FULL = Full()
+
+#: A message to hand over; a failure; the meter is empty; or the time, on the engine's clock, before which it must wait.
+Answer = Message | Failed | Full | float
+
+
+class Route:
+    """A handler with its order, its limits and the callable that runs it.
+
+    `retry` and the rates may be changed by any thread at any time: each is one reference, read once for each message.
+
+    Args:
+        handler: the handler.
+        ordering: its order over the consumer's lanes.
+        invoke: the handler's function with whatever is put around it.
+        source: for a retry topic, the topic whose messages wait there.
+        shares: another route of the same handler, whose limits it shares: of another topic, or, for a retry topic, of
+            that topic.
+        not_before: when a record may be handled, on the engine's clock; given for retry topics only, and asked once
+            for each message: from then on that time counts, whatever its header claims.
+        retried: how often a record has been through the retry topic; given for retry topics only.
+    """
+
+    __slots__ = (
+        "batch",
+        "gated",
+        "handler",
+        "invoke",
+        "kind",
+        "linger",
+        "meter",
+        "not_before",
+        "ordering",
+        "pace",
+        "retried",
+        "retry",
+        "source",
+    )
+
+    def __init__(
+        self,
+        handler: Handler,
+        ordering: Ordering,
+        invoke: Invoke,
+        *,
+        source: str | None = None,
+        shares: Route | None = None,
+        not_before: Callable[[Record], float] | None = None,
+        retried: Callable[[Record], int] | None = None,
+    ) -> None:
+        self.handler = handler
+        self.ordering = ordering
+        self.invoke = invoke
+        self.kind = handler.kind
+        self.batch = handler.batch
+        self.linger = handler.linger
+        self.retry: RetryPolicy = handler.retry
+        self.meter: Meter = Meter(handler.rate) if shares is None else shares.meter
+        self.pace: Pace = Pace(handler.key_rate) if shares is None else shares.pace
+        self.source = source
+        self.not_before = not_before
+        self.retried = retried
+        self.gated = self._is_gated()
+
+    def _is_gated(self) -> bool:
+        one = self.handler
+        return (
+            one.filter is not None
+            or one.decoder is not None
+            or one.key is not None
+            or self.meter.rate is not None
+            or self.pace.rate is not None
+            or self.not_before is not None
+        )
+
+    def change(self, *, retry: RetryPolicy | None, rate: float | None, key_rate: float | None) -> None:
+        """Take new values for what may change while running."""
+        if retry is not None:
+            self.retry = retry
+        self.meter.rate = rate
+        self.pace.rate = key_rate
+        self.gated = self._is_gated()
+
+    def _as_seen(self, record: Record) -> Record:
+        return record if self.source is None else RetriedRecord(record, self.source)
+
+    def screen(self, record: Record) -> Failed | bool:
+        """Tell whether the filter lets a message pass, or that it failed on it."""
+        accept = self.handler.filter
+        if accept is None:
+            return True
+        try:
+            return bool(accept(Message(self._as_seen(record))))
+        except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
+            return Failed(raised())
+
+    def admit(self, identity: Hashable, record: Record, now: float, arrival: int, attempts: int = 0) -> Answer:
+        """Return the message to hand over now, or why not.
+
+        Args:
+            identity: the record's identity, by `ordering`.
+            record: the record.
+            now: the time on the engine's clock.
+            arrival: its claim to be let through: the lowest of those that wait is first.
+            attempts: as for `message`.
+        """
+        if (at := self.pace.free_at(identity)) > now:
+            return at
+        message = self.message(record, attempts)
+        if isinstance(message, Failed):
+            return message
+        if not self.meter.take(now, arrival):
+            return FULL
+        self.pace.begin(identity, now)
+        return message
+
+    def message(self, record: Record, attempts: int = 0) -> Message | Failed:
+        """Return what the handler is given for a record, decoded where a decoder is named.
+
+        Args:
+            record: the record.
+            attempts: how often it was tried since it was fetched.
+        """
+        if self.source is not None:
+            attempts += tries_before(record, self.source)
+        record = self._as_seen(record)
+        decode = self.handler.decoder
+        if decode is None:
+            return RetriedMessage(record, attempts) if attempts else Message(record)
+        value = record.value()
+        try:
+            return DecodedMessage(record, None if value is None else decode(value), attempts)
+        except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
+            error = raised()
+            failure = MessageFormatError(
+                f"the value cannot be decoded: {type(error).__name__}; mend its producer or the decoder"
+            )
+            failure.__cause__ = error
+            return Failed(failure, permanent=True)
+
+
+__all__ = ["FULL", "Answer", "Failed", "Full", "Invoke", "Kind", "Route", "disregarded"]

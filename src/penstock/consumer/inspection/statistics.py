@@ -1,0 +1,183 @@
+"""What a consumer tells about itself: frozen values, taken from live state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.consumer.execution_slot import Station, complete_finished
+
+if TYPE_CHECKING:
+    from penstock.consumer.engine import Engine
+    from penstock.telemetry import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatistics:
+    """One assigned partition.
+
+    Attributes:
+        topic: name of the topic.
+        partition: number of the partition.
+        watermark: lowest offset not done: what is committed at the next tick; 0 while no position is known.
+        position: next offset to fetch; 0 while it is not known.
+        in_flight: messages taken in and not done.
+        parked: how many of them are set aside, as `max_parked` counts them.
+        bytes_in_flight: bytes of those in flight.
+        lag: offsets from the watermark to the end of the log, or None while one of them is not known.
+        paused: why the partition is paused, or None.
+    """
+
+    topic: str
+    partition: int
+    watermark: int
+    position: int
+    in_flight: int
+    parked: int
+    bytes_in_flight: int
+    lag: int | None
+    paused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatistics:
+    """A consumer at one moment. Counts are since its start.
+
+    While no partition is taken away, `received = restored + handled + filtered + dropped + dead_letters + retry_topic +
+    in_flight`, save for what moves at that moment: a message is done before it is counted as such. What was in flight
+    of a partition that was taken away is received by its next owner.
+
+    Attributes:
+        received: messages taken in.
+        restored: those of them that a former owner had done, so that they were skipped.
+        handled: messages whose handler returned.
+        failed: calls of a handler that raised.
+        retried: calls of a handler that were not the first for their message.
+        dead_letters: messages written to a dead-letter topic.
+        dead_letter_failures: dead letters that could not be written, each time it was tried.
+        retry_topic: messages written to a retry topic.
+        dropped: messages given up by the handler's choice.
+        filtered: messages that a handler's filter refused.
+        in_flight: messages taken in and not done.
+        parked_keys: keys whose head message waits.
+        deferred: completions that are put off.
+        stalls: messages that were reported for being in a handler for too long.
+        commits: commits the group took.
+        failed_commits: commits that failed and were made again.
+        pauses: how often a partition was paused, by reason.
+        assigned: partitions assigned, ever.
+        revoked: partitions revoked, ever.
+        lost: partitions lost, ever.
+        stale: messages that arrived for a partition this process had no more; its next owner gets them.
+        workers: worker threads.
+        busy_workers: threads and tasks with a message in a handler.
+        lanes: lanes.
+        ready_lanes: lanes that wait for a worker.
+        partitions: the partitions assigned now.
+    """
+
+    received: int
+    restored: int
+    handled: int
+    failed: int
+    retried: int
+    dead_letters: int
+    dead_letter_failures: int
+    retry_topic: int
+    dropped: int
+    filtered: int
+    in_flight: int
+    parked_keys: int
+    deferred: int
+    stalls: int
+    commits: int
+    failed_commits: int
+    pauses: Mapping[str, int]
+    assigned: int
+    revoked: int
+    lost: int
+    stale: int
+    workers: int
+    busy_workers: int
+    lanes: int
+    ready_lanes: int
+    partitions: tuple[PartitionStatistics, ...]
+
+    def reading(self) -> Reading:
+        """Return what metrics are made of."""
+        from penstock.telemetry import Reading
+
+        return Reading(
+            lanes=self.lanes,
+            ready_lanes=self.ready_lanes,
+            workers=self.workers,
+            busy_workers=self.busy_workers,
+            in_flight=self.in_flight,
+            bytes_in_flight=sum(one.bytes_in_flight for one in self.partitions),
+            lag={(one.topic, one.partition): one.lag for one in self.partitions if one.lag is not None},
+            parked_keys=self.parked_keys,
+            failed=self.failed,
+            retried=self.retried,
+            dead_letters=self.dead_letters,
+            dropped=self.dropped,
+            pauses=self.pauses,
+            assigned=self.assigned,
+            revoked=self.revoked,
+            lost=self.lost,
+            commits=self.commits,
+            failed_commits=self.failed_commits,
+        )
+
+
+def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> ConsumerStatistics:
+    """Return the counts of an engine at this moment, from live state. Any thread."""
+    complete_finished(stations)
+    partitions = []
+    for one in engine.assignments.all():
+        watermark = one.tracker.watermark
+        partitions.append(
+            PartitionStatistics(
+                one.topic,
+                one.partition,
+                watermark,
+                one.tracker.position,
+                one.tracker.in_flight,
+                one.tracker.parked[0],
+                one.tracker.bytes_in_flight,
+                None if one.end is None or not one.known else max(0, one.end - watermark),
+                one.paused,
+            )
+        )
+    scheduler = engine.scheduler
+    return ConsumerStatistics(
+        received=engine.router.received,
+        restored=engine.router.restored,
+        handled=sum(station.handled_so_far for station in stations),
+        failed=sum(station.failed for station in stations),
+        retried=sum(station.retried for station in stations),
+        dead_letters=engine.outbox.dead_letters,
+        dead_letter_failures=engine.outbox.failures,
+        retry_topic=engine.outbox.put_off,
+        dropped=sum(station.dropped for station in stations) + engine.outbox.dropped,
+        filtered=sum(station.filtered for station in stations),
+        in_flight=sum(one.in_flight for one in partitions),
+        parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
+        deferred=len(engine.desk.deferred),
+        stalls=engine.watchdog.stalls,
+        commits=engine.commits.succeeded,
+        failed_commits=engine.commits.failed,
+        pauses=dict(engine.intake.pauses),
+        assigned=engine.rebalance.assigned,
+        revoked=engine.rebalance.revoked,
+        lost=engine.rebalance.lost,
+        stale=engine.router.stale,
+        workers=workers,
+        busy_workers=sum(station.record is not None for station in stations),
+        lanes=len(scheduler.lanes),
+        ready_lanes=sum(scheduler.waiting(slot) for slot in range(scheduler.slots)),
+        partitions=tuple(partitions),
+    )
+
+
+__all__ = ["ConsumerStatistics", "PartitionStatistics", "statistics_of"]

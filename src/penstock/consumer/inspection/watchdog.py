@@ -1,0 +1,124 @@
+"""The watchdog: it reports handlers that do not come back, with their stacks, and an event loop that is blocked.
+
+It runs on the poll thread, at most once a second, and only reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+
+from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.handlers.handler import Kind
+from penstock.message import Record
+
+_log = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+_MAX_FRAMES = 12
+
+
+class Watchdog:
+    """Looks at the stations of a consumer. On the poll thread only.
+
+    Args:
+        stall_after: seconds in a handler after which a message is reported, once, and again each time that has doubled.
+        stations: returns the places where handlers are called.
+        loop_behind: returns for how many seconds the event loop has not come round, and its thread.
+    """
+
+    def __init__(
+        self,
+        stall_after: float,
+        stations: Callable[[], Iterable[Station]],
+        loop_behind: Callable[[], tuple[float, int | None]],
+    ) -> None:
+        self._stall_after = stall_after
+        self._stations = stations
+        self._loop_behind = loop_behind
+        self._next = 0.0
+        self._reported: dict[str, tuple[Record, float]] = {}
+        self._loop_reported = False
+        #: How many messages were reported as stalled, and how often the event loop was.
+        self.stalls = 0
+        self.blocked_loops = 0
+
+    def look(self, now: float) -> None:
+        """Report what has been in a handler for too long.
+
+        Args:
+            now: the time on the engine's clock.
+        """
+        if now < self._next:
+            return
+        self._next = now + min(_INTERVAL_S, self._stall_after / 2)
+        self._look_at_loop()
+        for station in self._stations():
+            record, fetch, age = station.record, station.fetch, now - station.started
+            if record is None or fetch is None or age < self._stall_after:
+                self._reported.pop(station.name, None)
+                continue
+            said = self._reported.get(station.name)
+            if said is not None and said[0] is record and age < 2 * said[1]:
+                continue
+            self._reported[station.name] = (record, age)
+            self.stalls += 1
+            assignment = fetch.assignment
+            complete_finished((station,))
+            watermark = assignment.tracker.watermark
+            _log.warning(
+                "%s@%d has been in %s for %.1f s on %s; the watermark of %s is %d%s; the handler's stack:\n%s",
+                assignment,
+                record.offset(),
+                assignment.route.handler.name,
+                age,
+                station.name,
+                assignment,
+                watermark,
+                ", held by this message" if watermark == record.offset() else "",
+                "".join(stack_of(station)) or "(not to be had)",
+            )
+
+    def _look_at_loop(self) -> None:
+        behind, thread = self._loop_behind()
+        blocked = behind >= self._stall_after
+        if blocked and not self._loop_reported:
+            self.blocked_loops += 1
+            _log.warning(
+                "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
+                "every other handler on the loop waits with it; its stack:\n%s",
+                behind,
+                "".join(_lines(_frame(thread))),
+            )
+        self._loop_reported = blocked
+
+
+def stack_of(station: Station) -> Sequence[str]:
+    """Return the stack of a handler as it is now, the call last; empty where it cannot be had."""
+    if station.kind is Kind.THREAD:
+        return _lines(_frame(station.thread_id))
+    task = station.task
+    if task is None:
+        return ()
+    frames = task.get_stack(limit=_MAX_FRAMES)
+    inner: object = task.get_coro()
+    # A suspended task shows its outermost frame only; what it awaits hangs on the coroutine.
+    while (inner := getattr(inner, "cr_await", None)) is not None:
+        frame = getattr(inner, "cr_frame", None)
+        if frame is not None:
+            frames.append(frame)
+    return traceback.format_list([summary for frame in frames for summary in traceback.extract_stack(frame, limit=1)])
+
+
+def _frame(thread: int | None) -> FrameType | None:
+    return None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to a stack
+
+
+def _lines(frame: FrameType | None) -> list[str]:
+    return [] if frame is None else traceback.format_stack(frame, limit=_MAX_FRAMES)
+
+
+__all__ = ["Watchdog", "stack_of"]

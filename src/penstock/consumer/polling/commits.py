@@ -1,0 +1,316 @@
+"""Commits: what is sent to the group, when, and what happens when that fails. On the poll thread only.
+
+A commit point is computed once and travels with its offset map as one value. A commit that fails is counted, logged
+and made again at the next tick: it never ends the poll thread.
+
+One commit is under way at a time. The client repeats a commit whose broker went away, and a repeated older commit
+that arrives after a newer one takes the group back, with success reported for both. Where an answer stays out too long
+the next is sent without it; when all answers are there, the commit points are sent once more.
+
+The client's own position lies past markers and aborted ranges, which no message tells of. It also lies past messages
+that the client has counted out but not handed over yet, as when a rebalance callback runs in the middle of `consume`.
+So it is looked at only between fetches, when all that came out was tracked: never in a callback, and never after a
+fetch that failed half-way.
+
+A broker may be set to take less metadata than Kafka does by default. Then commits would fail for ever, so they are made
+again at once with half of the map, down to none: what it cannot tell is done again some day, the rest is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.kafka import reason
+from penstock.clients.rights import is_missing_right
+from penstock.consumer.assignments import Assignment, Assignments
+from penstock.offsets import MAX_METADATA_CHARS
+
+_log = logging.getLogger(__name__)
+
+#: Seconds to wait for the answer to a commit before the next is sent all the same.
+_ANSWER_S = 10.0
+#: Seconds after which an answer that stays out casts doubt on the coordinator.
+_LATE_S = 0.5
+#: Seconds after which a commit is repeated though nothing has changed: only its answer tells that the right to commit
+#: was taken away, for a refused heartbeat says nothing until the session ends.
+_IDLE_S = 4.0
+#: Characters below which a map is not worth writing: it begins with seven that tell nothing.
+_SHORTEST_MAP = 16
+
+
+class Commits:
+    """Commits the assignments' watermarks.
+
+    Args:
+        assignments: the partitions of this process.
+        interval_s: seconds between periodic commits; any thread may change it.
+        clock: the engine's clock.
+        complete_finished: called before commit points are computed: has what handlers finished of the runs they are
+            still at completed, so that one that hangs keeps none of it from the commit.
+    """
+
+    def __init__(
+        self,
+        assignments: Assignments,
+        interval_s: float,
+        clock: Clock,
+        complete_finished: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._assignments = assignments
+        self.interval_s = interval_s
+        self._clock = clock
+        self._complete_finished = complete_finished
+        #: Told of every commit, where telemetry is on: topic and partition counts, and what went wrong. Set at start.
+        self.told: Callable[[Sequence[TopicPartition], str | None], None] | None = None
+        #: Called when a commit is refused for want of a right. Set at start.
+        self.refused: Callable[[], None] = lambda: None
+        # Whether that was said since the last commit that was taken.
+        self._is_refusal_said = False
+        self._next = 0.0
+        # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
+        self._under_way = 0
+        self._sent_at = clock.monotonic()
+        self._overtaken = False
+        # Whether the last answer was a failure, and whether the end of a drain has begun to commit.
+        self._failing = False
+        self._settling = False
+        # Characters of an offset map that the broker is believed to take.
+        self._map_chars = MAX_METADATA_CHARS
+        #: Commits the broker took, and commits that failed.
+        self.succeeded = 0
+        self.failed = 0
+
+    def tick(self, consumer: ConsumerClient, now: float) -> None:
+        """Commit what has changed, when it is time, without waiting for the answer."""
+        if now < self._next:
+            return
+        self._next = now + self.interval_s
+        if self._under_way and now - self._sent_at < _ANSWER_S:
+            return
+        assignments = self._assignments.all()
+        for assignment in assignments:
+            # What the client heard with its last fetch: no request is made.
+            known = consumer.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
+            if known is not None and known[1] >= 0:
+                assignment.end = known[1]
+        self._advance_idle(consumer, assignments)
+        self._commit(consumer, assignments, now, self._map_chars)
+
+    def repeat(self, consumer: ConsumerClient, now: float) -> None:
+        """Commit one point that the group has already, where nothing was committed for a while.
+
+        To be called when all topics are known to be those that were read: in one that was made anew, a position of the
+        former would pass over messages.
+        """
+        if self._under_way or now - self._sent_at < max(_IDLE_S, self.interval_s):
+            return
+        # One stands for all: the right is the group's.
+        had = [one for one in self._assignments.all() if one.known and one.acknowledged][:1]
+        for assignment in had:
+            assignment.acknowledged = False
+        self._commit(consumer, had, now, self._map_chars)
+
+    def settle(self, consumer: ConsumerClient, now: float) -> bool:
+        """Commit what has changed at the end of a drain; return whether the group has all of it.
+
+        To be asked again between polls, which bring the answers: waiting for one in the client would know no bound
+        while the group's coordinator is away.
+        """
+        if not self._under_way and (not self._settling or now >= self._next):
+            self._settling = True
+            self._next = now + self.interval_s
+            assignments = self._assignments.all()
+            self._advance_idle(consumer, assignments)
+            self._commit(consumer, assignments, now, self._map_chars)
+        return not self._under_way and all(one.acknowledged for one in self._assignments.all())
+
+    def commit_revoked(self, consumer: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
+        """Commit what has changed of revoked partitions, from within a rebalance callback.
+
+        A commit that is waited for in the client knows no bound while the coordinator is away: as long as a session, or
+        a request. Its answer would come from `poll`, which here would hand over messages as well. So the group is asked
+        for its offsets instead, a question that ends in time, which the coordinator answers after the commit, for both
+        go one way. The commit goes out before the group is told of the revocation in any case: the client sends in
+        order.
+
+        Args:
+            consumer: the client.
+            assignments: what is revoked.
+            wait_s: seconds to wait until the group is known to have it. Nothing is waited for where the last commit
+                failed or stays out, for then the coordinator may be away.
+        """
+        now = self._clock.monotonic()
+        late = self._under_way > 0 and now - self._sent_at > _LATE_S
+        end = now if late or self._failing else now + wait_s
+        sent = self._commit(consumer, assignments, now, self._map_chars)
+        missing = self._not_taken(consumer, sent, end)
+        if missing and any(one.committed.metadata for one in missing):
+            # It may be the map that the broker refuses, and for these partitions there is no next commit.
+            self._commit(consumer, missing, now, 0)
+            missing = self._not_taken(consumer, missing, end)
+        if missing is None or missing:
+            _log.warning(
+                "the group is not known to have the commit of %s, which were revoked, %.1f s after it was sent; where "
+                "it does not arrive, the next owner handles again what was done since the commit before",
+                ", ".join(map(str, sent if missing is None else missing)),
+                self._clock.monotonic() - now,
+            )
+
+    def _not_taken(
+        self, consumer: ConsumerClient, assignments: Sequence[Assignment], end: float
+    ) -> list[Assignment] | None:
+        """Return which of these the group answers to have another commit of than was sent; None without an answer.
+
+        Args:
+            consumer: the client.
+            assignments: of what the last commit is asked for.
+            end: when the answer is waited for no longer.
+        """
+        if not assignments:
+            return []
+        wait_s = end - self._clock.monotonic()
+        if wait_s <= 0:
+            return None
+        try:
+            found = consumer.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
+        except KafkaException as error:
+            _log.info("the group's offsets are not told: %s", reason(error))
+            return None
+        taken = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
+        missing = []
+        for one in assignments:
+            one.acknowledged = taken.get((one.topic, one.partition)) == (one.committed.offset, one.committed.metadata)
+            if not one.acknowledged:
+                missing.append(one)
+        return missing
+
+    def _commit(
+        self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
+    ) -> list[Assignment]:
+        """Send what has changed, with at most so many characters of offset maps; return of which it was sent."""
+        points: list[TopicPartition] = []
+        sent: list[Assignment] = []
+        self._complete_finished()
+        for assignment in assignments:
+            if not assignment.known:
+                # The group may stand anywhere; 0 would take it back to the beginning of the log.
+                continue
+            point = assignment.tracker.commit_point(map_chars)
+            if point != assignment.committed or not assignment.acknowledged:
+                assignment.committed = point
+                assignment.acknowledged = False
+                sent.append(assignment)
+                points.append(
+                    TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
+                )
+        if not points:
+            return []
+        try:
+            consumer.commit(offsets=points, asynchronous=True)
+            self._overtaken = self._overtaken or self._under_way > 0
+            self._under_way += 1
+            self._sent_at = now
+        except KafkaException as error:
+            self._note_failure(_error_of(error), points)
+        return sent
+
+    def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
+        """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
+        idle = [one for one in assignments if not one.tracker.in_flight and (one.known or not one.is_sought)]
+        if not idle:
+            return
+        try:
+            positions = consumer.position([TopicPartition(one.topic, one.partition) for one in idle])
+        except KafkaException as error:
+            _log.debug("positions are not known now: %s", reason(error))
+            return
+        for assignment, position in zip(idle, positions, strict=True):
+            # All that was fetched is tracked, and nothing is fetched meanwhile: this is the thread that fetches.
+            if position.error is None and position.offset > assignment.tracker.position:
+                assignment.tracker.advance(position.offset)
+
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Hear the answer to a commit that was not waited for. The client calls it from within poll."""
+        self._under_way = max(0, self._under_way - 1)
+        if error is not None:
+            self._note_failure(error, partitions)
+        else:
+            self._note(partitions)
+        if self._overtaken and not self._under_way:
+            self._overtaken = False
+            for assignment in self._assignments.all():
+                assignment.acknowledged = not assignment.known
+
+    def forget_answers(self) -> None:
+        """Wait for no answer any more: the client that sent the commits has ended, with all its partitions."""
+        self._under_way = 0
+        self._overtaken = False
+
+    def _note(self, partitions: list[TopicPartition] | None) -> None:
+        refused = [one for one in partitions or () if one.error is not None]
+        if refused:
+            self._note_failure(refused[0].error, refused)
+        else:
+            self.succeeded += 1
+            self._failing = self._is_refusal_said = False
+            if self.told is not None:
+                self.told(partitions or (), None)
+        for one in partitions or ():
+            assignment = self._assignments.get(one.topic, one.partition)
+            # An answer to an earlier commit says nothing of the last one.
+            if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
+                assignment.acknowledged = True
+
+    def _note_failure(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+        why = "no reason given" if error is None else reason(error)
+        self.failed += 1
+        if self.told is not None:
+            self.told(partitions, why)
+        for one in partitions:
+            assignment = self._assignments.get(one.topic, one.partition)
+            if assignment is not None:
+                assignment.acknowledged = False
+        if error is not None and error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._shorten(partitions)
+            return
+        self._failing = True
+        if error is not None and is_missing_right(error):
+            self.refused()
+            if self._is_refusal_said:
+                return
+            # Whoever is told by `refused` asks which right it is, and says it.
+            self._is_refusal_said = True
+        places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
+        _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self.interval_s)
+
+    def _shorten(self, partitions: Sequence[TopicPartition]) -> None:
+        """Commit again at once, with a shorter map: the broker took none of this length."""
+        found = [self._assignments.get(one.topic, one.partition) for one in partitions]
+        longest = max((len(one.committed.metadata) for one in found if one is not None), default=0)
+        if not longest:
+            # They were revoked meanwhile, so nothing tells how long it was.
+            return
+        first = self._map_chars == MAX_METADATA_CHARS
+        self._map_chars = min(self._map_chars, longest) // 2
+        if self._map_chars < _SHORTEST_MAP:
+            self._map_chars = 0
+        self._next = 0.0
+        if first:
+            _log.warning(
+                "the broker refuses commit metadata of %d characters, which tells what is done above the committed "
+                "offset; from now on it is cut to what the broker takes, and messages that were done are handled again "
+                "after a restart or a rebalance; set offset.metadata.max.bytes to 4096 on the brokers, and start again",
+                longest,
+            )
+
+
+def _error_of(error: KafkaException) -> KafkaError | None:
+    found = error.args[0] if error.args else None
+    return found if isinstance(found, KafkaError) else None
+
+
+__all__ = ["Commits"]

@@ -1,0 +1,172 @@
+"""The router: a fetched batch becomes tracked runs on lanes.
+
+It runs on the poll thread and is most of what that thread does, so the loops are written for speed: one call a
+partition to the tracker, one a lane to the scheduler, and a handful of calls into C for each message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
+
+from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.execution.keying import Keying
+from penstock.consumer.message_sizes import weight_of_all
+from penstock.message import Record, column
+from penstock.routing import Run, Scheduler
+
+_log = logging.getLogger(__name__)
+
+
+class Router:
+    """Puts batches on lanes. Belongs to the poll thread.
+
+    Args:
+        assignments: the partitions of this process.
+        scheduler: the lanes.
+        wake: called with the slots of lanes that became ready.
+        let_go: called once an assignment is inactive: what waited for it goes on.
+        topics: the topics that are consumed.
+        keying: who puts messages on lanes whose keys a user's function gives.
+    """
+
+    def __init__(
+        self,
+        assignments: Assignments,
+        scheduler: Scheduler[Fetch, Record],
+        wake: Callable[[Sequence[int]], None],
+        let_go: Callable[[], None],
+        topics: Collection[str],
+        *,
+        keying: Keying | None = None,
+    ) -> None:
+        #: The topic of all messages, or nothing where there are several. Asking each costs a tenth of the routing.
+        self._only_topic = next(iter(topics)) if len(topics) == 1 else ""
+        self._assignments = assignments
+        self._scheduler = scheduler
+        self._wake = wake
+        self._let_go = let_go
+        self._keying = keying
+        #: The arrival of the next message: they are counted from 1, for 0 is older than all.
+        self._arrival = 1
+        self._now = 0.0
+        #: Messages taken in, ever.
+        self.received = 0
+        #: Messages of partitions that were revoked while they were under way; their next owner gets them.
+        self.stale = 0
+        #: Messages of those taken in that a former owner had done.
+        self.restored = 0
+
+    def route(self, batch: Sequence[Record], now: float) -> None:
+        """Track a batch of messages without errors, put them on their lanes and wake workers."""
+        self._now = now
+        touched: dict[int, ConsumerLane] = {}
+        at = 0
+        # A batch holds long stretches of one partition; their ends are found in C.
+        for place, same in groupby(self._places(batch)):
+            records = batch[at : at + len(list(same))]
+            at += len(records)
+            topic, partition = place if isinstance(place, tuple) else (self._only_topic, place)
+            assignment = self._assignments.get(topic, partition)
+            if assignment is None:
+                self.stale += len(records)
+                continue
+            self.received += len(records)
+            for rising, offsets in _rising(records):
+                self._put(self._assignments.get(topic, partition) or assignment, rising, offsets, touched)
+                self._arrival += len(rising)
+        # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
+        self._wake(self._scheduler.ready(touched.values()))
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was taken in is on its lanes. On the poll thread."""
+        return self._keying is None or self._keying.idle
+
+    def relieve(self) -> None:
+        """Put on its lanes what waits behind a slow key function. On the poll thread."""
+        if self._keying is not None:
+            self._keying.relieve()
+
+    def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
+        """Return where each message comes from; its partition alone where there is one topic only."""
+        if self._only_topic:
+            return column(batch, "partition")
+        return [(record.topic(), record.partition()) for record in batch]
+
+    def _put(
+        self,
+        assignment: Assignment,
+        records: Sequence[Record],
+        offsets: Sequence[int],
+        touched: dict[int, ConsumerLane],
+    ) -> None:
+        if offsets[0] < assignment.tracker.position:
+            assignment = self._went_back(assignment, offsets[0])
+        block = assignment.tracker.register(offsets, None, weight_of_all(records, assignment))
+        self.restored += len(offsets) - block.left
+        lanes = self._scheduler.lanes
+        fetch = Fetch(assignment, block, self._now)
+        # Without those that a former owner had done.
+        todo = None if block.left == len(offsets) else block.done
+        if self._keying is not None and assignment.route.ordering.has_key_function:
+            indexes = [index for index in range(len(offsets)) if todo is None or not todo[index]]
+            self._keying.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
+            return
+        numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
+        runs: dict[int, ConsumerRun] = {}
+        for index, number in enumerate(numbers):
+            if todo is not None and todo[index]:
+                continue
+            run = runs.get(number)
+            if run is None:
+                runs[number] = Run(fetch, self._arrival, [records[index]], [index])
+            else:
+                run.records.append(records[index])
+                run.indexes.append(index)
+        for number, run in runs.items():
+            lane = lanes[number]
+            lane.append(run)
+            touched[number] = lane
+
+    def _went_back(self, former: Assignment, offset: int) -> Assignment:
+        """Follow a log that went back (truncated, or reset by policy): a new incarnation starts at `offset`."""
+        _log.warning(
+            "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
+            former,
+            former.tracker.position,
+            offset,
+        )
+        return self.begin_again(former, offset)
+
+    def begin_again(self, former: Assignment, start: int | None) -> Assignment:
+        """Put a new incarnation of a partition in the place of the former, whose messages are let go.
+
+        Args:
+            former: the one that has it now.
+            start: the offset at which reading starts, or None where the first message will tell.
+        """
+        assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
+        assignment.paused = former.paused
+        assignment.is_sought = start is None
+        self._assignments.put(assignment)
+        self._let_go()
+        return assignment
+
+
+def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:
+    """Yield stretches whose offsets rise, with these: one, save where the log went back between two fetches."""
+    offsets: list[int] = column(records, "offset")
+    if offsets == sorted(offsets):  # in C; what follows is for one batch in the life of a log
+        yield records, offsets
+        return
+    begin = 0
+    for place in range(1, len(offsets)):
+        if offsets[place] <= offsets[place - 1]:
+            yield records[begin:place], offsets[begin:place]
+            begin = place
+    yield records[begin:], offsets[begin:]
+
+
+__all__ = ["Router"]

@@ -1,0 +1,290 @@
+"""A dead-letter topic as the commands read it: letters by partition, and how far a replay got.
+
+Reading joins no group, so it disturbs nobody. How far a replay got is kept as the offsets of a group without members,
+with the offset map in their metadata: what was sent from above the commit point is known too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from penstock import clients
+from penstock.clients.kafka import CONNECT_TIMEOUT_S, reason
+from penstock.clients.rights import (
+    MissingRightError,
+    Operation,
+    group_right,
+    is_missing_right,
+    principal_of,
+    topic_right,
+)
+from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
+from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.message import Record, headers_of
+from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
+from penstock.options import ClientConfig
+
+#: The group whose offsets say what was replayed, of every dead-letter topic.
+REPLAY_GROUP = "penstock-dlq-replay"
+#: Dead letters handed over in one go, at most. A replay that is killed repeats so many.
+BATCH = 500
+_POLL_S = 0.5
+#: The client mends these by itself; where it does not, nothing arrives for too long.
+_PASSING = frozenset(
+    {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}  # noqa: SLF001 - the library's public codes begin so
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One message of a dead-letter topic.
+
+    Attributes:
+        topic: the dead-letter topic.
+        partition: number of the partition there.
+        offset: offset there.
+        key: key, or None.
+        value: value, or None for a tombstone.
+        headers: all headers; only a mark where the client cannot carry their names.
+        timestamp_ms: milliseconds since the epoch; -1 when there is none.
+        origin: what the headers tell of its death; None where they tell nothing.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None = field(repr=False)
+    value: bytes | None = field(repr=False)
+    headers: HeaderList = field(repr=False)
+    timestamp_ms: int
+    origin: DeadLetterOrigin | None
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages: topic, partition and offset."""
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+class DeadLetterLog:
+    """Reads one dead-letter topic after another; a context manager. For one thread.
+
+    Args:
+        bootstrap_servers: addresses of brokers.
+        config: settings of the clients.
+
+    Raises:
+        ConfigurationError: the client refused the addresses.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._principal = principal_of(config or {})
+        self._consumer = clients.consumer(
+            bootstrap_servers,
+            {
+                **(config or {}),
+                "group.id": REPLAY_GROUP,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            },
+        )
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the first offset of a partition and the one after its last.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+            MissingRightError: this user may not know of the topic.
+        """
+        try:
+            found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
+        except KafkaException as error:
+            self._require_right(error.args[0], f"the ends of {topic}[{partition}] are not told", topic)
+            raise self._unanswered(f"the ends of {topic}[{partition}]", reason(error)) from error
+        if found is None:
+            raise self._unanswered(f"the ends of {topic}[{partition}]", "no answer in time")
+        return found
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[DeadLetter]]:
+        """Read what lies from `start` to before `end`, in batches that are not empty. One reading at a time.
+
+        Raises:
+            BrokerConnectionError: nothing arrived for too long.
+            PenstockError: the broker refused to hand the topic over.
+        """
+        if start >= end:
+            return
+        self._consumer.assign([TopicPartition(topic, partition, start)])
+        try:
+            heard, ended = time.monotonic(), False
+            while not ended:
+                batch: list[DeadLetter] = []
+                for message in self._consumer.consume(BATCH, timeout=_POLL_S):
+                    if self._at_end(message, topic, partition, end):
+                        ended = True
+                    elif message.error() is None:
+                        letter = _letter(message)
+                        batch.append(letter)
+                        ended = letter.offset + 1 >= end
+                    if ended:
+                        break
+                if batch:
+                    yield batch
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > CONNECT_TIMEOUT_S:
+                    raise self._unanswered(f"{topic}[{partition}]", f"nothing for {CONNECT_TIMEOUT_S:g} s")
+        finally:
+            self._consumer.unassign()
+
+    def at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
+        """Return the letter at an offset, or None when there is none. Errors as `read`."""
+        low, high = self.bounds(topic, partition)
+        if not low <= offset < high:  # the client would begin anew from the first
+            return None
+        for batch in self.read(topic, partition, offset, offset + 1):
+            return batch[0]
+        return None
+
+    def newest(self, topic: str, partitions: int, count: int) -> list[DeadLetter]:
+        """Return the last `count` letters of a topic by their time, the newest last. Errors as `read`."""
+        found = [letter for number in range(partitions) for letter in self._tail(topic, number, count)]
+        return sorted(found, key=lambda letter: (letter.timestamp_ms, letter.partition, letter.offset))[-count:]
+
+    def _tail(self, topic: str, partition: int, count: int) -> list[DeadLetter]:
+        low, high = self.bounds(topic, partition)
+        width = count
+        while True:
+            start = max(low, high - width)
+            found = [letter for batch in self.read(topic, partition, start, high) for letter in batch]
+            if len(found) >= count or start == low:
+                return found[-count:]
+            width *= 4  # markers and compaction leave offsets without a message: look further back
+
+    def replayed(self, topic: str, partition: int) -> tuple[int, OffsetMap | None]:
+        """Return the offset below which all was replayed, -1 where nothing was, and the map of what was above it.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+            MissingRightError: this user may not read the offsets of the group.
+        """
+        what = f"what was replayed of {topic}[{partition}] is not told by group {REPLAY_GROUP}"
+        try:
+            (found,) = self._consumer.committed([TopicPartition(topic, partition)], timeout=CONNECT_TIMEOUT_S)
+        except KafkaException as error:
+            self._require_right(error.args[0], what, topic)
+            raise self._unanswered(f"the offsets of group {REPLAY_GROUP}", reason(error)) from error
+        if found.error is not None:
+            self._require_right(found.error, what, topic)
+            raise PenstockError(
+                f"group {REPLAY_GROUP} does not tell what was replayed of {topic}[{partition}]: {reason(found.error)}"
+            )
+        if found.offset < 0:
+            return -1, None
+        return found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition))
+
+    def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
+        """Write down what was replayed, durably.
+
+        Raises:
+            MissingRightError: this user may not commit to the group.
+            PenstockError: it could not be written.
+        """
+        what = (
+            f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}, and the last "
+            f"{BATCH} messages at most are sent again by the next replay"
+        )
+        place = TopicPartition(topic, partition, point.offset, metadata=point.metadata)
+        try:
+            answer = self._consumer.commit(offsets=[place], asynchronous=False) or []
+        except KafkaException as error:
+            self._require_right(error.args[0], what, topic)
+            raise _not_remembered(topic, partition, reason(error)) from error
+        for one in answer:
+            if one.error is not None:
+                self._require_right(one.error, what, topic)
+                raise _not_remembered(topic, partition, reason(one.error))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _at_end(self, message: Message, topic: str, partition: int, end: int) -> bool:
+        """Tell whether a message says that the reading is over; raise what cannot pass by itself."""
+        error = message.error()
+        if error is None:
+            return (message.offset() or 0) >= end
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the library
+            return True
+        # To read takes no group; what was replayed is asked for elsewhere, and says what that lacks.
+        if error.code() in _PASSING or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return False
+        what = f"{topic}[{partition}] at {self._bootstrap_servers} cannot be read"
+        self._require_right(error, what, topic)
+        raise PenstockError(f"{what}: {reason(error)}; check that the topic is still there")
+
+    def _require_right(self, error: KafkaError, what: str, topic: str) -> None:
+        """Raise `MissingRightError` where that is what a broker refused; return for every other error.
+
+        Args:
+            error: what it answered.
+            what: what was tried.
+            topic: the topic that was to be read.
+        """
+        if is_missing_right(error):
+            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            right = group_right(REPLAY_GROUP) if is_group else topic_right(Operation.READ, topic)
+            raise MissingRightError(what, [right], self._principal)
+
+    def _unanswered(self, what: str, why: str) -> BrokerConnectionError:
+        return BrokerConnectionError(
+            f"no Kafka broker at {self._bootstrap_servers} told {what}: {why}; "
+            "check the address and that the broker runs, and run the command again"
+        )
+
+
+def _not_remembered(topic: str, partition: int, why: str) -> PenstockError:
+    return PenstockError(
+        f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}: {why}; "
+        f"the last {BATCH} messages at most are sent again by the next replay"
+    )
+
+
+def _letter(message: Message) -> DeadLetter:
+    headers: HeaderList
+    try:
+        headers = list(headers_of(cast("Record", message)) or ())
+        origin = read(headers)
+    except UnicodeDecodeError:
+        headers, origin = [(HEADERS_LOST, "a header name is not UTF-8")], None
+    kind, milliseconds = message.timestamp()
+    return DeadLetter(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        message.key(),
+        message.value(),
+        headers,
+        milliseconds if kind else -1,
+        origin,
+    )
+
+
+__all__ = ["BATCH", "REPLAY_GROUP", "DeadLetter", "DeadLetterLog"]

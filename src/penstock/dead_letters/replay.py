@@ -1,0 +1,328 @@
+"""The replay of dead letters: which go back to work, where to, and what is written down when they did.
+
+A batch is sent, its acknowledgements are awaited, and only then is it written down: killed at any moment, a replay
+loses nothing, and the next one repeats a batch at most. What was not chosen, or cannot go anywhere, stays open for
+another replay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from penstock import clients
+from penstock.clients.kafka import reason
+from penstock.clients.lasting_producer import cause_of
+from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
+from penstock.dead_letters.headers import replayed
+from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+from penstock.offsets import OffsetMap, Tracker, decode, owner_of
+from penstock.options import ClientConfig
+
+#: Seconds a message may take to be acknowledged.
+_DELIVERY_S = 30
+_POLL_S = 0.5
+#: The broker and the target topic set the limit, not the client.
+_MAX_MESSAGE_BYTES = 1_000_000_000
+
+
+class Left(Enum):
+    """Why a dead letter that was chosen stays where it is."""
+
+    NO_ORIGIN = "tells no original topic that can be one"
+    NO_TOPIC = "has an original topic that does not exist"
+    ITSELF = "says that it comes from the dead-letter topic itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which dead letters are meant; what is None excludes none.
+
+    Attributes:
+        exception: class of the error, with or without its module.
+        topic: the original topic.
+        place: partition of the dead-letter topic, and the offset there to begin with.
+    """
+
+    exception: str | None = None
+    topic: str | None = None
+    place: tuple[int, int] | None = None
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Tell whether a dead letter is meant."""
+        origin = letter.origin
+        if self.place is not None and (letter.partition != self.place[0] or letter.offset < self.place[1]):
+            return False
+        if self.topic is not None and (origin is None or origin.topic != self.topic):
+            return False
+        if self.exception is None:
+            return True
+        name = "" if origin is None else origin.exception or ""
+        return name == self.exception or name.rpartition(".")[2] == self.exception
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a replay did, counted while it does it.
+
+    Attributes:
+        sent: messages by the topic they went to.
+        sent_before: dead letters an earlier replay sent.
+        not_chosen: dead letters that were not meant.
+        left: dead letters that could not go anywhere, by the reason.
+        first_left: an example of each.
+        forgetful: partitions of which more was sent than can be written down.
+    """
+
+    sent: Counter[str] = field(default_factory=Counter)
+    sent_before: int = 0
+    not_chosen: int = 0
+    left: Counter[Left] = field(default_factory=Counter)
+    first_left: dict[Left, str] = field(default_factory=dict)
+    forgetful: set[int] = field(default_factory=set)
+
+
+class Replay:
+    """Sends the dead letters of one topic back to work. For one thread, and used once.
+
+    Args:
+        log: reads the topic and keeps how far a replay got.
+        bootstrap_servers: addresses of brokers, to send to.
+        config: settings of the clients.
+        topic: the dead-letter topic.
+        partitions: how many partitions every topic has.
+        choice: which dead letters are meant.
+        to: the topic they all go to; their original ones when None.
+        limit: how many are sent at most; all when None.
+        again: whether those that an earlier replay sent are sent too.
+        dry_run: whether nothing is sent and nothing written down.
+
+    Raises:
+        ConfigurationError: the target is the dead-letter topic, or does not exist, or the place is not in the topic.
+    """
+
+    def __init__(
+        self,
+        log: DeadLetterLog,
+        *,
+        bootstrap_servers: str,
+        config: ClientConfig | None = None,
+        topic: str,
+        partitions: Mapping[str, int],
+        choice: Choice,
+        to: str | None = None,
+        limit: int | None = None,
+        again: bool = False,
+        dry_run: bool = False,
+    ) -> None:
+        if to == topic:
+            raise ConfigurationError(f"{topic} would be replayed to itself for ever; name another topic after --to")
+        if to is not None and to not in partitions:
+            raise ConfigurationError(f"there is no topic {to} to replay to; create it first, or correct the name")
+        if choice.place is not None and choice.place[0] >= partitions[topic]:
+            raise ConfigurationError(f"{topic} has no partition {choice.place[0]}; its last is {partitions[topic] - 1}")
+        self._log = log
+        self._bootstrap_servers = bootstrap_servers
+        self._config = config or {}
+        self._topic = topic
+        self._partitions = partitions
+        self._choice = choice
+        self._to = to
+        self._limit = limit
+        self._again = again
+        self._principal = principal_of(self._config)
+        self._producer = None if dry_run else self._connect()
+        self.outcome = Outcome()
+
+    def run(self) -> None:
+        """Replay up to the end that the topic has now; `outcome` counts along, whatever stops it.
+
+        Raises:
+            BrokerConnectionError: the broker does not answer any more.
+            PenstockError: a message could not be sent, or what was sent not be written down.
+        """
+        numbers = range(self._partitions[self._topic]) if self._choice.place is None else [self._choice.place[0]]
+        for number in numbers:
+            if self._full:
+                return
+            self._run_partition(number)
+
+    @property
+    def _full(self) -> bool:
+        return self._limit is not None and self.outcome.sent.total() >= self._limit
+
+    def _connect(self) -> Producer:
+        return clients.producer(
+            self._bootstrap_servers,
+            {
+                **self._config,
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
+                "batch.num.messages": 1,
+                "delivery.timeout.ms": _DELIVERY_S * 1000,
+                "message.max.bytes": _MAX_MESSAGE_BYTES,
+            },
+        )
+
+    def _run_partition(self, number: int) -> None:
+        low, high = self._log.bounds(self._topic, number)
+        base, done = self._log.replayed(self._topic, number)
+        if not 0 <= base <= high:  # nothing was replayed yet, or the topic was made anew since
+            base, done = low, None
+        tracker = Tracker(base, done, owner_of(REPLAY_GROUP, self._topic, number))
+        for batch in self._log.read(self._topic, number, low if self._again else max(base, low), high):
+            self._take(tracker, base, done, batch)
+            if self._full:
+                return
+
+    def _take(self, tracker: Tracker, base: int, done: OffsetMap | None, batch: Sequence[DeadLetter]) -> None:
+        """Decide on each letter, up to the limit; then send, and write down what was acknowledged."""
+        looked_at: list[int] = []
+        chosen: list[tuple[DeadLetter, str]] = []
+        room = len(batch) if self._limit is None else self._limit - self.outcome.sent.total()
+        for letter in batch:
+            if len(chosen) >= room:
+                break
+            if letter.offset >= base:
+                looked_at.append(letter.offset)
+            target = self._decide(letter, before=letter.offset < base or (done is not None and letter.offset in done))
+            if target is not None:
+                chosen.append((letter, target))
+        acknowledged, failure = self._send(chosen)
+        self.outcome.sent.update(target for letter, target in chosen if letter.offset in acknowledged)
+        if looked_at and self._producer is not None:
+            block = tracker.register(looked_at)
+            new = [i for i, offset in enumerate(looked_at) if offset in acknowledged and not block.done[i]]
+            if new:
+                tracker.complete(block, new)
+                self._write_down(tracker, batch[0].partition, failure)
+        if failure is not None:
+            raise failure
+
+    def _decide(self, letter: DeadLetter, *, before: bool) -> str | None:
+        """Return where a letter goes, or None; what goes nowhere is counted."""
+        if before and not self._again:
+            self.outcome.sent_before += 1
+            return None
+        if not self._choice.takes(letter):
+            self.outcome.not_chosen += 1
+            return None
+        if self._to is not None:
+            return self._to
+        target = None if letter.origin is None else letter.origin.topic
+        if target is not None and target in self._partitions and target != self._topic:
+            return target
+        why = Left.NO_ORIGIN if target is None else Left.ITSELF if target == self._topic else Left.NO_TOPIC
+        self.outcome.left[why] += 1
+        self.outcome.first_left.setdefault(why, letter.place)
+        return None
+
+    def _send(self, chosen: Sequence[tuple[DeadLetter, str]]) -> tuple[set[int], PenstockError | None]:
+        """Send letters of one partition; return the offsets that were acknowledged, and the first failure."""
+        if self._producer is None:
+            return {letter.offset for letter, _ in chosen}, None
+        acknowledged: set[int] = set()
+        failures: list[PenstockError] = []
+
+        def heard(letter: DeadLetter, target: str) -> Callable[[KafkaError | None, object], None]:
+            def delivered(error: KafkaError | None, _message: object) -> None:
+                if error is None:
+                    acknowledged.add(letter.offset)
+                else:
+                    failures.append(self._not_sent(letter, target, error))
+
+            return delivered
+
+        for letter, target in chosen:
+            if failures:
+                break  # the fewer later messages overtake the one that failed, the better
+            try:
+                self._produce(self._producer, letter, target, heard(letter, target))
+            except KafkaException as error:
+                failures.append(self._not_sent(letter, target, cause_of(error, self._producer.poll)))
+        if self._flush(self._producer, chosen, failures) and not failures:
+            failures.append(
+                BrokerConnectionError(
+                    f"no answer from {self._bootstrap_servers} to what was sent of {self._topic}; "
+                    "check that the broker runs, and run the same command again"
+                )
+            )
+        return acknowledged, failures[0] if failures else None
+
+    def _flush(
+        self, producer: Producer, chosen: Sequence[tuple[DeadLetter, str]], failures: list[PenstockError]
+    ) -> int:
+        """Wait for what was sent; return how much has no answer. A producer that failed fatally says why, first."""
+        # By polls: the client's own flush loses the reason where it fails meanwhile.
+        deadline = time.monotonic() + _DELIVERY_S + 5
+        while len(producer) and time.monotonic() < deadline:
+            try:
+                producer.poll(_POLL_S)
+            except KafkaException as error:
+                failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
+        return len(producer)
+
+    def _produce(
+        self,
+        producer: Producer,
+        letter: DeadLetter,
+        target: str,
+        delivered: Callable[[KafkaError | None, object], None],
+    ) -> None:
+        headers = replayed(letter.headers, letter.topic, letter.partition, letter.offset)
+        while True:
+            try:
+                producer.produce(
+                    target,
+                    letter.value,
+                    key=letter.key,
+                    partition=self._partition_for(letter, target),
+                    headers=headers,
+                    on_delivery=delivered,
+                )
+            except BufferError:
+                producer.poll(_POLL_S)  # every message leaves the queue within the delivery time
+            else:
+                producer.poll(0)
+                return
+
+    def _partition_for(self, letter: DeadLetter, target: str) -> int:
+        """Return the original partition where it is known: its producer may have hashed the key another way."""
+        origin = letter.origin
+        known = origin is not None and origin.topic == target and origin.partition is not None
+        number = origin.partition if known and origin is not None and origin.partition is not None else -1
+        return number if number < self._partitions[target] else -1
+
+    def _write_down(self, tracker: Tracker, partition: int, failure: PenstockError | None) -> None:
+        point = tracker.commit_point()
+        try:
+            self._log.remember(self._topic, partition, point)
+        except PenstockError as error:
+            raise error from failure
+        fits = decode(point.offset, point.metadata, owner_of(REPLAY_GROUP, self._topic, partition))
+        ends = [gap.stop for gap in tracker.gaps()]
+        if ends and (fits is None or fits.end < ends[-1]):
+            self.outcome.forgetful.add(partition)
+
+    def _not_sent(self, letter: DeadLetter, target: str, error: KafkaError) -> PenstockError:
+        if is_missing_right(error):
+            what = (
+                f"{letter.place} could not be sent to {target}; what was sent is written down in group {REPLAY_GROUP}"
+            )
+            return MissingRightError(what, [topic_right(Operation.WRITE, target)], self._principal)
+        text = (
+            f"{letter.place} could not be sent to {target}: {reason(error)}; what was sent is written down in group "
+            f"{REPLAY_GROUP}: mend the cause and run the same command again, or pass it by with --from or --where"
+        )
+        gone = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
+        return BrokerConnectionError(text) if error.code() in gone else PenstockError(text)
+
+
+__all__ = ["Choice", "Left", "Outcome", "Replay"]

@@ -1,0 +1,75 @@
+"""Where a `KafkaSink` publishes, what, and which rights that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.clients import kafka
+from penstock.clients.granted_rights import missing_rights
+from penstock.clients.rights import Operation, Resource, Right, is_missing_right, topic_right, transactional_right
+from penstock.options import ClientConfig
+from penstock.spark_sink.source import planning
+
+
+class Row(NamedTuple):
+    """A row as it is published, and where it comes from. What it holds is never shown."""
+
+    source: planning.TopicPartition
+    offset: int
+    to: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+    def __repr__(self) -> str:
+        return f"Row({self.source[0]}[{self.source[1]}] offset {self.offset} to {self.to})"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a sink publishes. Can be pickled.
+
+    Attributes:
+        servers: addresses of the brokers.
+        config: client settings by librdkafka's names.
+        name: the sink's.
+        ledger: name of the ledger's topic.
+        batch: what is published, as `"<run of the query>/<batch>"`, where that is known.
+    """
+
+    servers: str
+    config: ClientConfig = field(repr=False)
+    name: str
+    ledger: str
+    batch: str = ""
+
+    def rights(self, topics: Iterable[str]) -> list[Right]:
+        """Return the rights on topics that it takes to publish to some, and to keep the ledger."""
+        on_ledger = [topic_right(operation, self.ledger) for operation in (Operation.READ, Operation.WRITE)]
+        return [topic_right(Operation.WRITE, topic) for topic in sorted(set(topics))] + on_ledger
+
+
+def missing_for(target: Target, topics: Collection[str], error: KafkaException) -> list[Right]:
+    """Return the rights for want of which nothing was published to topics; none where something else is the matter.
+
+    The client library tells of a topic's missing WRITE as INVALID_TXN_STATE or as purged records, by chance: so the
+    brokers are asked wherever an error is none that passes.
+    """
+    if kafka.is_transient(error):
+        return []
+    code = error.args[0].code() if isinstance(error.args[0], KafkaError) else None
+    if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return [transactional_right(f"{target.name}/")]
+    if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+        return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
+    needed = target.rights(topics)
+    missing = missing_rights(kafka.admin_client(target.servers, target.config), needed)
+    # Refused a moment ago, and given by now or not told: then any of them may have been meant.
+    return missing or (needed if is_missing_right(error) else [])
+
+
+__all__ = ["Row", "Target", "missing_for"]

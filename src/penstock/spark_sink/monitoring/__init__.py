@@ -1,0 +1,1 @@
+"""What Spark reports of queries, as statistics, metrics and offsets of groups."""

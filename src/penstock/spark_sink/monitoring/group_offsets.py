@@ -1,0 +1,206 @@
+"""The position of a query as offsets of a consumer group, so that ordinary lag tools see it.
+
+The offsets are for onlookers: a query begins where its checkpoint or its sink's ledger says, never at these. They are
+written after a batch was committed, to a group that has no members, and never backwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock import clients
+from penstock.clients.granted_rights import missing_rights
+from penstock.clients.kafka import admin_client, reason
+from penstock.clients.rights import (
+    Operation,
+    Right,
+    group_right,
+    is_missing_right,
+    missing_right_text,
+    principal_of,
+    topic_right,
+)
+from penstock.options import ClientConfig, not_empty
+from penstock.spark_sink.source.planning import Offsets
+from penstock.spark_sink.source.planning import TopicPartition as Part
+
+T = TypeVar("T")
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Seconds the brokers may take for an answer.
+_ANSWER_S = 20.0
+
+#: Client settings that only mean something to a member, by prefix.
+_OF_A_MEMBER = (
+    "auto.",
+    "enable.auto.",
+    "group.",
+    "heartbeat.",
+    "max.poll.",
+    "on_commit",
+    "partition.assignment.",
+    "session.",
+)
+
+#: What passes by itself: the group's coordinator is being made, moves, or reads its log.
+_PASSES = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError._WAIT_COORD,  # noqa: SLF001 - the client library's public names for its own errors begin so
+)
+#: Seconds that this is waited for, and between two tries.
+_PASSES_S, _AGAIN_S = 8.0, 0.2
+
+#: How a broker refuses offsets for a group that has members: only they may commit then.
+_HAS_MEMBERS = (
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.NON_EMPTY_GROUP,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+)
+
+
+class GroupOffsets:
+    """Writes the position of one query to one group. For one thread.
+
+    Nothing is raised: offsets that cannot be written cost a warning, and the next batch writes later ones.
+
+    Args:
+        group: name of the group; it belongs to one query.
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names; those of the connection are used.
+
+    Raises:
+        ConfigurationError: the name is empty, or the client refused a setting.
+    """
+
+    def __init__(self, group: str, *, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
+        not_empty("group", group)
+        self.group = group
+        self._admin: AdminClient = admin_client(bootstrap_servers, config or {})
+        self._principal = principal_of(config or {})
+        # Reads what the group has, and joins nothing. The admin client's way of asking ends the process where the
+        # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
+        # confluent-kafka-python 1982, confluent-kafka-javascript 374).
+        own = {key: value for key, value in (config or {}).items() if not key.startswith(_OF_A_MEMBER)}
+        self._reader: Consumer = clients.consumer(
+            bootstrap_servers, {**own, "group.id": group, "enable.auto.commit": False}
+        )
+        #: Kinds of complaints that were made since it last went well.
+        self._told: set[str] = set()
+
+    def tell_missing_rights(self, topics: Iterable[str]) -> None:
+        """Warn where offsets of these topics may not be written to the group: they would be missing in silence."""
+        try:
+            missing = missing_rights(self._admin, _needed(self.group, topics))
+        except KafkaException:
+            return  # the first offsets tell
+        if missing:
+            self._complain_of(missing)
+
+    def advance(self, position: Mapping[Part, int]) -> Offsets:
+        """Write the offsets that lie above the group's, and return them; none where that was refused.
+
+        Args:
+            position: the next offset to read, by topic and partition.
+        """
+        try:
+            standing = _patiently(lambda: self._standing(list(position)))
+            behind = sorted(part for part, offset in position.items() if offset < standing.get(part, 0))
+            if behind:
+                topic, partition = behind[0]
+                self._complain(
+                    "behind",
+                    f"group {self.group} is at offset {standing[behind[0]]} of {topic}[{partition}], the query at "
+                    f"{position[behind[0]]}: its offsets are not moved back. The query reads again, the topic was made "
+                    "anew, or another one uses the group; reset the group's offsets by hand if that is meant",
+                )
+            wanted = {part: offset for part, offset in position.items() if offset > standing.get(part, -1)}
+            if wanted:
+                _patiently(lambda: self._write(wanted))
+        except KafkaException as error:
+            if _code(error) in _HAS_MEMBERS:
+                self._complain(
+                    "members",
+                    f"group {self.group} has members, so the query's position is not written to it: they alone may "
+                    "commit. Give the sink a group of its own",
+                )
+            else:
+                self._tell_failure(error, {topic for topic, _ in position})
+            return {}
+        # What fails after it has gone well is told again.
+        self._told &= {"behind"} if behind else set()
+        return wanted
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._reader.close()
+
+    def _standing(self, parts: Sequence[Part]) -> Offsets:
+        found = self._reader.committed([TopicPartition(*part) for part in parts], timeout=_ANSWER_S)
+        return {(one.topic, one.partition): one.offset for one in found if one.error is None and one.offset >= 0}
+
+    def _write(self, position: Offsets) -> None:
+        asked = ConsumerGroupTopicPartitions(
+            self.group,
+            [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(position.items())],
+        )
+        answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
+        for one in answer[self.group].result(_ANSWER_S).topic_partitions:
+            if one.error is not None:
+                raise KafkaException(one.error)
+
+    def _tell_failure(self, error: KafkaException, topics: Iterable[str]) -> None:
+        """Tell why offsets were not written; the client waits in silence for a coordinator that it may not look up."""
+        needed = _needed(self.group, topics)
+        missing = missing_rights(self._admin, needed) or (needed if is_missing_right(error) else [])
+        if missing:
+            self._complain_of(missing)
+            return
+        self._complain(
+            "broker",
+            f"the query's position was not written to group {self.group}: {reason(error)}; the next batch tries again",
+        )
+
+    def _complain_of(self, missing: Sequence[Right]) -> None:
+        what = f"the query's position is not written to group {self.group}, until the right is given"
+        text = missing_right_text(what, missing, self._principal)
+        self._complain(text, text)
+
+    def _complain(self, kind: str, what: str) -> None:
+        level = logging.DEBUG if kind in self._told else logging.WARNING
+        self._told.add(kind)
+        _log.log(level, "%s", what)
+
+
+def _needed(group: str, topics: Iterable[str]) -> list[Right]:
+    """Return the rights that it takes to commit offsets."""
+    return [group_right(group), *(topic_right(Operation.READ, topic) for topic in sorted(topics))]
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """Return the answer; ask again while the group has no coordinator, for some seconds."""
+    deadline = time.monotonic() + _PASSES_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if _code(error) not in _PASSES or time.monotonic() >= deadline:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def _code(error: KafkaException) -> int | None:
+    inner = error.args[0] if error.args else None
+    return inner.code() if isinstance(inner, KafkaError) else None
+
+
+__all__ = ["GroupOffsets"]

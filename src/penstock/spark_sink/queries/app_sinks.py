@@ -1,0 +1,292 @@
+"""`AppSinks`: the sinks of an app, from their start to their end, in one Spark session.
+
+Spark is imported at the start, so that an app without sinks needs none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.clients.kafka import admin_client, require_topics
+from penstock.clients.rights import MissingRightError, principal_of
+from penstock.errors import ConfigurationError
+from penstock.options import ClientConfig
+from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
+from penstock.spark_sink.monitoring.progress import SinkStatistics
+from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
+from penstock.spark_sink.queries.gate import BatchLeftError, Gate
+from penstock.spark_sink.queries.restarts import Restarts
+from penstock.spark_sink.queries.sink_specs import SinkSpec
+from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful
+from penstock.spark_sink.queries.supervised_query import Query, SupervisedQuery
+from penstock.spark_sink.queries.supervisor import Supervisor
+from penstock.spark_sink.sinks.sink import OfQuery
+from penstock.spark_sink.source.session import is_classic, new_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.telemetry import Telemetry
+
+_log = logging.getLogger("penstock.spark_sink")
+
+
+class AppSinks:
+    """The sinks of one app. `start` once; everything else from any thread.
+
+    Args:
+        name: name of the app.
+        specs: its sinks.
+        bootstrap_servers: addresses of the brokers.
+        config: client settings of the app.
+        telemetry: where metrics go; None for nowhere.
+        stop_timeout: seconds that the batches under way may take at a stop that names no other time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        specs: Sequence[SinkSpec],
+        *,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        telemetry: Telemetry | None,
+        stop_timeout: float,
+    ) -> None:
+        self._name = name
+        self._specs = tuple(specs)
+        self._bootstrap_servers = bootstrap_servers
+        self._config = config
+        self._telemetry = telemetry
+        self._stop_timeout = stop_timeout
+        self._supervisor: Supervisor | None = None
+        self._publisher: ProgressPublisher | None = None
+        #: What is undone when the queries have ended.
+        self._ends = ExitStack()
+        self._stop_asked = False
+
+    def start(self) -> None:
+        """Start all queries; where one fails, `stop` ends those before it.
+
+        Raises:
+            ConfigurationError: PySpark or Java is missing, an option is wrong, or a sink has neither a checkpoint nor
+                a ledger.
+            SinkError: a sink cannot store what its query gives it.
+            MissingRightError: a topic may not be read, or a sink may not store.
+            TopicNotFoundError: a topic does not exist.
+        """
+        from penstock.spark_sink import register  # says which extra brings PySpark
+
+        admin = admin_client(self._bootstrap_servers, self._config)
+        topics = {topic for one in self._specs for topic in one.topics}
+        require_topics(admin, self._bootstrap_servers, topics, principal=principal_of(self._config))
+        spark = self._session()
+        register(spark)
+        gated = is_classic(spark)
+        publisher = self._publisher = ProgressPublisher(
+            self._telemetry,
+            groups={one.name: self._group(one.group, one.topics) for one in self._specs if one.group is not None},
+            sinks={one.name: one.function for one in self._specs},
+            only=tuple(one.name for one in self._specs),
+        )
+        self._ends.callback(publisher.close)
+        if gated:
+            self._listen(spark, publisher)
+            self._ends.enter_context(_stops_are_no_errors())
+        self._supervisor = Supervisor(
+            self._name,
+            [
+                SupervisedQuery(
+                    one.name,
+                    partial(self._start_query, spark, one, self._checkpoint(spark, one), gated=gated),
+                    restarts=Restarts(one.restarts, random.random),
+                    clock=time.monotonic,
+                    take_progress=publisher.take,
+                    poll_progress=not gated,
+                    restarted=partial(publisher.restarted, one.name),
+                )
+                for one in self._specs
+            ],
+        )
+        self._supervisor.start()
+        if self._stop_asked:
+            self._supervisor.request_stop()
+
+    def _group(self, name: str, topics: Sequence[str]) -> GroupOffsets:
+        group = GroupOffsets(name, bootstrap_servers=self._bootstrap_servers, config=self._config)
+        group.tell_missing_rights(topics)
+        return group
+
+    def _session(self) -> SparkSession:
+        """Return the process's session, or a new one that ends with the app."""
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+        from pyspark.sql.utils import is_remote
+
+        made = not is_remote() and SparkContext._active_spark_context is None  # noqa: SLF001 - no public question
+        if made and not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+            raise ConfigurationError(
+                f"the sinks of {self._name} need Java for Spark, and there is none: set JAVA_HOME to a Java of at "
+                "least version 17, or install 'penstock[dev-broker]' and put "
+                "os.environ.update(penstock.devbroker.spark_environment()) before the start; penstock run does so"
+            )
+        if not made:
+            return SparkSession.builder.appName(self._name).getOrCreate()
+        spark = new_session(self._name)
+        self._at_end(spark.stop)
+        return spark
+
+    def _listen(self, spark: SparkSession, publisher: ProgressPublisher) -> None:
+        from penstock.spark_sink.monitoring.progress_listener import PublisherListener
+
+        listener = PublisherListener(publisher)
+        spark.streams.addListener(listener)
+        self._at_end(partial(spark.streams.removeListener, listener))
+
+    def _at_end(self, end: Callable[[], object]) -> None:
+        """Have something of Spark ended when the queries have; a Spark that is gone has ended it."""
+
+        def end_it() -> None:
+            try:
+                end()
+            except Exception:  # noqa: BLE001 - see above
+                _log.debug("Spark was gone before the sinks of %s had ended", self._name, exc_info=True)
+
+        self._ends.callback(end_it)
+
+    def _checkpoint(self, spark: SparkSession, spec: SinkSpec) -> str | None:
+        """Return where a query keeps its progress: over the app's restarts of it at least.
+
+        Raises:
+            ConfigurationError: it must be kept over all starts, and is not.
+        """
+        if is_remembered(spark, spec.checkpoint_location):
+            return spec.checkpoint_location
+        refuse_forgetful(spec.name, spec.function)
+        folder = tempfile.mkdtemp(prefix="penstock-checkpoint-")
+        self._ends.callback(shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder).as_uri()
+
+    def _start_query(
+        self, spark: SparkSession, spec: SinkSpec, checkpoint: str | None, *, gated: bool
+    ) -> tuple[Query, Gate | None]:
+        from penstock.spark_sink.queries.query import source_config, start_through
+
+        gate = Gate(OfQuery(spec.function, spec.name)) if gated else None
+        query = start_through(
+            spark,
+            spec.topics,
+            spec.function,
+            through=gate,
+            rows=spec.rows,
+            bootstrap_servers=self._bootstrap_servers,
+            config=source_config(self._config),
+            trigger=spec.trigger,
+            name=spec.name,
+            checkpoint_location=checkpoint,
+            starting_offsets=spec.starting_offsets,
+            options=spec.options,
+        )
+        return query, gate
+
+    @property
+    def queries(self) -> list[StreamingQuery]:
+        """Spark's queries, those that run now or ended last."""
+        asked: Any = [one.query for one in self._supervised() if one.query is not None]
+        return list(asked)
+
+    def statistics(self) -> list[SinkStatistics]:
+        """Return each sink at this moment, in the order of their declaration."""
+        return [self._statistics(one) for one in self._supervised()]
+
+    def _statistics(self, one: SupervisedQuery) -> SinkStatistics:
+        shown = self._publisher.shown(one.name) if self._publisher is not None else None
+        if shown is None:
+            return SinkStatistics(name=one.name, state=one.state)
+        return SinkStatistics(
+            name=one.name,
+            state=one.state,
+            batch_id=shown.batch_id,
+            batches=shown.batches,
+            rows=shown.rows,
+            rows_per_s=shown.rows_per_s,
+            batch_seconds=shown.batch_seconds,
+            lag=sum(shown.lag.values()) if shown.lag else None,
+            restarts=one.restarts,
+            retry_in=one.retry_in,
+            last_error=one.last_error,
+            partitions=shown.partitions(),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing runs and nothing is to be started again."""
+        return self._supervisor is None or self._supervisor.ended
+
+    def raise_failure(self) -> None:
+        """Raise what the app stops for, where there is something.
+
+        Raises:
+            SinkError: a query failed, and is not started again.
+        """
+        if self._supervisor is not None:
+            self._supervisor.raise_failure()
+
+    def request_stop(self, *, now: bool = False) -> None:
+        """Ask for a stop without waiting for it; safe in a signal handler.
+
+        Args:
+            now: do not wait for the batches under way.
+        """
+        self._stop_asked = True
+        if self._supervisor is not None:
+            self._supervisor.request_stop(now=now)
+
+    def stop(self, timeout: float | None = None, *, begun: float | None = None) -> bool:
+        """Let the batches under way be finished and committed, begin no other, and end the queries.
+
+        Args:
+            timeout: seconds that the batches may take; the app's `stop_timeout` when left out.
+            begun: when that time began, by the monotonic clock; now when left out.
+
+        Returns:
+            Whether no batch was interrupted.
+        """
+        with self._ends:
+            if self._supervisor is None:
+                return True
+            allowed = self._stop_timeout if timeout is None else timeout
+            gone = 0.0 if begun is None else time.monotonic() - begun
+            return self._supervisor.stop(max(0.0, allowed - gone))
+
+    def _supervised(self) -> tuple[SupervisedQuery, ...]:
+        return () if self._supervisor is None else self._supervisor.queries
+
+
+@contextmanager
+def _stops_are_no_errors() -> Iterator[None]:
+    """Keep py4j from logging with its stack what is no error, a batch left to the next start, or is told without."""
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError | MissingRightError)
+
+    callbacks = logging.getLogger("py4j.clientserver")
+    callbacks.addFilter(is_error)
+    try:
+        yield
+    finally:
+        callbacks.removeFilter(is_error)
+
+
+__all__ = ["AppSinks"]

@@ -1,0 +1,203 @@
+"""Starts the streaming query behind `@app.sink`: topics in, a function called with every micro-batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from penstock.clients import require_travelling
+from penstock.errors import ConfigurationError
+from penstock.options import ClientConfig, a_callable, names, not_empty
+from penstock.spark_sink.queries.restarts import lacking_package
+from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful, starting_options
+from penstock.spark_sink.sinks.sink import OfQuery
+from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.session import is_classic
+from penstock.spark_sink.source.source import register
+
+#: Triggers that read what is there and end.
+_ONCE = ("once", "available now", "availablenow")
+
+#: Client settings of a member of a consumer group, by prefix.
+_OF_A_GROUP = (
+    "auto.",
+    "enable.auto.",
+    "group.",
+    "heartbeat.",
+    "max.poll.",
+    "partition.assignment.",
+    "session.",
+)
+
+_INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
+
+
+def start_sink(
+    spark: SparkSession,
+    topics: str | Sequence[str],
+    function: Callable[[DataFrame, int], None],
+    *,
+    rows: Callable[[DataFrame], DataFrame] | None = None,
+    bootstrap_servers: str,
+    config: ClientConfig | None = None,
+    trigger: str = "5 seconds",
+    name: str,
+    checkpoint_location: str | None = None,
+    starting_offsets: str = "earliest",
+    options: Mapping[str, str] | None = None,
+) -> StreamingQuery:
+    """Start a query that reads topics through the source `penstock` and hands each micro-batch to a function.
+
+    Args:
+        spark: the session; the source is registered with it.
+        topics: one topic or several.
+        function: called with the frame and the batch's number, which may come twice after a restart; a
+            `SqlSink` makes the repetition harmless. A sink with a method `check(schema)` is asked first whether it
+            can store such frames.
+        rows: makes of the frame of messages the frame whose batches the function gets; as it is when left out.
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names, as in `App`.
+        trigger: an interval such as `"5 seconds"`, or `"available now"` to read what is there and end.
+        name: name of the query in Spark's progress and web page.
+        checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one, and where it is
+            lost, the next start goes on where the sink's ledger says; a sink without a ledger needs one.
+        starting_offsets: where a query begins that neither a checkpoint nor the sink's ledger knows: `earliest`,
+            `latest` or Spark's JSON.
+        options: further options of the source by Spark's names, such as `maxOffsetsPerTrigger`.
+
+    Returns:
+        The running query; `stop()` and `awaitTermination()` are Spark's.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or there is neither a checkpoint nor a ledger; nothing was started.
+        SinkError: the sink cannot store such frames; nothing was started.
+        MissingRightError: the topics may not be read, or the sink may not store; nothing was started.
+        TopicNotFoundError: a topic does not exist.
+    """
+    a_callable("function", function)
+    if not is_remembered(spark, checkpoint_location):
+        refuse_forgetful(name, function)
+    return start_through(
+        spark,
+        topics,
+        function,
+        through=None,
+        rows=rows,
+        bootstrap_servers=bootstrap_servers,
+        config=config,
+        trigger=trigger,
+        name=name,
+        checkpoint_location=checkpoint_location,
+        starting_offsets=starting_offsets,
+        options=options,
+    )
+
+
+def start_through(
+    spark: SparkSession,
+    topics: str | Sequence[str],
+    function: Callable[[DataFrame, int], None],
+    *,
+    through: Callable[[DataFrame, int], None] | None,
+    rows: Callable[[DataFrame], DataFrame] | None,
+    bootstrap_servers: str,
+    config: ClientConfig | None,
+    trigger: str,
+    name: str,
+    checkpoint_location: str | None,
+    starting_offsets: str,
+    options: Mapping[str, str] | None,
+) -> StreamingQuery:
+    """Do what `start_sink` does, with the batches going through what stands before the function, such as a gate.
+
+    `through` is called in the function's place, where it is not None; the rest is as in `start_sink`.
+    """
+    a_callable("function", function)
+    not_empty("name", name)
+    if checkpoint_location is not None:
+        not_empty("checkpoint_location", checkpoint_location)
+    subscribed = names("topics", topics)
+    when = trigger_arguments(trigger)
+    source_options = starting_options(
+        name, function, subscribed, starting_offsets, options or {}, bootstrap_servers, config or {}
+    )
+    of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(subscribed)}
+    of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in (config or {}).items()}
+    of_source |= source_options
+    if is_classic(spark):
+        # The driver is this process: what is the matter with the topics is raised as it is, not out of Spark's stacks.
+        LogView(SourceOptions.parse(of_source).for_stream()).partitions()
+    register(spark)
+    frame = load(spark.readStream.format("penstock").options(**of_source))
+    if rows is not None:
+        frame = rows(frame)
+        if not hasattr(frame, "writeStream"):
+            raise ConfigurationError(
+                f"the function that makes the rows of the sink {name} returned a {type(frame).__name__}; it must "
+                "return a DataFrame"
+            )
+    check = getattr(function, "check", None)
+    if callable(check):
+        check(frame.schema)
+    writer = frame.writeStream.foreachBatch(through or OfQuery(function, name)).queryName(name).trigger(**when)
+    if checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", checkpoint_location)
+    return writer.start()
+
+
+def load(reader: DataStreamReader) -> DataFrame:
+    """Return the frame of a configured reader.
+
+    Raises:
+        ConfigurationError: the Python that Spark starts lacks the source.
+    """
+    try:
+        return reader.load()
+    except PySparkException as error:
+        remedy = lacking_package(str(error))
+        if remedy is None:
+            raise
+        raise ConfigurationError(f"the source penstock did not start: {remedy}") from error
+
+
+def source_config(config: ClientConfig) -> dict[str, Any]:
+    """Return what of an app's client settings means something to the source.
+
+    The rest speaks of a consumer group, which the source does not join, or calls back into this process, which
+    executors cannot. A callback that gives credentials stays, and is refused by `start_sink` rather than left out.
+    """
+    return {
+        key: value
+        for key, value in config.items()
+        if not key.startswith(_OF_A_GROUP) and (not callable(value) or key == "oauth_cb") and key != "logger"
+    }
+
+
+def trigger_arguments(trigger: str) -> dict[str, Any]:
+    """Return Spark's trigger arguments for `"5 seconds"`, `"once"` or `"available now"`.
+
+    Raises:
+        ConfigurationError: the text is neither.
+    """
+    said = trigger.strip().lower()
+    if said in _ONCE:
+        return {"availableNow": True}
+    if _INTERVAL.fullmatch(said):
+        return {"processingTime": said}
+    raise ConfigurationError(f"trigger must be an interval such as '5 seconds', or 'available now', but is {trigger!r}")
+
+
+def _option_text(key: str, value: Any) -> str:
+    """Return a client setting as the text that Spark's options are; callbacks cannot travel to executors."""
+    require_travelling(key, value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+__all__ = ["load", "source_config", "start_sink", "start_through", "trigger_arguments"]

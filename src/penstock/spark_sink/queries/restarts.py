@@ -1,0 +1,151 @@
+"""What becomes of a query that ended with a failure: whether another start is worth it, when, and what is told.
+
+Plain arithmetic and reading of texts: it knows neither Spark nor a clock. Of an exception that crossed Spark's JVM only
+the text is left, so kinds are recognised by their names in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.clients.rights import MissingRightError
+from penstock.errors import SinkError
+
+#: Seconds before the first restart, and at most before any; each wait is twice the one before.
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+
+#: A wait is longer by up to this part of it, so that queries which failed together do not come back together.
+JITTER = 0.25
+
+#: Seconds before another try of a query that lacks a right: somebody gives it, and it goes on soon after.
+RIGHT_WAIT_S = 10.0
+
+#: How the error of a missing right stands in a text.
+_MISSING_RIGHT_AS_TEXT = re.compile(r"^penstock\.rights\.MissingRightError: ", re.MULTILINE)
+
+#: Kinds of errors that another start meets again.
+_LASTING_KINDS = frozenset(
+    {"AnalysisException", "ConfigurationError", "MessageFormatError", "ParseException", "TopicNotFoundError"}
+)
+
+#: The same as texts, and what says that the next start would skip messages, fight another copy or have no Spark.
+_LASTING_TEXTS = re.compile(
+    r"^penstock\.errors\.(?:ConfigurationError|MessageFormatError|TopicNotFoundError)\b"
+    r"|\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b"
+    r"|failOnDataLoss to false"
+    r"|CONCURRENT_STREAM_LOG_UPDATE"
+    r"|stopped SparkContext",
+    re.MULTILINE,
+)
+
+#: How sinks say that the frames do not fit what stores them.
+_UNFIT_FRAME = re.compile(r"\bthe frame\b")
+_UNFIT_FRAME_AS_TEXT = re.compile(r"^penstock\.errors\.SinkError: .*\bthe frame\b", re.MULTILINE)
+
+#: What Spark writes behind the reason: the query's plan and offsets.
+_PLAN = "=== Streaming Query ==="
+
+#: The last line of a Python stack.
+_KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$", re.MULTILINE)
+
+
+#: A package that the source, or a sink on executors, is made of.
+_NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxhash|psycopg|sqlalchemy)\b")
+
+
+@dataclass(slots=True)
+class Restarts:
+    """Counts the restarts of one query and says how long the next one waits. For one thread.
+
+    Attributes:
+        allowed: restarts in a row without a committed batch in between, at most.
+        random: a number from 0 up to 1, for the jitter.
+        in_a_row: restarts since the last committed batch.
+        total: restarts in all.
+    """
+
+    allowed: int
+    random: Callable[[], float]
+    in_a_row: int = field(default=0, init=False)
+    total: int = field(default=0, init=False)
+
+    def committed(self) -> None:
+        """Begin counting anew: a batch was committed since the last restart."""
+        self.in_a_row = 0
+
+    def next_wait_s(self) -> float | None:
+        """Count a restart and return the seconds it waits; None when no further one is allowed."""
+        if self.in_a_row >= self.allowed:
+            return None
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**self.in_a_row)
+        self.in_a_row += 1
+        self.total += 1
+        return wait_s * (1 + JITTER * self.random())
+
+    def wait_for_right_s(self) -> float:
+        """Count a restart that waits for a right, and return the seconds: however many there are, none is too many."""
+        self.total += 1
+        return RIGHT_WAIT_S * (1 + JITTER * self.random())
+
+
+def lasts(failure: BaseException) -> bool:
+    """Tell whether another start would meet the same failure, or must not be made."""
+    seen: BaseException | None = failure
+    while seen is not None:
+        if any(kind.__name__ in _LASTING_KINDS for kind in type(seen).__mro__):
+            return True
+        text = str(seen)
+        if _LASTING_TEXTS.search(text) or _UNFIT_FRAME_AS_TEXT.search(text):
+            return True
+        if isinstance(seen, SinkError) and _UNFIT_FRAME.search(text):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def lacks_right(failure: BaseException) -> bool:
+    """Tell whether a query ended because its client was refused what it has no right to."""
+    seen: BaseException | None = failure
+    while seen is not None:
+        if isinstance(seen, MissingRightError) or _MISSING_RIGHT_AS_TEXT.search(str(seen)):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def told(failure: BaseException) -> str:
+    """Return a failure in one line: its kind and the first line of its text, out of Spark's wrapping where it is."""
+    text = str(failure).split(_PLAN, 1)[0].strip()
+    within = _KIND_AND_TEXT.findall(text)
+    if "\n" in text and within:
+        kind, line = within[-1]
+    else:
+        kind, line = type(failure).__name__, text.splitlines()[0] if text else "no text"
+    remedy = lacking_package(line)
+    return f"{kind}: {line.strip()}" + ("" if remedy is None else f"; {remedy}")
+
+
+def lacking_package(text: str) -> str | None:
+    """Return what to do about a Python of Spark's workers that lacks what penstock is made of, where a text says so."""
+    found = _NO_MODULE.search(text)
+    if found is None:
+        return None
+    return (
+        f"the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
+        "(docs/spark-cluster.md)"
+    )
+
+
+__all__ = [
+    "FIRST_WAIT_S",
+    "JITTER",
+    "LONGEST_WAIT_S",
+    "RIGHT_WAIT_S",
+    "Restarts",
+    "lacking_package",
+    "lacks_right",
+    "lasts",
+    "told",
+]

@@ -1,0 +1,1 @@
+"""The sinks: functions for `foreachBatch` whose effect is exactly-once."""

@@ -1,0 +1,374 @@
+"""`DeltaSink`: a foreachBatch function that writes each batch once into a Delta table, without Java packages.
+
+The ledger is Delta's own: per partition an application transaction, whose version is the next offset, in the commit
+that adds the rows. Batch numbers of Spark do not decide, so a lost checkpoint changes nothing: which batch moved a
+partition last stands in a second one, `<application>#batch`, and tells rows that come late from repeated ones. delta-rs
+writes, on the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+
+from penstock.errors import ConfigurationError, PenstockError, SinkError
+from penstock.options import names, not_empty
+from penstock.spark_sink.ledger.sql_ledger import Span, advanced, refuse_late, replayed
+from penstock.spark_sink.sinks.folder_access import local_path, require_access
+from penstock.spark_sink.sinks.frames import POSITION, Census, require_columns, tell_replay
+from penstock.spark_sink.sinks.sink import arrow_schema, origin_of, require_places
+from penstock.spark_sink.source.planning import Offsets, TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+#: Times a batch is written anew because another writer was first, before that is called an error.
+_TRIES = 10
+#: Seconds before the second try; twice as many before each other, up to a bound.
+_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+
+_ROW = "penstock_row"
+#: Folder of a table in which its commits are.
+_LOG = "_delta_log"
+
+#: End of the application id whose version tells which batch moved a partition last, and the bits of a batch's number.
+_BATCH, _BATCH_BITS = "#batch", (1 << 31) - 1
+
+#: The table's setting by which application transactions, which are the ledger, expire.
+_RETENTION = "delta.setTransactionRetentionDuration"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """Writes micro-batches into a Delta table, each row once whatever is repeated.
+
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
+    error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
+    `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
+    exist. The batch is collected on the driver as Arrow columns: bound it with the source's `maxOffsetsPerTrigger`.
+    Readers see all of a batch or nothing of it.
+
+    Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
+    Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
+    higher offset wins within a batch, and the later batch across batches.
+
+    Application transactions must not expire: a table with `delta.setTransactionRetentionDuration` is refused. A second
+    copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+
+    Attributes:
+        path: folder or address of the table, as delta-rs takes it.
+        key: columns that identify a row, never NULL; empty to append.
+        name: of the query, in the application ids `<name>/<topic>/<partition>`. It is the memory of what was stored:
+            under another name all of it is stored again. Queries that fill one table need one each.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there, in a commit of
+            their own; those of the key never are.
+        storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
+    """
+
+    path: str
+    key: Sequence[str] = ()
+    name: str = field(kw_only=True)
+    keep_position: bool = field(default=False, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
+    storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong; it is named.
+        """
+        object.__setattr__(self, "path", os.fspath(self.path))
+        not_empty("path", self.path)
+        not_empty("name", self.name)
+        # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
+        object.__setattr__(self, "key", names("key", self.key) if self.key else ())
+        object.__setattr__(self, "storage_options", dict(self.storage_options))
+        if not self.keep_position and set(self.key) & set(POSITION):
+            raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
+
+    def check(self, schema: StructType) -> None:
+        """Say what is wrong with a frame of this schema, or how it differs from the table.
+
+        Raises:
+            SinkError: a column is missing or has a type that Delta does not know, or the table does not fit.
+            ConfigurationError: the table forgets what is stored.
+            MissingRightError: its folder may not be written.
+        """
+        self._require_access()
+        arrow = arrow_schema(schema)
+        given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
+        _delta_types(given)
+        if DeltaTable.is_deltatable(self.path, self._options):
+            self._require_fitting(self._opened(), given)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Store one micro-batch.
+
+        Raises:
+            SinkError: the batch cannot be stored; nothing of it was.
+            ConfigurationError: the table forgets what is stored; nothing of the batch was.
+            MissingRightError: its folder may not be written; nothing of the batch was.
+        """
+        self._require_access()
+        rows = batch.toArrow()
+        stored = self._stored(rows.schema)
+        if rows.num_rows == 0:
+            return
+        self._refuse_empty(rows)
+        origin = origin_of(batch, self.name)
+        wait_s = _WAIT_S
+        for attempt in range(1, _TRIES + 1):
+            try:
+                self._store(rows, stored, batch_id, origin.run, again=attempt > 1)
+            except CommitFailedError as error:
+                if attempt == _TRIES:
+                    raise SinkError(
+                        f"batch {batch_id}: table {self.path} took no commit in {_TRIES} tries, the last time for: "
+                        f"{_first_line(error)}; stop other writers, or make fewer of them"
+                    ) from None
+            except (TableNotFoundError, DeltaProtocolError, OSError) as error:
+                raise SinkError(f"batch {batch_id} was refused by table {self.path}: {_first_line(error)}") from None
+            except PenstockError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the library raises bare ones
+                # Not chained, and without its text: where rows break a rule of the table, it quotes their values.
+                raise SinkError(
+                    f"batch {batch_id} was refused by table {self.path} ({type(error).__name__}); compare the rows "
+                    "with its column types and constraints"
+                ) from None
+            else:
+                return
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
+
+        Raises:
+            SinkError: the table cannot be read.
+            MissingRightError: its folder may not be.
+        """
+        self._require_access(write=False)
+        try:
+            if not DeltaTable.is_deltatable(self.path, self._options):
+                return {}
+            table = self._opened()
+            held = {part: table.transaction_version(self._application(*part)) for part in partitions}
+        except Exception as error:  # noqa: BLE001 - the library raises bare ones
+            raise SinkError(f"the ledger of table {self.path} cannot be read: {_first_line(error)}") from None
+        return {part: offset for part, offset in held.items() if offset is not None}
+
+    def _store(self, rows: pa.Table, stored: list[str], batch_id: int, run: str | None, *, again: bool) -> None:
+        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read.
+
+        Args:
+            rows: the batch.
+            stored: the columns to store.
+            batch_id: number of the batch.
+            run: id of the query's run, where it is known.
+            again: whether this was tried before; what then stands of this batch is that try's.
+        """
+        schema = rows.select(stored).schema
+        table = self._opened(schema)
+        self._require_fitting(table, schema)
+        self._add_columns(table, schema)
+        spans = _spans(rows)
+        ledger: Offsets = {}
+        for part in spans:
+            ledger[part] = table.transaction_version(self._application(*part)) or 0
+        if run is not None:
+            marks = {part: table.transaction_version(self._application(*part) + _BATCH) for part in spans}
+            found = {part: _batch_of(mark, run) for part, mark in marks.items() if mark is not None}
+            others = {part: batch for part, batch in found.items() if not (again and batch == f"{run}/{batch_id}")}
+            refuse_late(others, replayed(ledger, spans), run, batch_id, f"table {self.path}")
+        left = _above(rows, ledger)
+        counted = Census(rows.num_rows, rows.num_rows - left.num_rows, spans)
+        tell_replay(batch_id, counted, ledger, f"table {self.path}")
+        if left.num_rows == 0:
+            return
+        moved = advanced(ledger, spans)
+        # A run that is not known is like no other: what stands of another one is taken back.
+        mark = _mark(run, batch_id) if run is not None else 0
+        commit = CommitProperties(
+            app_transactions=[
+                *(Transaction(self._application(*part), offset) for part, offset in moved.items()),
+                *(Transaction(self._application(*part) + _BATCH, mark) for part in moved),
+            ],
+            # The library would put the commit behind another writer's, whose ledger was not looked at.
+            max_commit_retries=0,
+        )
+        if not self.key:
+            write_deltalake(table, left.select(stored), mode="append", commit_properties=commit)
+            return
+        same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
+        merge = table.merge(
+            _newest(_one_zero(left, self.key), self.key).select(stored),
+            same,
+            source_alias="new",
+            target_alias="held",
+            commit_properties=commit,
+        )
+        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def _opened(self, schema: pa.Schema | None = None) -> DeltaTable:
+        """Return the table as it is now; with a schema, make it where there is none."""
+        if schema is not None and not DeltaTable.is_deltatable(self.path, self._options):
+            try:
+                return DeltaTable.create(self.path, schema, mode="ignore", storage_options=self._options)
+            except DeltaError:
+                # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
+                return DeltaTable(self.path, storage_options=self._options)
+        return DeltaTable(self.path, storage_options=self._options)
+
+    def _require_access(self, *, write: bool = True) -> None:
+        folder = local_path(self.path)
+        if folder is not None:
+            what = f"table {self.path} cannot be {'written' if write else 'read'}"
+            require_access(what, (folder.absolute(), folder.absolute() / _LOG), write=write)
+
+    @property
+    def _options(self) -> dict[str, str] | None:
+        return dict(self.storage_options) or None
+
+    def _application(self, topic: str, partition: int) -> str:
+        return f"{self.name}/{topic}/{partition}"
+
+    def _stored(self, schema: pa.Schema) -> list[str]:
+        """Return the columns to store, or raise `SinkError`."""
+        columns = schema.names
+        require_columns(columns, f"table {self.path}", self.key)
+        require_places(schema, f"table {self.path}")
+        stored = [name for name in columns if self.keep_position or name not in POSITION]
+        if not stored:
+            raise SinkError(f"the frame for table {self.path} has no column to store; add one, or set keep_position")
+        return stored
+
+    def _add_columns(self, table: DeltaTable, schema: pa.Schema) -> None:
+        """Add the frame's columns that the table lacks; `_require_fitting` has seen to it that they may be."""
+        held = {one.name for one in table.schema().fields}
+        more = [Field(name, kind, nullable=True) for name, kind in _delta_types(schema).items() if name not in held]
+        if more:
+            # Upon the version that was opened: where another writer was first, the batch begins anew.
+            table.alter.add_columns(more, commit_properties=CommitProperties(max_commit_retries=0))
+
+    def _require_fitting(self, table: DeltaTable, schema: pa.Schema) -> None:
+        if _RETENTION in table.metadata().configuration:
+            raise ConfigurationError(
+                f"table {self.path} has {_RETENTION}, so that Delta forgets which rows are stored; unset it with "
+                f"ALTER TABLE ... UNSET TBLPROPERTIES ('{_RETENTION}')"
+            )
+        held = {one.name: one.type for one in table.schema().fields}
+        given = _delta_types(schema)
+        wrong = [
+            f"the table lacks the frame's column {name}"
+            for name in given
+            if name not in held and (not self.evolve or name in self.key)
+        ]
+        wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
+        wrong += [
+            f"column {name} is {_type_name(held[name])} in the table and {_type_name(given[name])} in the frame"
+            for name in given
+            if name in held and held[name] != given[name]
+        ]
+        if wrong:
+            raise SinkError(
+                f"table {self.path} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
+            )
+
+    def _refuse_empty(self, rows: pa.Table) -> None:
+        """Refuse NULL where a row comes from, and in a key: any two of them are different to a merge."""
+        for name in (*POSITION, *self.key):
+            count = rows[name].null_count
+            if count and name in POSITION:
+                raise SinkError(f"column {name} is NULL in {count} rows; it must come from the source as it is")
+            if count:
+                first = rows.filter(rows[name].is_null()).slice(0, 1)
+                topic, partition, offset = (first[column][0].as_py() for column in POSITION)
+                raise SinkError(
+                    f"column {name} is part of the key of table {self.path} and is NULL in {count} rows, the first "
+                    f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
+                )
+
+
+def _spans(rows: pa.Table) -> dict[tuple[str, int], Span]:
+    found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+    return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
+
+
+def _mark(run: str, batch_id: int) -> int:
+    """Return a batch and its run as a version: 32 bits of the run's hash, 31 of the batch's number."""
+    hashed = int.from_bytes(hashlib.blake2b(run.encode(), digest_size=4).digest(), "big")
+    return hashed << 31 | batch_id & _BATCH_BITS
+
+
+def _batch_of(mark: int, run: str) -> str:
+    """Return the batch that a mark stands for, as ledgers write it; empty where another run has made it."""
+    return f"{run}/{mark & _BATCH_BITS}" if mark and mark == _mark(run, mark & _BATCH_BITS) else ""
+
+
+def _above(rows: pa.Table, ledger: Offsets) -> pa.Table:
+    """Return the rows at or above the ledger."""
+    for (topic, partition), offset in ledger.items():
+        if offset:
+            own = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["partition"], partition))
+            rows = rows.filter(pc.invert(pc.and_(own, pc.less(rows["offset"], offset))))
+    return rows
+
+
+def _one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the rows with 0.0 for -0.0 in the key: they are equal, but not to a merge."""
+    for name in key:
+        field = rows.schema.field(name)
+        if pa.types.is_floating(field.type):
+            index = rows.schema.get_field_index(name)
+            rows = rows.set_column(index, field, pc.add(rows[name], pa.scalar(0.0, field.type)))
+    return rows
+
+
+def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the newest row of each key by offset; topic and partition tell apart what has one offset."""
+    ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
+    numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])
+    return ordered.take(last[f"{_ROW}_max"])
+
+
+def _delta_types(schema: pa.Schema) -> dict[str, Any]:
+    """Return Delta's types of columns, or raise `SinkError` naming the first that has none."""
+    types: dict[str, Any] = {}
+    for column in schema:
+        try:
+            types[column.name] = Schema.from_arrow(pa.schema([column])).fields[0].type
+        except Exception as error:  # the library raises bare ones
+            raise SinkError(
+                f"the frame's column {column.name} is {column.type}, which Delta does not know; cast it or leave it out"
+            ) from error
+    return types
+
+
+def _quoted(name: str) -> str:
+    """Return a column's name as the merge's SQL takes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _type_name(kind: Any) -> str:
+    return str(getattr(kind, "type", kind))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+__all__ = ["DeltaSink"]

@@ -1,0 +1,64 @@
+"""The handler sink of an app: its handlers, with what the app says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.consumer import ConsumerSettings, Handler, Middleware, WorkerResource
+from penstock.errors import ConfigurationError
+from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+
+#: An app's middlewares, lifespans and worker resources.
+Surroundings = tuple[Sequence[Middleware], Sequence[Callable[[], Any]], Sequence[WorkerResource[Any]]]
+
+
+def sink_of(
+    name: str,
+    handlers: Mapping[str, Handler | None],
+    settings: ConsumerSettings,
+    bootstrap_servers: str,
+    surroundings: Surroundings,
+    *,
+    parallelism: int,
+    headers: bool,
+) -> HandlerSink:
+    """Return a sink with an app's handlers, limits and surroundings.
+
+    Args:
+        name: name of the app.
+        handlers: by topic; None where a topic has none.
+        settings: the app's.
+        bootstrap_servers: the app's.
+        surroundings: the app's.
+        parallelism: tasks that a batch is spread over.
+        headers: whether frames have the column `headers`.
+
+    Raises:
+        ConfigurationError: a topic has no handler, or a handler cannot be kept on executors.
+    """
+    missing = sorted(topic for topic, one in handlers.items() if one is None)
+    if missing:
+        raise ConfigurationError(
+            f"app {name} has no handler for {', '.join(missing)}; register it with @app.handler before the sink is made"
+        )
+    middlewares, lifespans, resources = surroundings
+    return HandlerSink(
+        {topic: one for topic, one in handlers.items() if one is not None},
+        group=name,
+        parallelism=parallelism,
+        bootstrap_servers=bootstrap_servers,
+        config=settings.config,
+        middlewares=middlewares,
+        lifespans=lifespans,
+        resources=resources,
+        max_concurrency=settings.max_concurrency,
+        max_parked=settings.max_parked,
+        max_parked_bytes=settings.max_parked_bytes,
+        dead_letter_limit=settings.dead_letter_limit,
+        headers=headers,
+        telemetry=settings.telemetry,
+    )
+
+
+__all__ = ["Surroundings", "sink_of"]

@@ -1,0 +1,98 @@
+"""How handlers travel to executors: by name where executors can import them, else by value. What cannot is named.
+
+A `WorkerResource` holds what belongs to threads, and handlers find theirs by name: so one that its module has under
+its function's name travels by that name, and executors close the one that their handlers use. Others travel as the
+function that makes them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import cloudpickle
+
+from penstock.consumer.handlers.middleware import WorkerResource
+from penstock.errors import ConfigurationError, SinkError
+
+#: Module and name of the class whose method decodes where a handler's decoder is a msgspec struct.
+_MSGSPEC_DECODER = ("msgspec.json", "Decoder")
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """Say how a resource and a msgspec decoder travel; everything else as Spark has it."""
+        kind = type(obj)
+        if (kind.__module__, kind.__name__) == _MSGSPEC_DECODER:
+            # It does not say itself how it is made, and ours are made of the struct alone.
+            return kind, (obj.type,)
+        if not isinstance(obj, WorkerResource):
+            return super().reducer_override(obj)  # type: ignore[no-untyped-call] # cloudpickle ships no types
+        make = made_by(obj)
+        module, name = make.__module__, make.__qualname__
+        if module != "__main__" and getattr(importlib.import_module(module), name, None) is obj:
+            return _named, (module, name)
+        return WorkerResource, (make,)
+
+
+def made_by(resource: WorkerResource[Any]) -> Callable[..., Any]:
+    """Return the function that makes a resource."""
+    function: Callable[..., Any] = resource._make.__wrapped__  # type: ignore[attr-defined] # `contextmanager` keeps it there
+    return function
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def pack(what: object) -> bytes:
+    """Return something as bytes that another process can `unpack`.
+
+    Raises:
+        Exception: it cannot travel; `require_packable` says so in a sentence.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(what)  # type: ignore[no-untyped-call] # the same
+    return buffer.getvalue()
+
+
+def require_packable(called: str, what: object) -> None:
+    """Raise `ConfigurationError` where something cannot travel to executors.
+
+    Args:
+        called: what it is, for the sentence.
+        what: the object.
+    """
+    try:
+        pack(what)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{called} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to something "
+            "that lives in this process only, such as a lock, a connection or a session: make that inside the "
+            "handler, in a worker_resource or in a lifespan, or move the function into a module that executors import"
+        ) from error
+
+
+def unpack(packed: bytes) -> Any:
+    """Return what was packed. On an executor.
+
+    Raises:
+        SinkError: it refers to a module that this process cannot import.
+    """
+    try:
+        return cloudpickle.loads(packed)
+    except ModuleNotFoundError as error:
+        raise SinkError(
+            f"an executor cannot import {error.name}, which a handler comes from; ship it with spark-submit "
+            "--py-files (or SparkContext.addPyFile), or install it where executors run"
+        ) from error
+    except AttributeError as error:
+        raise SinkError(
+            f"what executors import is not what the driver has: {error}; ship the same version of the handlers' "
+            "modules to both"
+        ) from error
+
+
+__all__ = ["made_by", "pack", "require_packable", "unpack"]

@@ -1,0 +1,184 @@
+"""Drivers of a task: who calls the handlers for the jobs that `Lines` hands out, one by one or many at once.
+
+Plain handlers run in the task's thread, one after the other. `async def` handlers run on an event loop that the task
+has for itself, as many at once as `max_concurrency` says. Where a task has both kinds, plain ones run in a thread
+beside the loop, one at a time, so that they keep no `async def` handler from going on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import cast
+
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.errors import SinkError, raised
+from penstock.spark_sink.sinks.handlers.key_queues import Job, Lines
+
+Now = Callable[[], float]
+
+#: Seconds that handlers which never wait for anything may keep the loop from all that do.
+_ROUND_S = 0.01
+
+
+def run(lines: Lines, now: Now = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Handle all messages of a task, one after the other.
+
+    Args:
+        lines: the messages.
+        now: seconds that only rise.
+        sleep: waits so many seconds, at least.
+
+    Raises:
+        SinkError: a message failed for good whose handler stops then; the task must fail.
+    """
+    while True:
+        job = lines.next(now())
+        if job is not None:
+            lines.settle(job, _called(job), now())
+            continue
+        due = lines.next_due()
+        if due is None:
+            return
+        sleep(max(0.0, due - now()))
+
+
+def _called(job: Job) -> Failed | None:
+    """Call a plain handler."""
+    try:
+        returned = job.route.invoke(job.work)
+    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+        return Failed(raised())
+    return None if returned is None else outcome_of(returned, job.route.handler)
+
+
+def outcome_of(returned: object, handler: Handler) -> Failed | None:
+    """Return what came of a message whose handler returned something.
+
+    Raises:
+        SinkError: it is a completion to come, for which no task can wait.
+    """
+    if isinstance(returned, DeferredCompletion):
+        raise SinkError(
+            f"{handler.name} returned a DeferredCompletion, which cannot be put off on an executor: the task's process "
+            "may end before it comes; return when the message is done, or make the handler an `async def`"
+        )
+    return disregarded(returned)
+
+
+class AsyncDriver:
+    """Handles the messages of a task on the running event loop. Used once.
+
+    Args:
+        lines: the messages.
+        max_concurrency: how many jobs may be under way at once.
+        plain: runs plain handlers, one at a time.
+        now: seconds that only rise.
+    """
+
+    def __init__(self, lines: Lines, max_concurrency: int, plain: Executor, now: Now = time.monotonic) -> None:
+        self._lines = lines
+        self._limit = max_concurrency
+        self._plain = plain
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due: float | None = None
+        self._round_at = 0.0
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    async def run(self) -> None:
+        """Handle all messages.
+
+        Raises:
+            SinkError: as `run` of this module; what was under way is cancelled.
+        """
+        try:
+            self._pump()
+            await self._ended
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _pump(self) -> None:
+        """Begin as much as may be; note when all is done."""
+        try:
+            while self._running < self._limit and not self._ended.done():
+                job = self._lines.next(self._now())
+                if job is None:
+                    self._pause()
+                    return
+                self._running += 1
+                task = self._loop.create_task(self._serve(job))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except BaseException as error:  # noqa: BLE001 - it is raised where `run` waits
+            self._fail(error)
+
+    def _pause(self) -> None:
+        """Nothing can begin now: look again when something is due; what is settled looks for itself."""
+        due = self._lines.next_due()
+        if due is None:
+            if self._running == 0:
+                self._ended.set_result(None)
+        elif due != self._timer_due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_due = due
+            self._timer = self._loop.call_later(max(0.0, due - self._now()), self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer_due = None
+        self._pump()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    async def _serve(self, first: Job) -> None:
+        """Handle one job after the other until none is ready."""
+        job: Job | None = first
+        try:
+            while job is not None and not self._ended.done():
+                self._lines.settle(job, await self._outcome(job), self._now())
+                if (now := self._now()) >= self._round_at:
+                    # An `await` that waits for nothing does not go through the loop.
+                    self._round_at = now + _ROUND_S
+                    await asyncio.sleep(0)
+                job = self._lines.next(self._now())
+                if job is not None and self._running < self._limit:
+                    # One that ends may let several go on.
+                    self._pump()
+        except BaseException as error:  # noqa: BLE001 - it is raised where `run` waits
+            self._fail(error)
+        finally:
+            self._running -= 1
+            if not self._ended.done():
+                self._pump()
+
+    async def _outcome(self, job: Job) -> Failed | None:
+        route = job.route
+        if route.kind is Kind.THREAD:
+            return await self._loop.run_in_executor(self._plain, _called, job)
+        try:
+            returned = await cast("Awaitable[object]", route.invoke(job.work))
+        except asyncio.CancelledError as error:
+            if self._ended.done():
+                raise
+            # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
+            return Failed(error)
+        except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+            return Failed(raised())
+        return None if returned is None else outcome_of(returned, route.handler)
+
+
+__all__ = ["AsyncDriver", "outcome_of", "run"]

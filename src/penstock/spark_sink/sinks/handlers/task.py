@@ -1,0 +1,203 @@
+"""A task on an executor: rows in, handlers called within what surrounds them, a report out."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock import clients
+from penstock.clients.cluster import ProducerClient
+from penstock.clients.gc_pause import imports_set_aside
+from penstock.consumer.execution.event_loop import new_event_loop
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.middleware import Middleware, WorkerResource, surround
+from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.route import Route
+from penstock.errors import SinkError
+from penstock.spark_sink.sinks.handlers import runners as driving
+from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings, TaskLetters
+from penstock.spark_sink.sinks.handlers.key_queues import Lines
+from penstock.spark_sink.sinks.handlers.pickling import unpack
+from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
+
+#: The columns of a task's report, as Spark is told them.
+REPORT_DDL = (
+    "task int, attempt int, rows long, handled long, filtered long, dead_letters long, dropped long, failed long, "
+    "retried long, heaviest_lane long, seconds double"
+)
+_REPORT_SCHEMA = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("attempt", pa.int32()),
+        *((name, pa.int64()) for name in ("rows", "handled", "filtered", "dead_letters", "dropped", "failed")),
+        ("retried", pa.int64()),
+        ("heaviest_lane", pa.int64()),
+        ("seconds", pa.float64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWork:
+    """What every task of a batch does. Travels to executors.
+
+    Attributes:
+        handlers: a handler for each topic.
+        middlewares: hooks around every call.
+        lifespans: generator functions that run around each task.
+        resources: what handlers have one of in a thread; closed at the task's end.
+        letters: where dead letters go.
+        max_parked: messages that may wait.
+        max_parked_bytes: bytes of values that may wait.
+        max_concurrency: `async def` handlers under way at once.
+    """
+
+    handlers: Mapping[str, Handler]
+    middlewares: Sequence[Middleware]
+    lifespans: Sequence[Callable[[], Any]]
+    resources: Sequence[WorkerResource[Any]]
+    letters: LetterSettings
+    max_parked: int
+    max_parked_bytes: int
+    max_concurrency: int
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: int, attempt: int) -> TaskReport:
+        """Handle the rows of a task.
+
+        Args:
+            batches: the rows.
+            task: the task's number.
+            attempt: how often it had failed before.
+
+        Raises:
+            SinkError: a message failed for good whose handler stops then, or a dead letter was not written.
+        """
+        begun = time.monotonic()
+        lanes: Counter[int] = Counter()
+        routes = {
+            topic: Route(one, Ordering(one.order, one.keyless, 1, one.key), surround(one, self.middlewares))
+            for topic, one in self.handlers.items()
+        }
+        letters = TaskLetters(self.letters, lambda: lines.counts, _producer)
+        lines = Lines(
+            records(batches, lanes),
+            routes,
+            letters.put,
+            max_parked=self.max_parked,
+            max_parked_bytes=self.max_parked_bytes,
+        )
+        with ExitStack() as around:
+            if any(one.kind is Kind.TASK for one in self.handlers.values()):
+                self._run_on_loop(lines, around)
+            else:
+                self._enter(around, None)
+                driving.run(lines)
+            letters.flush()
+        counts = lines.counts
+        if counts.rows != counts.done:
+            raise SinkError(
+                f"of {counts.rows} messages of task {task} {counts.done} are accounted for: a defect of penstock; the "
+                "batch comes again, please report it"
+            )
+        return TaskReport(
+            task=task,
+            attempt=attempt,
+            rows=counts.rows,
+            handled=counts.handled,
+            filtered=counts.filtered,
+            dead_letters=counts.dead_letters,
+            dropped=counts.dropped,
+            failed=counts.failed,
+            retried=counts.retried,
+            heaviest_lane=max(lanes.values(), default=0),
+            seconds=time.monotonic() - begun,
+        )
+
+    def _run_on_loop(self, lines: Lines, around: ExitStack) -> None:
+        runner = around.enter_context(asyncio.Runner(loop_factory=new_event_loop))
+        self._enter(around, runner)
+        plain = around.enter_context(ThreadPoolExecutor(1, thread_name_prefix="penstock-handler"))
+        # Closed by the thread that has made them.
+        around.callback(lambda: plain.submit(self._close_resources).result())
+
+        async def drive() -> None:
+            await driving.AsyncDriver(lines, self.max_concurrency, plain).run()
+
+        runner.run(drive())
+
+    def _enter(self, around: ExitStack, runner: asyncio.Runner | None) -> None:
+        """Begin the lifespans; they end in reverse order, after the resources that may need them are closed."""
+        for lifespan in self.lifespans:
+            if runner is not None and inspect.isasyncgenfunction(lifespan):
+                later = asynccontextmanager(lifespan)()
+                runner.run(later.__aenter__())
+                around.callback(partial(_end, runner, later))
+            else:
+                span = contextmanager(lifespan)()
+                span.__enter__()
+                # Not as a context: what one raises at its end is no reason for those before it not to come to theirs.
+                around.callback(span.__exit__, None, None, None)
+        around.callback(self._close_resources)
+
+    def _close_resources(self) -> None:
+        for resource in self.resources:
+            resource.close()
+
+
+def _end(runner: asyncio.Runner, lifespan: AbstractAsyncContextManager[Any]) -> None:
+    runner.run(_left(lifespan))
+
+
+async def _left(lifespan: AbstractAsyncContextManager[Any]) -> None:
+    await lifespan.__aexit__(None, None, None)
+
+
+def _producer(config: dict[str, Any]) -> ProducerClient:
+    return cast("ProducerClient", clients.producer(config["bootstrap.servers"], config))
+
+
+def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what Spark calls in each task, given the packed `TaskWork`."""
+
+    def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            # No lifespan for nothing.
+            return
+        work: TaskWork = unpack(packed)
+        context = TaskContext.get()
+        if context is None:
+            raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
+        report = work.run(chain((first,), batches), context.partitionId(), context.attemptNumber())
+        yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)
+        imports_set_aside("handling")
+
+    return handle
+
+
+def routing(packed: bytes, names: Sequence[str]) -> Callable[..., pa.Array]:
+    """Return what Spark calls to find rows' lanes, given the packed orders of the topics and the columns' names."""
+    orderings: dict[str, Ordering] = {}
+
+    def lanes(*columns: pa.Array) -> pa.Array:
+        if not orderings:
+            orderings.update(unpack(packed))
+        return lane_numbers(orderings, dict(zip(names, columns, strict=True)))
+
+    return lanes
+
+
+__all__ = ["REPORT_DDL", "TaskWork", "handling", "routing"]

@@ -1,0 +1,355 @@
+"""`KafkaSink`: a foreachBatch function that publishes rows to Kafka, each once whatever is repeated.
+
+Executors publish, one source partition at a time; a Kafka transaction holds rows and ledger together (`kafka_ledger`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
+
+from penstock.clients import kafka, require_travelling
+from penstock.clients.gc_pause import imports_set_aside
+from penstock.clients.granted_rights import require_rights
+from penstock.clients.kafka import TopicSpec
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.errors import ConfigurationError, SinkError
+from penstock.options import ClientConfig, not_empty, positive_int, reserved
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
+from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.sinks.frames import POSITION, require_columns
+from penstock.spark_sink.sinks.sink import origin_of
+from penstock.spark_sink.source.planning import Offsets, TopicPartition
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Column that names the topic of a row, where the sink names none.
+TO = "to"
+#: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
+PIECE_ROWS = 10_000
+PIECE_BYTES = 8 * 1024 * 1024
+
+_HEADERS = "array<struct<key:string,value:binary>>"
+_OWNED = {
+    "transactional.id": "it is made of the sink's name and the source partition; give the sink another name",
+    "transaction.timeout.ms": "it is part of how the ledger is read",
+    "message.timeout.ms": "it follows the transaction's",
+    "enable.idempotence": "a transaction needs it",
+    "isolation.level": "the ledger is read as committed",
+}
+
+
+class Receipt(NamedTuple):
+    """What became of the rows of a source partition in one task."""
+
+    topic: str
+    partition: int
+    rows: int
+    applied: int
+    last: int
+    failure: str | None
+    lacks_right: bool = False
+
+
+_RECEIPTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("rows", pa.int64()),
+        ("applied", pa.int64()),
+        ("last", pa.int64()),
+        ("failure", pa.string()),
+        ("lacks_right", pa.bool_()),
+    ]
+)
+
+
+#: The same in Spark's words.
+_RECEIPT_COLUMNS = (
+    "topic string, partition int, rows bigint, applied bigint, last bigint, failure string, lacks_right boolean"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSink:
+    """Publishes the rows of micro-batches to Kafka, each once for readers of committed messages.
+
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch takes
+    its rows for repeated ones. The frame carries `topic`, `partition` and `offset` of the source,
+    `value` and, if wanted, `key` (text or bytes) and `headers` (as the source gives them). Messages of one source
+    partition are published in the order of their offsets; several rows of one message in any order.
+
+    Rows and the ledger are written in one Kafka transaction for each source partition, or several where a batch holds
+    more than 10,000 rows or 8 MB of one: readers see a batch in parts, each whole. With `whole_batches` a batch is one
+    transaction: readers see all of it or nothing.
+
+    Only one query has a name. A second copy of it, started by mistake, shuts out the first and is shut out by it; what
+    both publish is published once, and after some tries one of them may fail. A sink can be pickled.
+
+    Attributes:
+        bootstrap_servers: addresses of the brokers to publish to.
+        topic: the topic of all rows; without one the column `to` names it. It must exist.
+        name: of the query, in the transactional ids `<name>/<topic>/<partition>` and in the ledger. It is the memory
+            of what was published: under another name all of it is published again.
+        config: client settings by librdkafka's names; may hold secrets and is never shown.
+        parallelism: number of tasks that publish.
+        whole_batches: whether a batch is one transaction. Its rows go through the driver, which has to hold them, and
+            through one producer, within 30 seconds. Change it only when the query has stopped for good.
+        ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
+    """
+
+    bootstrap_servers: str
+    topic: str | None = None
+    name: str = field(kw_only=True)
+    config: ClientConfig = field(default_factory=dict, kw_only=True, repr=False)
+    parallelism: int = field(default=4, kw_only=True)
+    whole_batches: bool = field(default=False, kw_only=True)
+    ledger_topic: str = field(default="penstock.spark-ledger", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong; it is named.
+        """
+        not_empty("bootstrap_servers", self.bootstrap_servers)
+        not_empty("name", self.name)
+        not_empty("ledger_topic", self.ledger_topic)
+        if self.topic is not None:
+            not_empty("topic", self.topic)
+        if self.topic == self.ledger_topic:
+            raise ConfigurationError("topic and ledger_topic must differ; rename one")
+        positive_int("parallelism", self.parallelism)
+        reserved(self.config, _OWNED, "KafkaSink")
+        for key, value in self.config.items():
+            require_travelling(key, value)
+        object.__setattr__(self, "config", dict(self.config))
+
+    def check(self, schema: StructType) -> None:
+        """Say what is wrong with a frame of this schema, or with the topics; make the ledger's.
+
+        Raises:
+            SinkError: a column is missing or has another type than a message's.
+            MissingRightError: the client may not publish to the topic, or not keep the ledger.
+            TopicNotFoundError: the topic does not exist.
+            BrokerConnectionError: no broker answered.
+            ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
+        """
+        self._check_columns(schema)
+        self._check_topics()
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Publish one micro-batch.
+
+        Raises:
+            SinkError: some rows could not be published; others may be, and are left out when the batch comes again.
+            MissingRightError: the same, for want of a right.
+            TopicNotFoundError: the topic does not exist.
+            BrokerConnectionError: no broker answered.
+        """
+        self.check(batch.schema)
+        rows = self._as_messages(batch)
+        run = origin_of(batch, self.name).run
+        number = "" if run is None else f"{run}/{batch_id}"
+        target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic, number)
+        if self.whole_batches:
+            receipts = _publish_whole(target, rows.toArrow())
+        else:
+            task = _Task(target)
+            lanes = rows.repartition(self.parallelism, "topic", "partition")
+            found = lanes.sortWithinPartitions(*POSITION).mapInArrow(task, _RECEIPT_COLUMNS).collect()
+            receipts = [Receipt(*one) for one in found]
+        self._judge(batch_id, receipts)
+
+    def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
+
+        Raises:
+            MissingRightError: the client may not read the ledger.
+            SinkError: the ledger cannot be read.
+            BrokerConnectionError: no broker answered.
+        """
+        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        # A topic that may not be seen looks like one that is not there, and the query would begin anew.
+        reading = [topic_right(Operation.READ, self.ledger_topic)]
+        require_rights(admin, f"the ledger of sink {self.name} cannot be read", reading, principal_of(self.config))
+        if self.ledger_topic not in kafka.partition_counts(admin, self.bootstrap_servers):
+            return {}
+        ledger = Ledger(Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic))
+        try:
+            held = ledger.read(list(partitions))
+        except KafkaException as error:
+            raise SinkError(
+                f"the ledger {self.ledger_topic} of sink {self.name} could not be read: {kafka.reason(error)}; check "
+                "the brokers"
+            ) from error
+        finally:
+            ledger.close()
+        return {part: entry.next_offset for part, entry in held.items() if entry.next_offset}
+
+    def _judge(self, batch_id: int, receipts: Iterable[Receipt]) -> None:
+        done = list(receipts)
+        failures = [one.failure for one in done if one.failure]
+        applied = [one for one in done if one.applied]
+        if applied:
+            _log.warning(
+                "batch %d: %d of %d rows for sink %s were applied before and are left out (%s)",
+                batch_id,
+                sum(one.applied for one in applied),
+                sum(one.rows for one in done),
+                self.name,
+                ", ".join(sorted({f"{one.topic}[{one.partition}]" for one in applied})),
+            )
+        if failures:
+            forbidden = [one.failure for one in done if one.failure and one.lacks_right]
+            text = f"batch {batch_id}: {(forbidden or failures)[0]} ({len(failures)} of {len(done)} parts failed)"
+            raise MissingRightError.from_text(text) if forbidden else SinkError(text)
+
+    def _as_messages(self, batch: DataFrame) -> DataFrame:
+        """Return the frame with the columns of `_rows_of`, whatever it had."""
+        absent = F.lit(None)
+        columns = set(batch.columns)
+        return batch.select(
+            F.col("topic").cast("string"),
+            F.col("partition").cast("int"),
+            F.col("offset").cast("bigint"),
+            (F.lit(self.topic) if self.topic is not None else F.col(TO)).alias(TO),
+            (F.col("key") if "key" in columns else absent).cast("binary").alias("key"),
+            F.col("value").cast("binary").alias("value"),
+            (F.col("headers") if "headers" in columns else absent).cast(_HEADERS).alias("headers"),
+        )
+
+    def _check_columns(self, schema: StructType) -> None:
+        target = f"sink {self.name}"
+        require_columns(schema.names, target, ["value"] if self.topic is not None else ["value", TO])
+        for name in ("key", "value", *(() if self.topic is not None else (TO,))):
+            if name in schema.names and not isinstance(schema[name].dataType, StringType | BinaryType):
+                raise SinkError(
+                    f"column {name} of the frame for {target} is {schema[name].dataType.simpleString()}; messages are "
+                    f"text or bytes: cast it, or make text of it with to_json(...)"
+                )
+        headers = schema["headers"].dataType if "headers" in schema.names else None
+        if headers is not None and not _are_headers(headers):
+            raise SinkError(
+                f"column headers of the frame for {target} is {headers.simpleString()}, not {_HEADERS}; shape it so"
+            )
+
+    def _check_topics(self) -> None:
+        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
+        needed = target.rights([] if self.topic is None else [self.topic])
+        principal = principal_of(self.config)
+        require_rights(admin, f"sink {self.name} cannot publish", needed, principal)
+        spec = TopicSpec(self.ledger_topic, PARTITIONS, TOPIC_CONFIG)
+        count = kafka.ensure_topics(admin, self.bootstrap_servers, [spec], principal=principal)[self.ledger_topic]
+        if count < PARTITIONS:
+            raise ConfigurationError(
+                f"topic {self.ledger_topic} has {count} partitions, a ledger needs {PARTITIONS}; give another "
+                "ledger_topic, which is made as it has to be"
+            )
+        if self.topic is not None:
+            kafka.require_topics(admin, self.bootstrap_servers, [self.topic], principal=principal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Publishes the rows of one Spark task, sorted by source partition and offset. Can be pickled."""
+
+    target: Target
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        ledger = Ledger(self.target)
+        try:
+            rows = (row for batch in batches for row in _rows_of(batch, self.target))
+            for source, of_source in groupby(rows, key=lambda row: row.source):
+                yield _arrow(_published(self.target, source, of_source, ledger))
+        except SinkError as error:
+            yield _arrow(Receipt("", -1, 0, 0, -1, str(error)))
+        finally:
+            ledger.close()
+        imports_set_aside("publishing")
+
+
+def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledger: Ledger) -> Receipt:
+    """Publish the rows of one source partition, piece by piece, up to the first that fails."""
+    count = applied = 0
+    last = -1
+    try:
+        for piece in pieces(rows):
+            applied += publish(target, f"{target.name}/{source[0]}/{source[1]}", piece, ledger)
+            count += len(piece)
+            last = piece[-1].offset
+    except (SinkError, ConfigurationError, MissingRightError) as error:
+        # Told in the receipt: an exception would reach the driver as the text of a worker's stack.
+        return Receipt(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
+    return Receipt(*source, count, applied, last, None)
+
+
+def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Cut rows of one source partition into what one transaction takes, never between rows of one offset."""
+    piece: list[Row] = []
+    size = 0
+    for row in rows:
+        if piece and row.offset != piece[-1].offset and (len(piece) >= PIECE_ROWS or size >= PIECE_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(row)
+        size += len(row.key or b"") + len(row.value or b"")
+    if piece:
+        yield piece
+
+
+def _publish_whole(target: Target, table: pa.Table) -> list[Receipt]:
+    """Publish a batch in one transaction."""
+    table = table.sort_by([(name, "ascending") for name in POSITION])
+    rows = [row for batch in table.to_batches() for row in _rows_of(batch, target)]
+    if not rows:
+        return []
+    ledger = Ledger(target)
+    try:
+        applied = publish(target, f"{target.name}/whole", rows, ledger)
+    finally:
+        ledger.close()
+    return [Receipt(*rows[0].source, len(rows), applied, rows[-1].offset, None)]
+
+
+def _rows_of(batch: pa.RecordBatch, target: Target) -> Iterator[Row]:
+    for part in pa.Table.from_batches([batch]).to_batches(max_chunksize=1_000):
+        for one in part.to_pylist():
+            yield _row_of(one, target)
+
+
+def _row_of(one: Mapping[str, Any], target: Target) -> Row:
+    empty = [name for name in (*POSITION, TO) if one[name] is None]
+    headers = [(header["key"], header["value"]) for header in one["headers"] or () if header is not None]
+    empty += ["headers.key"] if any(name is None for name, _ in headers) else []
+    if empty:
+        raise SinkError(
+            f"{', '.join(empty)} is NULL in a row from {one['topic']}[{one['partition']}] offset {one['offset']} for "
+            f"sink {target.name}; give it a value in the query, or filter such rows out"
+        )
+    source = (one["topic"], one["partition"])
+    return Row(source, one["offset"], one[TO], one["key"], one["value"], headers)
+
+
+def _are_headers(kind: Any) -> bool:
+    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
+        return False
+    fields = [(one.name, type(one.dataType)) for one in kind.elementType.fields]
+    return fields == [("key", StringType), ("value", BinaryType)]
+
+
+def _arrow(receipt: Receipt) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([receipt._asdict()], schema=_RECEIPTS)
+
+
+__all__ = ["PIECE_BYTES", "PIECE_ROWS", "TO", "KafkaSink", "Receipt", "pieces"]

@@ -1,0 +1,207 @@
+"""What a sink is to those that start it, and what a micro-batch tells of itself and of the query it belongs to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+from penstock.errors import SinkError
+from penstock.spark_sink.source.planning import Offsets, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+#: Spark's names for the number of a micro-batch and for the group of its jobs, which is the id of the run
+#: (`MicroBatchExecution.BATCH_ID_KEY`, `StreamExecution`: the job group is `runId`).
+_BATCH_ID, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
+#: And for the description of those jobs, which begins with the query's name where it has one; and for the query's id.
+_DESCRIPTION, _QUERY_ID = "spark.job.description", "sql.streaming.queryId"
+
+#: What Spark Connect's server tells the processes that call functions of batches (`foreach_batch_worker.py`).
+_CONNECT_WORKER = "SPARK_CONNECT_LOCAL_URL"
+
+#: Name of the query whose function runs in this thread, where `start_sink` or an app has started it.
+_CALLING: ContextVar[str | None] = ContextVar("penstock_calling_query", default=None)
+
+
+class Sink(Protocol):
+    """Takes micro-batches: a foreachBatch function that can be checked before the query begins. Picklable."""
+
+    def check(self, schema: StructType) -> None:
+        """Judge, on the driver and before the query begins, whether frames of this schema can be stored.
+
+        Raises:
+            SinkError: they cannot; the message says what differs.
+        """
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Store one micro-batch, which may be handed over again.
+
+        Raises:
+            SinkError: nothing of the batch was stored.
+        """
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow types of a frame, instants in UTC.
+
+    Raises:
+        SinkError: two columns have one name, or a type has no counterpart.
+    """
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SinkError(f"the frame has several columns called {', '.join(twice)}; rename or drop all but one")
+    # Here and not above: what else this file knows is of use without Spark.
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except PySparkException as error:
+        raise SinkError(f"the frame has a column that cannot be stored: {error}; cast it or leave it out") from error
+
+
+def require_places(schema: pa.Schema, target: str) -> None:
+    """Raise `SinkError` where topic, partition or offset of a frame for a target is not of the source's kind."""
+    import pyarrow as pa
+
+    def is_text(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+    wanted = (("topic", "text", is_text), ("partition", "an integer", pa.types.is_integer),
+              ("offset", "an integer", pa.types.is_integer))  # fmt: skip
+    for name, kind, fits in wanted:
+        found = schema.field(name).type
+        if not fits(found):
+            raise SinkError(
+                f"column {name} of the frame for {target} is {found}, and the source's is {kind}; select it as it is"
+            )
+
+
+def has_ledger(sink: object) -> bool:
+    """Tell whether a sink remembers what it stored."""
+    return any(callable(getattr(sink, method, None)) for method in ("position_of", "position"))
+
+
+def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets | None:
+    """Return what a sink's ledger says of a query: of each partition that it knows, the next offset.
+
+    Args:
+        sink: the function that gets the batches.
+        query: name of the query; a sink that has a name of its own goes by that.
+        partitions: those that are asked for.
+
+    Returns:
+        The offsets; None where the sink has no ledger.
+
+    Raises:
+        SinkError: the ledger cannot be read.
+    """
+    ask = getattr(sink, "position_of", None)
+    if callable(ask):
+        return dict(ask(query, partitions))
+    # A sink of the user's own, for one query.
+    whole = getattr(sink, "position", None)
+    return dict(whole()) if callable(whole) else None
+
+
+@dataclass(frozen=True, slots=True)
+class OfQuery:
+    """A sink's function together with the name of its query, which sinks that it calls find in `origin_of`. Picklable.
+
+    Attributes:
+        function: gets each batch.
+        name: name of the query.
+    """
+
+    function: Callable[[DataFrame, int], None]
+    name: str
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Give the function a batch."""
+        token = _CALLING.set(self.name)
+        try:
+            self.function(batch, batch_id)
+        finally:
+            _CALLING.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which query handed a batch over.
+
+    Attributes:
+        query: its name; empty where it has none or cannot be known: outside of a streaming query, in a thread that the
+            function made itself, and under Spark Connect for a query that `start_sink` did not start.
+        run: id of the query's run, another one after each start; None outside of a streaming query and in a thread of
+            the function's own.
+    """
+
+    query: str = ""
+    run: str | None = None
+
+
+def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
+    """Return which query handed a batch over, as far as it can be known.
+
+    Args:
+        batch: the batch.
+        named: what the sink calls the query, which counts before Spark's name of it.
+
+    Raises:
+        SinkError: the query's name must be there and cannot be found.
+    """
+    name = named or _CALLING.get()
+    try:
+        context = batch.sparkSession.sparkContext
+    except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
+        return Origin(name or "", _process_run() if _CONNECT_WORKER in os.environ else None)
+    number, run = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_RUN)
+    if number is None or run is None:
+        return Origin(name or "")
+    if name is None:
+        query_id, said = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_DESCRIPTION) or ""
+        name = _name_in(said, f"id = {query_id}", f"runId = {run}", f"batch = {number}")
+    return Origin(name, run)
+
+
+def _name_in(description: str, *facts: str) -> str:
+    """Return the name before the facts that Spark's description of a batch's jobs ends with; it may hold anything.
+
+    Spark 4.3 puts each on a line, those before it put `<br/>` between them
+    (`StreamExecution.getBatchDescriptionString`).
+    """
+    lines = r"(?:\n|<br/>)".join(map(re.escape, facts))
+    found = re.fullmatch(rf"(?:(.*)(?:\n|<br/>))?{lines}", description, re.DOTALL)
+    if found is None:
+        raise SinkError(
+            "Spark does not tell the name of the query, to which the ledger belongs, in a way that is known; give the "
+            "sink name=..."
+        )
+    return found[1] or ""
+
+
+@cache
+def _process_run() -> str:
+    """Return what tells one start of a query from another under Connect: each has a process of its own there."""
+    return uuid4().hex
+
+
+__all__ = [
+    "OfQuery",
+    "Origin",
+    "Sink",
+    "arrow_schema",
+    "has_ledger",
+    "ledger_positions",
+    "origin_of",
+    "require_places",
+]

@@ -1,0 +1,1 @@
+"""The Data Source `penstock`: options, planning on the driver, reading on executors."""

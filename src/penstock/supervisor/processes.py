@@ -1,0 +1,268 @@
+"""`penstock run --processes N`: one process that starts N members of the group and keeps them running.
+
+A member that dies is started again after a growing wait. What a new start cannot mend, wrong use (code 2), ends the
+whole run. All of it is one thread and one loop: it reads what members print, looks who has ended, and starts who is
+due. Signals are passed on from within their handler, so that a terminal that takes no output holds no signal up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+import tenacity
+
+from penstock.options import PROCESS_VARIABLE
+from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
+from penstock.supervisor.lifeline import Lifeline
+from penstock.supervisor.prefixed_output import PrefixedOutput
+
+_log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: The signals members are left to answer; the next one kills them.
+_POLITE_SIGNALS = 2
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a member that died is started again.
+
+    Attributes:
+        max_restarts: how often in a row one member is, before the run ends.
+        reset_after_s: seconds after which a member counts as up, and its earlier deaths as past.
+        wait: seconds before a start, as tenacity's `wait_*`.
+    """
+
+    max_restarts: int = 10
+    reset_after_s: float = 60.0
+    wait: tenacity.wait.wait_base = field(default_factory=lambda: tenacity.wait_exponential(multiplier=0.5, max=30))
+
+    def delay_before(self, restart: int) -> float | None:
+        """Return the seconds to wait before this restart in a row, the first being 1; None when there is none."""
+        if restart > self.max_restarts:
+            return None
+        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        state.attempt_number = restart
+        return float(self.wait(state))
+
+
+@dataclass(slots=True)
+class _Member:
+    """One place in the run: the process that fills it now, or when the next one does."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    outputs: list[PrefixedOutput] = field(default_factory=list)
+    started: float = 0.0
+    #: When the next process is due; None while one runs, and when none is to come.
+    due: float | None = 0.0
+    #: Restarts in a row.
+    restarts: int = 0
+    #: Whether a process here ever ran long enough, or ended for another reason than that no broker answered.
+    came_up: bool = False
+
+
+class Processes:
+    """Keeps members running until a signal, until all have ended by themselves, or until one cannot be mended.
+
+    For the main thread: only that hears signals.
+
+    Args:
+        command: what each member runs.
+        count: how many there are.
+        policy: when one that died is started again.
+    """
+
+    def __init__(self, command: Sequence[str], count: int, policy: RestartPolicy | None = None) -> None:
+        self._command = list(command)
+        self._policy = policy or RestartPolicy()
+        self._members = [_Member(number) for number in range(1, count + 1)]
+        self._lifeline = Lifeline()
+        self._selector = selectors.DefaultSelector()
+        self._signals = 0
+        self._giving_up = False
+        self._code = 0
+
+    def run(self) -> int:
+        """Run, and return the exit code: 0 ended in order, 1 failed, 2 wrong use, 3 no broker ever answered."""
+        former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            while any(member.process is not None or member.due is not None for member in self._members):
+                now = time.monotonic()
+                for member in self._members:
+                    self._tend(member, now)
+                self._print(_LOOK_S)
+        finally:
+            self._close()
+            for number, handler in former.items():
+                signal.signal(number, handler)
+        return self._code
+
+    @property
+    def _stopping(self) -> bool:
+        return self._signals > 0 or self._giving_up
+
+    def _tend(self, member: _Member, now: float) -> None:
+        if member.process is not None:
+            code = member.process.poll()
+            if code is not None:
+                self._ended(member, code, now)
+        if self._stopping:
+            member.due = None
+        elif member.due is not None and now >= member.due:
+            self._start(member)
+
+    def _start(self, member: _Member) -> None:
+        member.due = None
+        member.started = time.monotonic()
+        try:
+            process = self._spawn(member.number)
+        except OSError as error:  # too many processes, no memory: that may pass
+            _log.error("process %d could not be started: %s", member.number, error)
+            member.came_up = True
+            self._plan_restart(member, EXIT_FAILED, 0.0, member.started)
+            return
+        member.process = process
+        prefix = b"[%d] " % member.number
+        for source, sink in ((process.stdout, sys.stdout.fileno()), (process.stderr, sys.stderr.fileno())):
+            if source is not None:
+                output = PrefixedOutput(prefix, source, sink)
+                member.outputs.append(output)
+                self._selector.register(source, selectors.EVENT_READ, output)
+        if self._stopping:  # the signal came while the process was being made
+            process.send_signal(signal.SIGTERM)
+
+    def _spawn(self, number: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own command under our own interpreter
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={
+                "PYTHONUNBUFFERED": "1",  # lines arrive when they are printed
+                **os.environ,
+                **self._lifeline.environment,
+                PROCESS_VARIABLE: str(number),
+            },
+            pass_fds=(self._lifeline.reading_end,),
+            start_new_session=True,  # Ctrl-C in a terminal goes to us alone: we pass it on
+        )
+
+    def _ended(self, member: _Member, code: int, now: float) -> None:
+        self._finish_output(member)
+        member.process = None
+        up_s = now - member.started
+        member.came_up = member.came_up or code != EXIT_CONNECTION or up_s >= self._policy.reset_after_s
+        if code == 0:
+            _log.info("process %d ended", member.number)
+        elif self._stopping:
+            # One that hears no signals yet, or no more, dies of ours.
+            if self._code == 0 and code != -signal.SIGTERM:
+                _log.error("process %d %s while it was stopped", member.number, _how(code))
+                self._code = EXIT_FAILED
+        elif code == EXIT_USAGE:
+            _log.error("process %d found what a new start cannot mend; the run ends", member.number)
+            self._give_up(EXIT_USAGE)
+        else:
+            self._plan_restart(member, code, up_s, now)
+
+    def _plan_restart(self, member: _Member, code: int, up_s: float, now: float) -> None:
+        if up_s >= self._policy.reset_after_s:
+            member.restarts = 0
+        member.restarts += 1
+        delay = self._policy.delay_before(member.restarts)
+        if delay is None:
+            _log.error(
+                "process %d %s, after %d restarts in a row; the run ends",
+                member.number,
+                _how(code),
+                member.restarts - 1,
+            )
+            never_up = code == EXIT_CONNECTION and not any(self._came_up(one, now) for one in self._members)
+            self._give_up(EXIT_CONNECTION if never_up else EXIT_FAILED)
+            return
+        member.due = now + delay
+        _log.warning(
+            "process %d %s; it is started again in %g s (restart %d of %d)",
+            member.number,
+            _how(code),
+            delay,
+            member.restarts,
+            self._policy.max_restarts,
+        )
+
+    def _came_up(self, member: _Member, now: float) -> bool:
+        return member.came_up or (member.process is not None and now - member.started >= self._policy.reset_after_s)
+
+    def _give_up(self, code: int) -> None:
+        self._code = code
+        self._giving_up = True
+        self._signal_all(signal.SIGTERM)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+        self._signal_all(signal.SIGTERM if self._signals <= _POLITE_SIGNALS else signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for member in self._members:
+            if member.process is not None:
+                member.process.send_signal(number)
+
+    def _print(self, timeout_s: float) -> None:
+        if not self._selector.get_map():
+            time.sleep(timeout_s)  # all wait for their next start
+            return
+        for key, _ in self._selector.select(timeout_s):
+            output: PrefixedOutput = key.data
+            if not output.pump():
+                self._selector.unregister(output.source)
+
+    def _finish_output(self, member: _Member) -> None:
+        for output in member.outputs:
+            with contextlib.suppress(KeyError):  # it came to its end before
+                self._selector.unregister(output.source)
+            output.finish()
+        member.outputs.clear()
+
+    def _close(self) -> None:
+        """Let go of everything; members that still run, after a failure of our own, end by their lifeline."""
+        self._lifeline.close()
+        self._selector.close()
+
+
+def run_processes(target: str, count: int, max_restarts: int) -> int:
+    """Run an app in several processes; return the exit code.
+
+    Args:
+        target: MODULE:APP.
+        count: how many processes.
+        max_restarts: how often in a row a process is started again.
+    """
+    # -P: a file of the current folder must not stand in for penstock; `penstock run` puts that folder on the path.
+    command = [sys.executable, "-P", "-m", "penstock", "run", target]
+    return Processes(command, count, RestartPolicy(max_restarts)).run()
+
+
+def _how(code: int) -> str:
+    """Say how a process ended."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+__all__ = ["Processes", "RestartPolicy", "run_processes"]

@@ -1,0 +1,1 @@
+"""The barrier: a row in the user's database that answers a check without guessing."""

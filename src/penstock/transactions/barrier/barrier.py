@@ -1,0 +1,284 @@
+"""The barrier: a row in the user's database, by which a check knows, and never guesses, how a local transaction ended.
+
+The local transaction writes COMMITTED for its id, and the check writes ROLLED_BACK for it where nothing stands: the
+primary key lets one of them in. So a local transaction that is still running holds the check back until it ends, and
+one that has not run yet when it is checked cannot run any more. Nothing is left to a waiting time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+from penstock.errors import ConfigurationError, TransactionRefusedError
+from penstock.options import a_callable, positive
+from penstock.transactions.connections import Kind, UserConnection, adopt, is_lock_error, is_no_table_error, quoted
+from penstock.transactions.model import HalfMessage, TransactionState
+from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S
+from penstock.transactions.wire.ids import is_id
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds that another's write may take on SQLite, about: a check that finds somebody at it waits for no more.
+_SHORT_WRITE_S = 0.1
+#: Name of the barrier's table, where none is given.
+DEFAULT_TABLE = "penstock_barrier"
+
+#: Seconds since 1970, by the database's clock.
+_NOW = {
+    Kind.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER)",
+    Kind.POSTGRESQL: "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
+}
+_COLUMNS = {
+    Kind.SQLITE: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at INTEGER NOT NULL",
+    Kind.POSTGRESQL: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at BIGINT NOT NULL",
+}
+
+
+class HasId(Protocol):
+    """Whatever knows the id of a transaction: a `Transaction`, a `HalfMessage`."""
+
+    @property
+    def transaction_id(self) -> str:
+        """The id."""
+
+
+def create_barrier_table(connection: object, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> None:
+    """Create the barrier's table where it is absent, and commit. Do so once, apart from any local transaction.
+
+    Args:
+        connection: as for `barrier`; what is open on it is committed with the table.
+        table: the table's name.
+        schema: the schema it is in; the connection's own where it is None.
+
+    Raises:
+        ConfigurationError: the connection or a name is of no known kind.
+    """
+    user = adopt(connection)
+    name = _name(table, schema)
+    if user.kind is Kind.POSTGRESQL:
+        # CREATE TABLE IF NOT EXISTS fails when two do it at once.
+        user.run("SELECT pg_advisory_xact_lock(hashtextextended('penstock barrier', 0))")
+    user.run(f"CREATE TABLE IF NOT EXISTS {name} ({_COLUMNS[user.kind]})")
+    user.commit()
+
+
+def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> None:
+    """Write COMMITTED for a transaction inside the user's own SQL transaction, so that `barrier_check` can tell.
+
+    Call it first in the local transaction: what is refused has then done nothing yet. It commits nothing: the row
+    stands if, and only if, the local transaction commits. An exception that leaves the transaction's block afterwards
+    is no longer taken for a rollback: it may be the database's commit whose answer was lost, so a check finds out.
+
+    Args:
+        connection: the connection of the local transaction: a `sqlite3.Connection`, a `psycopg.Connection`, or a
+            `Connection` or `Session` of SQLAlchemy, for SQLite or PostgreSQL; not in autocommit mode.
+        tx: the transaction, or its id.
+        table: the table's name.
+        schema: the schema it is in; the connection's own where it is None.
+
+    Raises:
+        TransactionRefusedError: a check came first, so the message is rolled back for good and the local transaction
+            must not commit; or the barrier was passed before, by a local transaction that committed already or by
+            this one, and must not be passed twice. In the latter case the message is left to the check.
+        ConfigurationError: the connection would commit by itself, or is of no known kind, or `tx` is no id, or the
+            table is not there.
+    """
+    user = adopt(connection)
+    name = _name(table, schema)
+    transaction_id = tx if isinstance(tx, str) else tx.transaction_id
+    if not is_id(transaction_id):
+        raise ConfigurationError("tx is no transaction's id: give the Transaction, or its transaction_id")
+    user.require_transaction()
+    if _insert(user, name, transaction_id, "COMMITTED"):
+        # The commit may raise though it took hold: the answer may be lost. From here on only the check knows.
+        getattr(tx, "leave_errors_to_check", lambda: None)()
+        return
+    if not _committed(user, name, transaction_id):
+        raise TransactionRefusedError(
+            f"transaction {transaction_id} was rolled back by a check before its local transaction came to the "
+            "barrier; roll the local transaction back, and send the message again if it is still wanted"
+        )
+    # Whatever becomes of this try, the first one may have committed: only the check knows.
+    unknown = getattr(tx, "unknown", None)
+    if unknown is not None:
+        unknown()
+    raise TransactionRefusedError(
+        f"transaction {transaction_id} has passed the barrier before; roll this try of its local transaction back: a "
+        "check finds out whether the first one committed"
+    )
+
+
+def barrier_check(
+    connect: Callable[[], Any],
+    *,
+    table: str = DEFAULT_TABLE,
+    schema: str | None = None,
+    lock_timeout: float | None = None,
+) -> BarrierCheck:
+    """Return a check that finds the answer in the barrier's table, for `TransactionalProducer(check=...)`.
+
+    It answers COMMIT where the local transaction committed, ROLLBACK where it did not and now cannot any more, and
+    UNKNOWN while it runs. Every transaction of the producer group has to pass the barrier: one that does not is
+    rolled back when it is checked.
+
+    Args:
+        connect: opens a connection, of the kinds `barrier` takes, which the check closes; it must lead to the
+            primary server, not to a replica. It is called by several threads.
+        table: the table's name.
+        schema: the schema it is in.
+        lock_timeout: seconds to wait for a local transaction that is still running. None: on PostgreSQL half of the
+            producer's `check_timeout`, and on SQLite, which has one lock for all who write, no longer than a short
+            write takes. Give it where you call the check yourself, within another function.
+
+    Raises:
+        ConfigurationError: an argument is wrong. The check itself raises what the database does, save that it answers
+            UNKNOWN where only a lock was in the way.
+    """
+    a_callable("connect", connect)
+    if lock_timeout is not None:
+        positive("lock_timeout", lock_timeout)
+    return BarrierCheck(connect, _name(table, schema), lock_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierCheck:
+    """A check that looks into the barrier's table: what `barrier_check` returns. Called by several threads.
+
+    Attributes:
+        connect: opens a connection, which the check closes.
+        table: the table's name, quoted.
+        lock_timeout_s: seconds to wait for a local transaction that is still running; None: as the database has it.
+        check_timeout_s: seconds that the check may take.
+    """
+
+    connect: Callable[[], Any]
+    table: str
+    lock_timeout_s: float | None
+    check_timeout_s: float = CHECK_TIMEOUT_S
+
+    def within(self, check_timeout_s: float) -> BarrierCheck:
+        """Return the same check for a producer whose checks may take so long."""
+        return replace(self, check_timeout_s=check_timeout_s)
+
+    def __call__(self, half: HalfMessage) -> TransactionState:
+        """Say how the local transaction ended."""
+        connection = self.connect()
+        try:
+            user = adopt(connection)
+            return _settle(user, self.table, half.transaction_id, self._wait_s(user.kind))
+        except Exception as error:
+            if not is_lock_error(error):
+                raise
+            _log.info("transaction %s: its local transaction is still running; asked again later", half.transaction_id)
+            return TransactionState.UNKNOWN
+        finally:
+            connection.close()
+
+    def _wait_s(self, kind: Kind) -> float:
+        if self.lock_timeout_s is not None:
+            return self.lock_timeout_s
+        half_s = self.check_timeout_s / 2
+        return min(_SHORT_WRITE_S, half_s) if kind is Kind.SQLITE else half_s
+
+
+def clean_barrier(
+    connection: object, older_than: timedelta, *, table: str = DEFAULT_TABLE, schema: str | None = None
+) -> int:
+    """Delete what the barrier knows of long settled transactions, and commit.
+
+    Args:
+        connection: as for `barrier`; what is open on it is committed, too.
+        older_than: the age of what is deleted, by the database's clock. It must be longer than a message can stay
+            undecided, with all its checks, its immunity and any time in which the producer group is down: a check that
+            finds nothing rolls the message back.
+        table: the table's name.
+        schema: the schema it is in.
+
+    Returns:
+        How many rows were deleted.
+
+    Raises:
+        ConfigurationError: the age is no `timedelta` above zero, or the connection or a name is of no known kind.
+    """
+    if not isinstance(older_than, timedelta):
+        raise ConfigurationError(
+            f"older_than must be a timedelta, as timedelta(days=7), but is {older_than!r}, which has no unit"
+        )
+    positive("older_than", older_than.total_seconds())
+    user = adopt(connection)
+    answer = user.run(
+        f"DELETE FROM {_name(table, schema)} WHERE at < {_NOW[user.kind]} - :age",  # noqa: S608 - the name is quoted
+        age=int(older_than.total_seconds()),
+    )
+    user.commit()
+    return answer.count
+
+
+def _settle(user: UserConnection, name: str, transaction_id: str, lock_timeout_s: float) -> TransactionState:
+    user.isolate()
+    with _lock_timeout(user, lock_timeout_s):
+        mine = _insert(user, name, transaction_id, "ROLLED_BACK")
+        # What follows reads in a transaction of its own: it sees the row that was in the way, at any isolation level.
+        user.commit()
+    if mine or not _committed(user, name, transaction_id):
+        return TransactionState.ROLLBACK
+    return TransactionState.COMMIT
+
+
+@contextlib.contextmanager
+def _lock_timeout(user: UserConnection, seconds: float) -> Iterator[None]:
+    """Bound the time the next statement waits for another's transaction. The connection may go back to a pool."""
+    milliseconds = max(1, int(seconds * 1000))
+    if user.kind is Kind.POSTGRESQL:
+        user.run("SELECT set_config('lock_timeout', :value, true)", value=f"{milliseconds}ms")
+        yield
+        return
+    before = user.run("PRAGMA busy_timeout").rows[0][0]
+    user.run(f"PRAGMA busy_timeout = {milliseconds}")
+    try:
+        yield
+    finally:
+        user.run(f"PRAGMA busy_timeout = {int(before)}")
+
+
+def _insert(user: UserConnection, name: str, transaction_id: str, state: str) -> bool:
+    """Insert a row unless the id has one; wait for whoever is inserting one. Return whether it is this one."""
+    try:
+        answer = user.run(
+            f"INSERT INTO {name} (id, state, at) VALUES (:id, :state, {_NOW[user.kind]}) ON CONFLICT (id) DO NOTHING",  # noqa: S608 - the name is quoted
+            id=transaction_id,
+            state=state,
+        )
+    except Exception as error:
+        if not is_no_table_error(error):
+            raise
+        raise ConfigurationError(
+            f"the barrier's table {name} is not there, so transaction {transaction_id} cannot pass it; make it once, "
+            "with create_barrier_table(connection)"
+        ) from error
+    return answer.count == 1
+
+
+def _committed(user: UserConnection, name: str, transaction_id: str) -> bool:
+    statement = f"SELECT 1 FROM {name} WHERE id = :id AND state = 'COMMITTED'"  # noqa: S608 - the name is quoted
+    return bool(user.run(statement, id=transaction_id).rows)
+
+
+def _name(table: str, schema: str | None) -> str:
+    return quoted(table) if schema is None else f"{quoted(schema)}.{quoted(table)}"
+
+
+__all__ = [
+    "DEFAULT_TABLE",
+    "BarrierCheck",
+    "HasId",
+    "barrier",
+    "barrier_check",
+    "clean_barrier",
+    "create_barrier_table",
+]

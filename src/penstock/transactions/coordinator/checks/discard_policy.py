@@ -1,0 +1,190 @@
+"""What becomes of a half whose checks are exhausted: the discard policy, the same for every store.
+
+Whatever it says is stored like anybody's decision, and counts if it is the first. A function is called on slots with a
+time limit, so that nobody's loop waits for it; until it has answered, or was given up, the half stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import NamedTuple, get_args
+
+from penstock.errors import ConfigurationError, raised
+from penstock.options import a_plain_function
+from penstock.transactions.bulkhead import Slots
+from penstock.transactions.model import DiscardPolicy, HalfMessage, TransactionState
+from penstock.transactions.wire.records import Half, Verdict
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Calls of a policy at a time.
+_CALLS = 2
+_FIXED = {"topic": Verdict.DISCARD, "commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}
+_WORDS = {
+    Verdict.DISCARD: "moved to the discarded topic",
+    Verdict.COMMIT: "published",
+    Verdict.ROLLBACK: "rolled back",
+}
+_ANSWERS = {
+    TransactionState.COMMIT: Verdict.COMMIT,
+    TransactionState.ROLLBACK: Verdict.ROLLBACK,
+    TransactionState.UNKNOWN: Verdict.DISCARD,
+}
+
+_Policy = Callable[[HalfMessage], TransactionState]
+
+
+class Exhausted(NamedTuple):
+    """A transaction that is undecided after as many answered checks as are allowed."""
+
+    transaction_id: str
+    group: str
+    check_count: int
+    #: Reads its first half; None where it is decided by now. Called by one of the slots.
+    half: Callable[[], Half | None]
+    #: Stores what was decided. Called by the coordinator's thread, or by one of the slots.
+    decide: Callable[[Verdict], None]
+
+
+class _Asked(Enum):
+    """How far the question about a transaction is."""
+
+    #: It waits for a slot, or is on one.
+    OPEN = "open"
+    #: It took too long, and counts as UNKNOWN; its call may still return.
+    GIVEN_UP = "given up"
+    #: It was answered, and what that means is being stored.
+    ANSWERED = "answered"
+
+
+def require_discard(policy: object) -> None:
+    """Raise `ConfigurationError` unless this is a discard policy."""
+    if callable(policy):
+        a_plain_function("discard", policy)
+    elif policy not in _FIXED:
+        words = ", ".join(map(repr, get_args(get_args(DiscardPolicy)[0])))
+        raise ConfigurationError(f"discard must be {words} or a function, but is {policy!r}; choose one of them")
+
+
+class Discarding:
+    """Applies a discard policy. `settle` and `tend` are called by the coordinator's thread.
+
+    Args:
+        policy: `"topic"`, `"commit"`, `"rollback"`, or a function. One that raises has said UNKNOWN.
+        timeout_s: seconds that a function may take; one that takes longer has said UNKNOWN.
+        name: what the names of threads end with.
+    """
+
+    def __init__(self, policy: DiscardPolicy, timeout_s: float, name: str) -> None:
+        self._policy = policy
+        self._slots = Slots(_CALLS, timeout_s, f"penstock-discard-{name}")
+        # Guards what is below: the coordinator's thread asks and gives up, the slots answer.
+        self._lock = threading.Lock()
+        self._asked: dict[str, _Asked] = {}
+        self._closed = False
+
+    @property
+    def reads_halves(self) -> bool:
+        """Whether the policy is a function, which is given the half."""
+        return callable(self._policy)
+
+    @property
+    def hung(self) -> int:
+        """Calls of the function that were given up."""
+        return self._slots.hung
+
+    def settle(self, one: Exhausted) -> None:
+        """Decide what becomes of a transaction. It is called again after a while if nothing has come of it."""
+        policy = self._policy
+        if not callable(policy):
+            self._settle(one, _FIXED[policy])
+            return
+        with self._lock:
+            asked = self._asked.get(one.transaction_id)
+            if asked is None:
+                self._asked[one.transaction_id] = _Asked.OPEN
+        if asked is None:
+            self._slots.submit(
+                f"the discard policy for transaction {one.transaction_id}",
+                partial(self._ask, policy, one),
+                partial(self._give_up, one),
+            )
+        elif asked is _Asked.GIVEN_UP:
+            # What was decided then got lost on its way.
+            self._settle(one, Verdict.DISCARD)
+        elif asked is _Asked.OPEN and self._slots.is_short:
+            # So many calls hang that it may never have its turn.
+            self._give_up(one)
+
+    def tend(self) -> None:
+        """Give up calls that hang."""
+        self._slots.tend()
+
+    def close(self) -> None:
+        """Drop the calls that wait; those that run are left behind, and their answers do not count."""
+        with self._lock:
+            self._closed = True
+        self._slots.close(0)
+
+    def _give_up(self, one: Exhausted) -> None:
+        with self._lock:
+            if self._asked.get(one.transaction_id) is not _Asked.OPEN:
+                return
+            self._asked[one.transaction_id] = _Asked.GIVEN_UP
+        self._settle(one, Verdict.DISCARD)
+
+    def _settle(self, one: Exhausted, verdict: Verdict) -> None:
+        _log.error(
+            "transaction %s of group %s is undecided after %d checks: by the discard policy it is %s",
+            one.transaction_id,
+            one.group,
+            one.check_count,
+            _WORDS[verdict],
+        )
+        one.decide(verdict)
+
+    def _ask(self, policy: _Policy, one: Exhausted) -> None:
+        """Ask the function, and store what it says; runs on a slot."""
+        try:
+            with self._lock:
+                is_open = self._asked.get(one.transaction_id) is _Asked.OPEN and not self._closed
+            half = one.half() if is_open else None
+            if half is None:
+                return
+            verdict = _answer(policy, half, one.check_count)
+            with self._lock:
+                is_open = self._asked.get(one.transaction_id) is _Asked.OPEN and not self._closed
+                if is_open:
+                    self._asked[one.transaction_id] = _Asked.ANSWERED
+            if is_open:
+                self._settle(one, verdict)
+            else:
+                text = "the discard policy for transaction %s returned too late: what it said does not count"
+                _log.warning(text, one.transaction_id)
+        finally:
+            with self._lock:
+                self._asked.pop(one.transaction_id, None)
+
+
+def _answer(policy: _Policy, half: Half, check_count: int) -> Verdict:
+    """Call the function; what is no answer is UNKNOWN, and is logged."""
+    transaction_id = half.transaction_id
+    try:
+        state: object = policy(HalfMessage(half.topic, half.key, half.value, half.headers, transaction_id, check_count))
+    except:  # noqa: E722 - see `raised`; the user's function may raise anything
+        error = raised()
+        text = "the discard policy raised %s for transaction %s: it counts as UNKNOWN"
+        _log.error(text, type(error).__name__, transaction_id, exc_info=error)
+        return Verdict.DISCARD
+    if isinstance(state, TransactionState):
+        return _ANSWERS[state]
+    text = "the discard policy returned a %s for transaction %s, no TransactionState: it counts as UNKNOWN"
+    _log.error(text, type(state).__name__, transaction_id)
+    return Verdict.DISCARD
+
+
+__all__ = ["Discarding", "Exhausted", "require_discard"]

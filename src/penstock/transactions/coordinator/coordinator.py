@@ -1,0 +1,385 @@
+"""The coordinator: settles the transactions of all producers that share a prefix.
+
+This is its face: arguments, start and stop, statistics. What it does is in `settling`, one thread's loop; which
+partitions it owns, in `membership`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from confluent_kafka import KafkaException
+
+from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.kafka import admin_client
+from penstock.clients.rights import Operation, principal_of
+from penstock.errors import ConfigurationError, StoppedError, raised
+from penstock.options import ClientConfig, a_telemetry, positive, positive_int, reserved, seconds
+from penstock.transactions.coordinator.checks.check_scheduler import Questions
+from penstock.transactions.coordinator.checks.check_sender import Asker
+from penstock.transactions.coordinator.checks.discard_policy import Discarding, require_discard
+from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
+from penstock.transactions.coordinator.logs.topic_settings import mend_settings
+from penstock.transactions.coordinator.loop import Settling
+from penstock.transactions.coordinator.membership import Membership
+from penstock.transactions.coordinator.metrics import observe
+from penstock.transactions.coordinator.publishing.group_gate import GroupGate
+from penstock.transactions.coordinator.publishing.publisher import Publisher
+from penstock.transactions.coordinator.publishing.publisher_slot import Slot
+from penstock.transactions.coordinator.recovery.fencing import Fence, encode_claim, transactional_names
+from penstock.transactions.coordinator.recovery.recoveries import TakingOver
+from penstock.transactions.coordinator.recovery.recovery import DoneRead, Inheritance, LogReader
+from penstock.transactions.coordinator.state.broker_clock import BrokerClock
+from penstock.transactions.coordinator.state.check_schedule import INCOMPLETE_S, CheckPolicy, require_checks
+from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit
+from penstock.transactions.coordinator.status import StatusLog
+from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.topics import DEFAULT_PARTITIONS, open_topics
+from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
+from penstock.transactions.writing.missing_rights import MissingRights
+
+if TYPE_CHECKING:
+    from penstock.telemetry import Telemetry
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds that checks and the coordinator's own decisions may take to be stored, and that stopping waits for them.
+_SEND_TIMEOUT_S = 15.0
+_LAST_SENDS_S = 5.0
+#: Seconds that leaving the group may take.
+_LEAVE_S = 10.0
+
+_INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+_OWNED = {
+    "group.instance.id": "it follows from instance; give that",
+    "session.timeout.ms": "it is session_timeout, in seconds; give that",
+    "group.id": "it is <prefix>.coordinator; choose another prefix",
+    "transactional.id": "it follows from instance, or is made anew for each coordinator; leave it out",
+    "transaction.timeout.ms": "it is 10 s, so that a dead coordinator holds readers back no longer; leave it out",
+    "enable.auto.commit": "positions are committed with what they settle; leave it out",
+    "isolation.level": "each log is read as it must be; leave it out",
+}
+
+#: Beginnings of settings that only a producer, or only a consumer, understands.
+
+#: What it does with its topics.
+_LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
+_NEEDS = {
+    "half": (Operation.READ, Operation.DELETE, Operation.DESCRIBE_CONFIGS),
+    "op": _LOG_NEEDS,
+    "done": _LOG_NEEDS,
+    "check": (Operation.WRITE,),
+    "discarded": (Operation.READ, Operation.WRITE),
+    "status": (Operation.WRITE,),
+}
+
+
+class Coordinator:
+    """Settles the transactions of all producers with the same prefix. Any number may run; they share the partitions.
+
+    Thread-safe. Nothing is started before `start` or the `with` block.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the store's topics begin with.
+        transaction_timeout: seconds from the birth of a half to its first check.
+        check_interval: seconds between two checks of a half.
+        check_max: answered checks after which a half that is still undecided is moved to `<prefix>.discarded`, one
+            interval after the last answer. Counts survive restarts of the coordinator: they are kept in the done log.
+        partitions: partitions of half, op and done, if they have to be created.
+        check_backoff: factor by which the interval grows from check to check, to an hour at most.
+        discard: what becomes of a half whose checks are exhausted: `"topic"` moves it to `<prefix>.discarded`,
+            `"commit"` publishes it, `"rollback"` settles it without a trace, and a function is asked; its UNKNOWN means
+            the topic.
+        check_timeout: seconds that such a function may take; one that takes longer has said UNKNOWN.
+        target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
+            as many decisions share one as end within it.
+        instance: a name of letters, digits, `.`, `_` and `-` that no other running coordinator of the prefix has, the
+            same after each restart. With it a coordinator that was killed goes on at once: it gets its partitions back
+            without waiting for its session to end, and what it left open ends when it starts. Without it, another
+            coordinator takes over within the session timeout; and so it does where it does not come back.
+        session_timeout: seconds after which a coordinator that fell silent loses its partitions to the others. The
+            broker bounds it (`group.min.session.timeout.ms`, 6 s).
+        telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
+        config: settings of the Kafka clients, by librdkafka's names.
+
+    Raises:
+        ConfigurationError: an argument is wrong. Nothing was started.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str,
+        prefix: str = "penstock",
+        transaction_timeout: float = 6.0,
+        check_interval: float = 30.0,
+        check_max: int = 15,
+        check_backoff: float = 1.0,
+        discard: DiscardPolicy = "topic",
+        check_timeout: float = 30.0,
+        partitions: int = DEFAULT_PARTITIONS,
+        target_latency: float = 0.02,
+        instance: str | None = None,
+        session_timeout: float = 6.0,
+        telemetry: Telemetry | None = None,
+        config: ClientConfig | None = None,
+    ) -> None:
+        positive("transaction_timeout", transaction_timeout)
+        positive("check_interval", check_interval)
+        seconds("check_timeout", check_timeout)
+        a_telemetry(telemetry)
+        require_checks(check_max, check_backoff)
+        require_discard(discard)
+        positive_int("partitions", partitions)
+        positive("target_latency", target_latency)
+        positive("session_timeout", session_timeout)
+        if instance is not None and not _INSTANCE.fullmatch(instance):
+            raise ConfigurationError(
+                f"instance must be up to 100 letters, digits, '.', '_' or '-', but is {instance!r}; choose such a name"
+            )
+        given = config or {}
+        reserved(given, _OWNED, "the coordinator")
+        self._bootstrap_servers = bootstrap_servers
+        self._prefix = prefix
+        self._partitions = partitions
+        self._instance = instance
+        self._session_timeout = session_timeout
+        self._target_latency = target_latency
+        self._telemetry = telemetry
+        self._policy = CheckPolicy(transaction_timeout, check_interval, check_max, check_backoff, INCOMPLETE_S)
+        self._discard = discard
+        self._check_timeout = check_timeout
+        self._config = given
+        self._admin = admin_client(bootstrap_servers, given)
+        # Set by stop(), read by all threads.
+        self._stopping = threading.Event()
+        self._start_lock = threading.Lock()
+        # Written by start() under its lock.
+        self._thread: threading.Thread | None = None
+        # Written by the coordinator's thread when it dies of an error, read by stop() after joining it.
+        self._failure: BaseException | None = None
+        self._counts = Counts()
+        self._ration = RationedLog()
+        self._rights = MissingRights(given)
+        # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
+        self._membership: Membership | None = None
+        # Made by start() under its lock, then the coordinator's thread's.
+        self._payloads: PayloadReader | None = None
+
+    def start(self) -> Self:
+        """Create the store's topics where they are absent and start settling. May be repeated.
+
+        Raises:
+            BrokerConnectionError: no broker answered within 15 s.
+            MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
+                it may not do is told in the log, by `statistics` and `penstock tx ls`, and waits until it may.
+            ConfigurationError: the client library refused a setting, or a topic of the store has one that can lose
+                transactions and cannot be mended with the rights of this client.
+            StoppedError: it was stopped before.
+        """
+        with self._start_lock:
+            if self._stopping.is_set():
+                raise StoppedError(f"the coordinator of {self._prefix} was stopped; make a new one")
+            if self._thread is None:
+                self._thread = self._open()
+                self._thread.start()
+        return self
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Finish the Kafka transaction under way, give the partitions up and end, within `timeout` seconds.
+
+        Raises:
+            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
+        """
+        with self._start_lock:
+            self._stopping.set()
+            thread = self._thread
+        if thread is None:
+            return
+        thread.join(timeout)
+        if thread.is_alive():
+            raise StoppedError(f"the coordinator of {self._prefix} did not end within {timeout:g} s; it goes on ending")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise StoppedError(f"the coordinator of {self._prefix} had stopped by itself: {failure}") from failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def statistics(self) -> CoordinatorStatistics:
+        """Return counts since the start and what is pending now. Safe from any thread."""
+        membership = self._membership
+        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+        owned = list(membership.owned.values()) if membership is not None else []
+        return replace(self._counts.statistics(owned), missing_rights=tuple(self._rights.told().values()))
+
+    def _open(self) -> threading.Thread:
+        """Make all parts and return the thread that drives them, not started yet."""
+        servers, stopping = self._bootstrap_servers, self._stopping
+        principal = principal_of(self._config)
+        topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
+        mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
+
+        clock = BrokerClock()
+        left = LeftBehind(f"the coordinator of {self._prefix}")
+        self._payloads = payloads = PayloadReader(servers, self._config, topics, left)
+
+        def own(number: int, inheritance: Inheritance) -> OwnedPartition:
+            return OwnedPartition(
+                number,
+                inheritance,
+                policy=self._policy,
+                counts=self._counts,
+                log=self._ration,
+                may_publish_to=topics.may_publish_to,
+                clock=clock,
+                reader=payloads,
+            )
+
+        names = transactional_names(topics, self._instance or new_id())
+        slots: list[Slot] = []
+
+        def ids() -> list[str]:
+            return [slot.transactional_id for slot in slots] or names.all
+
+        fence = Fence(servers, self._config, topics, ids, left)
+        logs = LogReader(servers, self._config, topics, stopping.is_set, fence, rights=self._rights)
+        membership = Membership(
+            servers,
+            self._config,
+            topics=topics,
+            taking_over=TakingOver(logs.take_over, self._prefix, left),
+            own=own,
+            instance=self._instance,
+            session_timeout_s=self._session_timeout,
+            rights=self._rights,
+        )
+
+        def make(transactional_id: str, *, apart: bool) -> Publisher:
+            claim = partial(_claim, ids)
+            return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, apart=apart)
+
+        def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
+            return logs.done(starts, starts)
+
+        slots += [Slot(partial(make, apart=False), read_done, name, left) for name in names.common]
+        slots += [Slot(partial(make, apart=True), read_done, name, left) for name in names.apart]
+        # A question is a half with a few headers more: it may be larger than what its producer's client let through.
+        settings = {**ANY_SIZE, **self._config}
+        sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
+        asker = Asker(self._admin, sends, topics, self._ration, clock, rights=self._rights)
+        discarding = Discarding(self._discard, self._check_timeout, self._prefix)
+        questions = Questions(
+            policy=self._policy,
+            asker=asker,
+            discarding=discarding,
+            half_end=membership.logs.known_half_end,
+            counts=self._counts,
+            ration=self._ration,
+        )
+        settling = Settling(
+            servers,
+            topics=topics,
+            admin=self._admin,
+            membership=membership,
+            slots=slots[: len(names.common)],
+            apart=slots[len(names.common) :],
+            gate=GroupGate(logs.await_coordinator, left),
+            left=left,
+            limit=GroupLimit(self._target_latency),
+            questions=questions,
+            status=StatusLog(sends, topics, self._rights).tell,
+            counts=self._counts,
+            ration=self._ration,
+            rights=self._rights,
+            stopping=stopping,
+        )
+        self._membership = membership
+        return threading.Thread(
+            target=self._run,
+            args=(settling, membership, sends, discarding, left),
+            name=f"penstock-coordinator-{self._prefix}",
+            daemon=True,
+        )
+
+    def _run(
+        self,
+        settling: Settling,
+        membership: Membership,
+        sends: AckedProducer,
+        discarding: Discarding,
+        left: LeftBehind,
+    ) -> None:
+        observed = None
+        try:
+            observed = observe(self._telemetry, self._prefix, self.statistics, in_kafka=True)
+            sends.start()
+            membership.join()
+            while not self._stopping.is_set():
+                settling.round()
+        except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
+            # Bad input never comes here: this is a mistake of penstock or a setting that Kafka refuses for good.
+            self._failure = raised()
+            _log.error("the coordinator of %s stops", self._prefix, exc_info=self._failure)
+        finally:
+            self._stopping.set()
+            if observed is not None:
+                observed.close()
+            discarding.close()
+            if self._payloads is not None:
+                self._payloads.close()
+            self._leave(settling, membership, sends, left)
+
+    def _leave(self, settling: Settling, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
+        """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
+        last: list[tuple[str, Callable[[], object]]] = [
+            ("leaving the group", membership.leave),
+            ("what is being sent", lambda: sends.stop(_LAST_SENDS_S)),
+        ]
+        try:
+            settling.close()
+        except:  # noqa: E722 - see `raised`; what ended it before counts more
+            self._failure = self._failure or raised()
+            _log.error("the coordinator of %s did not end well", self._prefix, exc_info=raised())
+        for label, call in last:
+            thread = Disposable(f"penstock-leaving-{self._prefix}", left)
+            try:
+                thread.run(label, call, _LEAVE_S, _nothing)
+                thread.close()
+            except (NotAnsweredError, KafkaException) as error:
+                _log.warning("the coordinator of %s ends all the same: %s", self._prefix, error)
+
+
+def _claim(ids: Callable[[], list[str]]) -> str:
+    return encode_claim(ids())
+
+
+def _nothing() -> None:
+    """Nothing is left to close: the call that hangs is the closing itself."""
+
+
+__all__ = ["Coordinator"]

@@ -1,0 +1,300 @@
+"""One transactional id at a time, and the thread that publishes under it and can be left behind.
+
+Each producer lives on a disposable thread of its own: it is made, used and closed there. Where a transaction failed, or
+a call did not return in time, both are left behind, and a successor is made on a new thread. Under the same id it has
+the broker end what was left open; where the broker cannot, that is settled all the same, and the next one has a new id.
+So the coordinator's loop waits for no call of the client library, and what became of a transaction is known once the
+successor is open and the done log was read.
+
+All methods are called by the coordinator's thread; none of them waits, save `begin`, for a moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
+from penstock.clients.kafka import reason
+from penstock.errors import StoppedError
+from penstock.transactions.coordinator.publishing.publisher import (
+    AbortedError,
+    IdLostError,
+    InDoubtError,
+    NotPublishedError,
+    Publisher,
+)
+from penstock.transactions.coordinator.recovery.recovery import DoneRead
+from penstock.transactions.coordinator.state.state_machine import Share
+from penstock.transactions.rationed_log import RationedLog
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds that a Kafka transaction may take, from its begin until its end is answered; then its thread is left behind.
+PUBLISH_LIMIT_S = 6.0
+#: The call that ignores its time-out while the group's coordinator is away (confluentinc/librdkafka#5456), and seconds.
+_IGNORES_TIME = "send_offsets_to_transaction"
+_STANDS_S = 2.5
+#: Seconds that opening may take, and reading what became of the last transaction.
+OPEN_LIMIT_S = 25.0
+#: Seconds after which a call is named in the log and in what operators see.
+SLOW_S = 2.0
+#: Seconds that closing a failed producer may take before it counts as left behind.
+_CLOSE_LIMIT_S = 10.0
+#: Seconds until opening is tried again after a failure.
+_AGAIN_S = 0.3
+#: The same where a right is missing.
+_LACKING_S = 1.5
+#: Seconds to wait until all records are in the client library's hands.
+_PRODUCED_S = 1.0
+
+#: Makes a publisher, on its own thread, for a transactional id.
+MakePublisher = Callable[[str], Publisher]
+#: Reads done logs to their ends, by partition and offset to begin at, on the thread of the publisher.
+ReadDone = Callable[[Mapping[int, int]], Mapping[int, DoneRead]]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """How a Kafka transaction ended.
+
+    Attributes:
+        error: None where it was committed for certain; else what `Publisher.publish` raised.
+        took_s: seconds from its begin to the answer of its end.
+    """
+
+    error: NotPublishedError | None
+    took_s: float
+
+
+class Slot:
+    """One place for a Kafka transaction under way.
+
+    Args:
+        make: makes a publisher.
+        read_done: tells what became of a transaction in doubt.
+        name: what its transactional ids begin with; a number is put behind it once one is lost.
+        left: counts threads that were left behind.
+    """
+
+    def __init__(self, make: MakePublisher, read_done: ReadDone, name: str, left: LeftBehind) -> None:
+        self._make = make
+        self._read_done = read_done
+        #: What its ids begin with.
+        self.name = name
+        self._left = left
+        self._ration = RationedLog()
+        #: Transactional ids that the broker could not free.
+        self.lost_ids = 0
+        self._thread: Disposable | None = None
+        # Made and used on the thread; here it is only asked what it does.
+        self._publisher: Publisher | None = None
+        self._opening: Call[Mapping[int, DoneRead]] | None = None
+        self._flight: Call[None] | None = None
+        self._is_ready = False
+        self._not_before = 0.0
+        # Where the done logs have to be read from once the next producer is open; empty: nothing is in doubt.
+        self._doubt: dict[int, int] = {}
+        self._answer: Mapping[int, DoneRead] | None = None
+        # Threads that close failed producers, until they have.
+        self._closing: list[tuple[Disposable, Publisher, Call[None]]] = []
+        self._said_at = 0.0
+
+    @property
+    def transactional_id(self) -> str:
+        """The id of the present producer, or of the next."""
+        return f"{self.name}.{self.lost_ids}" if self.lost_ids else self.name
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it was ever needed, and has something to look after."""
+        return self._thread is not None or self._opening is not None or bool(self._closing) or bool(self._doubt)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a Kafka transaction can begin."""
+        return self._is_ready and self._flight is None
+
+    @property
+    def flying(self) -> bool:
+        """Whether a Kafka transaction is under way."""
+        return self._flight is not None
+
+    def slow_call(self) -> tuple[str, float]:
+        """Return the call that has not returned for long, and its age in seconds; an empty name where there is none."""
+        call = self._flight or self._opening
+        if call is None or call.done() or call.age_s < SLOW_S:
+            return "", 0.0
+        publisher = self._publisher
+        return (publisher.doing if publisher is not None else "") or call.label, call.age_s
+
+    def begin(self, shares: Mapping[int, Share], group_metadata: Any) -> None:
+        """Settle what the partitions' shares hold in one Kafka transaction; its end is told by `land`.
+
+        What is decided in the shares must not change until then. It returns when all is in the client library's hands:
+        each record handed over lets go of the interpreter, and beside a thread that reads it takes five milliseconds to
+        get it back. A group of 500 took most of a second so.
+        """
+        thread, publisher = self._thread, self._publisher
+        assert thread is not None  # noqa: S101 - it is ready
+        assert publisher is not None  # noqa: S101 - the same
+        produced = threading.Event()
+
+        def publish() -> None:
+            try:
+                publisher.publish(shares, group_metadata, produced.set)
+            finally:
+                produced.set()
+
+        self._flight = thread.start("a Kafka transaction", publish)
+        produced.wait(_PRODUCED_S)
+
+    def land(self, timeout_s: float = 0.0) -> Landing | None:
+        """Return how the Kafka transaction under way ended, or None while it is not known yet.
+
+        Raises:
+            Exception: what nobody foresaw: a mistake of penstock's.
+        """
+        flight = self._flight
+        if flight is None:
+            return None
+        if flight.done(timeout_s):
+            self._flight, took_s = None, flight.age_s
+            try:
+                flight.result()
+            except NotPublishedError as error:
+                self._replace()
+                return Landing(error, took_s)
+            return Landing(None, took_s)
+        self._tell_if_slow(flight)
+        publisher = self._publisher
+        assert publisher is not None  # noqa: S101 - it publishes
+        stands_s = time.monotonic() - publisher.since if publisher.doing == _IGNORES_TIME else 0.0
+        if flight.age_s < PUBLISH_LIMIT_S and stands_s < _STANDS_S:
+            return None
+        text = (
+            f"{publisher.doing or flight.label} of {self.transactional_id} has not returned for {flight.age_s:.1f} s: "
+            "it is left behind, with its producer"
+        )
+        given_up: NotPublishedError = AbortedError(text) if publisher.forbid_commit() else InDoubtError(text)
+        self._flight = None
+        self._leave()
+        return Landing(given_up, flight.age_s)
+
+    def ask(self, doubt: Mapping[int, int]) -> None:
+        """Have the done logs read once the next producer is open: the last transaction ended in doubt.
+
+        Args:
+            doubt: where to read from, by partition; what they say is told by `answer`.
+        """
+        self._doubt = dict(doubt)
+
+    def answer(self) -> Mapping[int, DoneRead] | None:
+        """Return what the done logs say, once, when they were read."""
+        answer, self._answer = self._answer, None
+        return answer
+
+    def tend(self, now: float) -> None:
+        """Open what has to be opened; leave behind what does not answer.
+
+        Raises:
+            ConfigurationError: the client library refused the settings.
+        """
+        self._tend_closing()
+        opening = self._opening
+        if opening is None:
+            if not self._is_ready and now >= self._not_before:
+                self._open()
+            return
+        if not opening.done():
+            self._tell_if_slow(opening)
+            if opening.age_s >= OPEN_LIMIT_S:
+                _log.warning("opening %s has not returned for %.0f s: it is left behind", self.name, opening.age_s)
+                self._opening = None
+                self._leave()
+            return
+        self._opening = None
+        try:
+            found = opening.result()
+        except IdLostError as error:
+            _log.error("%s", error)
+            self.lost_ids += 1
+            self._replace()
+        except (InDoubtError, KafkaException, StoppedError) as error:
+            text = reason(error) if isinstance(error, KafkaException) else error
+            is_lacking = isinstance(error, InDoubtError) and error.rights
+            if not is_lacking:
+                self._ration.warn("later", "%s cannot publish yet: %s; trying again", self.name, text)
+            self._replace()
+            self._not_before = now + (_LACKING_S if is_lacking else _AGAIN_S)
+        else:
+            self._is_ready = True
+            if self._doubt:
+                self._doubt, self._answer = {}, found
+
+    def renew(self) -> None:
+        """Have a producer that is at rest replaced by a new one."""
+        if self.is_ready:
+            self._replace()
+
+    def close(self) -> None:
+        """Have the producer closed by its thread; nobody waits for it."""
+        if self._flight is not None:
+            self._flight = None
+            self._leave()
+        else:
+            self._replace()
+
+    def _open(self) -> None:
+        self._left.require_few()
+        self._thread = Disposable(f"penstock-publisher-{self.name}", self._left)
+        publisher, doubt = self._make(self.transactional_id), dict(self._doubt)
+        self._publisher = publisher
+
+        def open_it() -> Mapping[int, DoneRead]:
+            publisher.open()
+            if not doubt:
+                return {}
+            publisher.doing = "reading the done log"
+            return self._read_done(doubt)
+
+        self._opening = self._thread.start("opening a Kafka producer", open_it)
+
+    def _replace(self) -> None:
+        """Have the producer closed on its thread, and open a successor when the time has come."""
+        thread, publisher = self._thread, self._publisher
+        self._thread, self._publisher, self._is_ready = None, None, False
+        if thread is not None and publisher is not None:
+            self._closing.append((thread, publisher, thread.start("closing a Kafka producer", publisher.close)))
+            thread.close()
+
+    def _leave(self) -> None:
+        thread, publisher = self._thread, self._publisher
+        self._thread, self._publisher, self._is_ready = None, None, False
+        if thread is not None and publisher is not None:
+            thread.leave(publisher.close)
+
+    def _tend_closing(self) -> None:
+        for one in list(self._closing):
+            thread, publisher, call = one
+            if not call.done():
+                if call.age_s < _CLOSE_LIMIT_S:
+                    continue
+                thread.leave(publisher.close)
+            self._closing.remove(one)
+
+    def _tell_if_slow(self, call: Call[Any]) -> None:
+        if call.age_s < SLOW_S or time.monotonic() - self._said_at < SLOW_S:
+            return
+        self._said_at = time.monotonic()
+        name, age_s = self.slow_call()
+        _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)
+
+
+__all__ = ["OPEN_LIMIT_S", "PUBLISH_LIMIT_S", "SLOW_S", "AbortedError", "Landing", "Slot"]

@@ -1,0 +1,134 @@
+"""Whose Kafka transaction may be open in a partition, and the ending of those that a dead coordinator left.
+
+A coordinator writes the names of its transactional producers beside the half position it commits. Who takes the
+partition over and finds positions held back by an open transaction ends it under its owner's name, in place of waiting
+until it times out: initialising a producer of that name ends what is open and shuts the former one out. Where that one
+was alive after all, it loses one Kafka transaction, learns from the done log what became of it, and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka import KafkaException
+
+from penstock import clients
+from penstock.clients.bounded_calls import Disposable, LeftBehind
+from penstock.clients.kafka import reason
+from penstock.options import ClientConfig
+from penstock.transactions.coordinator.publishing.publisher import TRANSACTION_TIMEOUT_MS
+from penstock.transactions.wire.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+_INIT_TIMEOUT_S = 6.0
+_CLOSE_S = 2.0
+#: Names in one claim: more are not written by any version.
+_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the transactional ids of one coordinator begin with.
+
+    Attributes:
+        common: of the producers that publish for all, in turns.
+        apart: of those that try what failed before, apart from the others.
+    """
+
+    common: list[str]
+    apart: list[str]
+
+    @property
+    def all(self) -> list[str]:
+        """All of them."""
+        return self.common + self.apart
+
+
+def transactional_names(topics: StoreTopics, name: str) -> Names:
+    """Return the names of the transactional producers of one coordinator."""
+    begin = f"{topics.coordinators}.{name}"
+    return Names([f"{begin}.{one}" for one in "abc"], [f"{begin}.{one}" for one in "xyz"])
+
+
+def encode_claim(ids: Sequence[str]) -> str:
+    """Return what is written beside a position."""
+    return " ".join(ids)
+
+
+def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
+    """Return the ids that stand beside a position. What is no id of a coordinator of this store is left out."""
+    begin = f"{topics.coordinators}."
+    return [name for name in (claim or "").split(" ") if name.startswith(begin)][:_NAMES]
+
+
+class Fence:
+    """Ends what others left open. Used by one thread at a time; it waits for no producer longer than its limit.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: settings of producers, by librdkafka's names.
+        topics: the store's topics.
+        own: returns the ids of this coordinator's own producers: they are not shut out.
+        left: counts threads that were left behind.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        topics: StoreTopics,
+        own: Callable[[], Sequence[str]],
+        left: LeftBehind,
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._settings = {
+            **config,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        }
+        self._topics = topics
+        self._own = own
+        self._left = left
+
+    def end(self, claims: Iterable[str | None]) -> int:
+        """End the Kafka transactions of the coordinators that claimed partitions; return how many were shut out."""
+        ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own())
+        threads = [(name, Disposable("penstock-fence", self._left)) for name in sorted(ids)]
+        calls = [(name, thread, thread.start(f"fencing {name}", partial(self._end, name))) for name, thread in threads]
+        deadline, ended = time.monotonic() + _INIT_TIMEOUT_S + _CLOSE_S, 0
+        for name, thread, call in calls:
+            if not call.done(max(0.01, deadline - time.monotonic())):
+                _log.warning("the Kafka transaction of %s cannot be ended: no answer; its time limit will", name)
+                thread.leave(_nothing)
+                continue
+            thread.close()
+            error = call.result()
+            if error is None:
+                ended += 1
+                _log.info("the Kafka transaction that %s left open was ended", name)
+            else:
+                _log.warning("the Kafka transaction of %s cannot be ended: %s; its time limit will", name, error)
+        return ended
+
+    def _end(self, name: str) -> str | None:
+        """Initialise a producer of a name; return why that failed, or None."""
+        try:
+            producer = clients.producer(self._bootstrap_servers, {**self._settings, "transactional.id": name})
+            try:
+                producer.init_transactions(_INIT_TIMEOUT_S)
+            finally:
+                producer.close()
+        except KafkaException as error:
+            return reason(error)
+        return None
+
+
+def _nothing() -> None:
+    """Nothing is left to close: the call that hangs closes by itself."""
+
+
+__all__ = ["Fence", "Names", "decode_claim", "encode_claim", "transactional_names"]

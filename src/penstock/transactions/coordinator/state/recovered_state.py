@@ -1,0 +1,135 @@
+"""What the done log tells a new owner of a half partition. Pure.
+
+A note stands for an end, or for a count of answered checks, of the transaction whose halves lie at or below its
+offset. The same id may have had an earlier life: a message brought back from the discarded topic keeps its id, and its
+halves lie above the end of that life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.transactions.coordinator.state.pending import Pending, key_hashes, payload_of, without_payload
+from penstock.transactions.wire.done_records import Carry, Done, Dropped, Note, Unread
+from penstock.transactions.wire.records import Verdict
+
+
+@dataclass(slots=True)
+class Inherited:
+    """Notes on halves that will be read again, and the places of decisions that will be read again.
+
+    Attributes:
+        notes: by transaction id, one for each life of the id that may be met, by rising offsets.
+        places: offset and index of each decision that is settled already, with the id of its transaction.
+    """
+
+    notes: dict[str, list[Note]] = field(default_factory=dict)
+    places: dict[tuple[int, int], str] = field(default_factory=dict)
+    _notes_end: int = 0
+    _places_end: int = 0
+
+    def remember(self, notes: Iterable[Note], half_position: int, op_position: int) -> None:
+        """Take in what can matter to a reader that starts from these positions. Notes come as the done log has them."""
+        for note in notes:
+            if note.op_offset >= op_position and note.verdict is not Verdict.UNKNOWN:
+                self.places[note.op_offset, note.op_index] = note.transaction_id
+                self._places_end = max(self._places_end, note.op_offset + 1)
+            if note.half_offset < half_position:
+                continue
+            self._notes_end = max(self._notes_end, note.half_offset + 1)
+            lives = self.notes.setdefault(note.transaction_id, [])
+            # An end is final for its life; of two counts the later one, which is the greater, stands.
+            if lives and (lives[-1].verdict is Verdict.UNKNOWN or note.half_offset <= lives[-1].half_offset):
+                if lives[-1].verdict is Verdict.UNKNOWN:
+                    lives[-1] = note
+            else:
+                lives.append(note)
+
+    def note_on(self, transaction_id: str, offset: int) -> Note | None:
+        """Return what is known of the half at an offset, which is read now; what no later half needs is forgotten."""
+        lives = self.notes.get(transaction_id, ())
+        found = next((note for note in lives if note.half_offset >= offset), None)
+        self.pass_halves(offset)
+        return found
+
+    def pass_halves(self, offset: int) -> None:
+        """Forget notes once the last half that they may speak of was read."""
+        if self.notes and offset + 1 >= self._notes_end:
+            self.notes.clear()
+
+    def forget_halves(self) -> None:
+        """Forget what is known of halves: they will not be met again."""
+        self.notes.clear()
+
+    def pass_ops(self, op_position: int) -> None:
+        """Forget places that will not be met again."""
+        if self.places and op_position >= self._places_end:
+            self.places.clear()
+
+
+def live_carries(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Carry | Unread]]:
+    """Return the carried transactions that have no end yet, with the offset of their last carry.
+
+    Args:
+        records: of the done log, in its order, with their offsets.
+    """
+    live: dict[str, tuple[int, Carry | Unread]] = {}
+    for offset, record in records:
+        for note in record.notes:
+            place, carry = live.get(note.transaction_id, (0, None))
+            if carry is None or note.half_offset < carry.note.half_offset:
+                continue
+            if note.verdict is not Verdict.UNKNOWN:
+                del live[note.transaction_id]
+            elif carry.note.verdict is Verdict.UNKNOWN:
+                # A count that was written after the carry.
+                live[note.transaction_id] = place, carry._replace(note=note)
+        for carry in record.carries:
+            live[carry.note.transaction_id] = offset, carry
+    return list(live.values())
+
+
+def without_payloads(record: Done) -> Done:
+    """Return a record of the done log whose carries have no payloads: those are read again when they are needed."""
+    if not record.carries:
+        return record
+    return Done(record.notes, [_without_payload(carry) for carry in record.carries])
+
+
+def _without_payload(carry: Carry | Unread) -> Unread:
+    if isinstance(carry, Unread):
+        return carry
+    halves = [carried.half for carried in carry.halves]
+    dropped = Dropped(sum(map(payload_of, halves)), key_hashes(halves))
+    stubs = tuple(carried._replace(half=without_payload(carried.half)) for carried in carry.halves)
+    return Unread(carry.note, stubs, dropped)
+
+
+def restored(place: int, carry: Carry | Unread) -> Pending:
+    """Return a carried transaction as it was.
+
+    Args:
+        place: offset of the carry in the done log.
+        carry: what it says.
+    """
+    note = carry.note
+    # The half that was read first has the lowest offset; the parts have their own order.
+    halves = sorted(carry.halves, key=lambda half: half.offset)
+    first = halves[0]
+    pending = Pending(first.half, first.offset)
+    for offset, _, half in halves[1:]:
+        pending.add_part(offset, half)
+    if isinstance(carry, Unread):
+        pending.payload_bytes, pending.dropped = carry.dropped
+    pending.last_offset = note.half_offset
+    pending.birth_ms = first.birth_ms
+    pending.remember_checks(note)
+    pending.carried_at = place
+    if note.verdict is not Verdict.UNKNOWN:
+        pending.verdict = note.verdict
+        pending.decided_at, pending.decided_index = note.op_offset, note.op_index
+    return pending
+
+
+__all__ = ["Inherited", "live_carries", "restored", "without_payloads"]

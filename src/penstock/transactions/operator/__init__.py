@@ -1,0 +1,1 @@
+"""What an operator sees of a store and may do there."""

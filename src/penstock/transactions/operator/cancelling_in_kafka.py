@@ -1,0 +1,86 @@
+"""Cancelling in a store in Kafka: the transaction is looked for in the logs, for no index of ids is kept anywhere.
+
+So it costs a reading of what is pending. The ROLLBACK is an op record like any other; whether it came in time is told
+by the done log, once a coordinator has settled the transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.errors import DecisionNotStoredError
+from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
+from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.wire.records import Author, Op, Verdict
+from penstock.transactions.wire.topics import StoreTopics
+
+_LOOK_S = 0.3
+
+
+def cancel(
+    inspection: Inspection,
+    topics: StoreTopics,
+    store: Callable[[Op], None],
+    *,
+    transaction_id: str,
+    group: str,
+    wait_s: float,
+) -> None:
+    """Take a committed message back that is not due yet, and return once it is rolled back.
+
+    Args:
+        inspection: reads the store.
+        topics: the store's topics.
+        store: stores a decision and returns once it is durable, or raises `DecisionNotStoredError`.
+        transaction_id: whose.
+        group: the producer group it must be of.
+        wait_s: seconds to wait until a coordinator has settled it.
+
+    Raises:
+        TransactionRefusedError: it is due, published, or not committed.
+        TransactionError: no such transaction is pending.
+        DecisionNotStoredError: it is not known whether it took effect.
+        BrokerConnectionError: the store cannot be read.
+    """
+    found = inspection.find(transaction_id)
+    if found is None:
+        ends = (inspection.ends_of(transaction_id, number, 0) for number in range(topics.partitions))
+        end = next((note.verdict for note in ends if note is not None), None)
+        if end is Verdict.ROLLBACK:
+            return
+        raise not_pending(transaction_id, group) if end is None else not_cancelled(transaction_id, end)
+    pending = found.pending
+    if pending.half.group != group:
+        raise not_pending(transaction_id, group)
+    if pending.verdict is Verdict.COMMIT and pending.half.deliver_at_ms is not None:
+        # Whether it is due is told by the broker's clock, where the record is stored.
+        number = found.half_partition
+        done_from = inspection.end(topics.done, number)
+        store(Op(transaction_id, Verdict.ROLLBACK, Author.PRODUCER, group, number, pending.offsets, 0))
+        end = _await_end(inspection, transaction_id, number, done_from, wait_s)
+    else:
+        end = pending.verdict
+    if end is not Verdict.ROLLBACK:
+        raise not_cancelled(transaction_id, end)
+
+
+def _await_end(
+    inspection: Inspection, transaction_id: str, number: int, done_from: int, wait_s: float
+) -> Verdict | None:
+    deadline = time.monotonic() + wait_s
+    while (note := inspection.ends_of(transaction_id, number, done_from)) is None:
+        if time.monotonic() >= deadline:
+            now = inspection.find(transaction_id)
+            if now is not None and now.pending.verdict is not Verdict.ROLLBACK:
+                return now.pending.verdict
+            raise DecisionNotStoredError(
+                f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled it in "
+                f"{wait_s:g} s; one that is started does so, if that was stored before it was due: look with "
+                f"`penstock tx show {transaction_id}`"
+            )
+        time.sleep(_LOOK_S)
+    return note.verdict
+
+
+__all__ = ["cancel"]

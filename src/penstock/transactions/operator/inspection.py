@@ -1,0 +1,421 @@
+"""What lies in a store in Kafka, read without a coordinator and without changing anything.
+
+It reads as a coordinator does that takes the partitions over: positions, the done log, the half log, the op log, into
+the same state machine. But it waits for nobody's transaction: what is settled while it reads may still show as pending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock import clients
+from penstock.clients.kafka import admin_client, reason
+from penstock.clients.rights import (
+    MissingRightError,
+    Operation,
+    group_right,
+    is_missing_right,
+    principal_of,
+    topic_right,
+)
+from penstock.errors import BrokerConnectionError, MessageFormatError
+from penstock.options import ClientConfig
+from penstock.transactions.coordinator.logs.log_bounds import topic_ids
+from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP
+from penstock.transactions.coordinator.recovery.recovery import (
+    DoneRead,
+    Inheritance,
+    committed_at,
+    inherited,
+    tell_of_log,
+)
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.coordinator.status import STALE_S, Status, decode_status
+from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.operator.obstacles import Obstacle, obstacles
+from penstock.transactions.wire.done_records import Done, Note, decode_done
+from penstock.transactions.wire.records import Half, Op, Verdict, decode_discarded, decode_half, decode_ops
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.acked_producer import wire_headers
+from penstock.transactions.writing.missing_rights import is_group_forbidden
+
+T = TypeVar("T")
+
+_ANSWER_S = 10.0
+_COMMITTED_S = 3.0
+_READ_S = 60.0
+_POLL_S = 0.2
+_MESSAGES = 1_000
+#: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
+_STATUS_RECORDS = 5_000
+
+_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pending transaction and where it is.
+
+    Attributes:
+        half_partition: its half partition.
+        pending: all that is known of it.
+        held_by: id of the transaction of its group and key that it waits for, or None.
+        decision: the decision that stands, or None; it has not taken effect yet.
+        obstacle: what a coordinator told that stands in its way, or None.
+    """
+
+    half_partition: int
+    pending: Pending
+    held_by: str | None
+    decision: Op | None
+    obstacle: Obstacle | None = None
+
+    @property
+    def transaction_id(self) -> str:
+        """Its id."""
+        return self.pending.half.transaction_id
+
+    def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
+        """Return it as an operator sees it.
+
+        Args:
+            now_ms: the time, in milliseconds since the epoch.
+            missing: topics that do not exist.
+        """
+        pending = self.pending
+        first = pending.half
+        topics = tuple(half.topic for half in pending.halves)
+        return PendingTransaction(
+            self.transaction_id,
+            first.group,
+            topics,
+            max(0.0, (now_ms - pending.birth_ms) / 1000),
+            pending.check_count,
+            _STATES.get(pending.verdict) if pending.verdict is not None else None,
+            first.deliver_at_ms,
+            self.held_by,
+            self._waits_for(now_ms, sorted(set(topics) & set(missing))),
+        )
+
+    def _waits_for(self, now_ms: float, missing: list[str]) -> str:
+        pending = self.pending
+        if not pending.is_complete:
+            return "the rest of its messages"
+        if pending.verdict is None:
+            return ""
+        if self.held_by is not None:
+            return ""
+        if pending.verdict is Verdict.COMMIT:
+            if missing:
+                return f"topic {', '.join(missing)}, which does not exist"
+            if pending.half.deliver_at_ms is not None and pending.half.deliver_at_ms > now_ms:
+                return "its time"
+        return "a coordinator" if self.obstacle is None else self.obstacle.text
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A record of the discarded topic.
+
+    Attributes:
+        partition: where it stands.
+        offset: where in that partition.
+        half: the half as it was.
+        reason: why it was discarded.
+        check_count: answered checks it had.
+        at_ms: when it came there, in milliseconds since the epoch.
+        resumed_by: who brought it back since; empty: it waits here.
+    """
+
+    partition: int
+    offset: int
+    half: Half
+    reason: str
+    check_count: int
+    at_ms: int
+    resumed_by: str = ""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What was read of one half partition."""
+
+    settlement: Settlement
+    decisions: dict[tuple[int, int], Op] = field(default_factory=dict)
+
+
+class Inspection:
+    """Reads a store. Used by one thread.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        topics: the store's topics, with their real counts.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topics = topics
+        self._principal = principal_of(config)
+        self._settings = {
+            **config,
+            "group.id": topics.coordinators,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+        }
+        self._admin = admin_client(bootstrap_servers, config)
+        # Nobody's member.
+        self._settings.pop("group.instance.id", None)
+
+    def pending(self) -> list[Found]:
+        """Return what is not settled, oldest first.
+
+        Raises:
+            BrokerConnectionError: a broker does not answer, or not in time.
+            MissingRightError: this client may not read it.
+        """
+        numbers = range(self._topics.partitions)
+        inheritances = self._inheritances(numbers)
+        read: dict[int, _Partition] = {}
+        for number, inheritance in inheritances.items():
+            read[number] = _Partition(Settlement(inheritance.half_position, inheritance.op_position))
+            read[number].settlement.remember(inheritance.notes, inheritance.carries)
+        for message in self.read(self._topics.half, {n: one.half_position for n, one in inheritances.items()}):
+            _take_half(read[message.partition() or 0].settlement, message)
+        for message in self.read(self._topics.op, {n: one.op_position for n, one in inheritances.items()}):
+            _take_op(read[message.partition() or 0], message)
+        statuses, now_ms = self.seen_statuses(), time.time() * 1000
+        found = [one for number, partition in read.items() for one in _found(number, partition, statuses, now_ms)]
+        return sorted(found, key=lambda one: one.pending.birth_ms)
+
+    def find(self, transaction_id: str) -> Found | None:
+        """Return one that is not settled, or None. Raises as `pending` does."""
+        return next((one for one in self.pending() if one.transaction_id == transaction_id), None)
+
+    def discarded(self) -> list[Discarded]:
+        """Return what lies in the discarded topic, oldest first. Raises as `pending` does."""
+        numbers = dict.fromkeys(range(self.partitions_of(self._topics.discarded)), 0)
+        found = [_discarded(message) for message in self.read(self._topics.discarded, numbers)]
+        return sorted((one for one in found if one is not None), key=lambda one: one.at_ms)
+
+    def seen_statuses(self) -> list[Status]:
+        """Return what `statuses` does, or nothing where it may not be read."""
+        try:
+            return self.statuses()
+        except MissingRightError:
+            return []
+
+    def statuses(self) -> list[Status]:
+        """Return what each coordinator told last, unless that was long ago. Raises as `pending` does."""
+        topic = self._topics.status
+        if not self.partitions_of(topic):
+            return []
+        latest: dict[str, Status] = {}
+        begin = max(0, self.end(topic, 0) - _STATUS_RECORDS)
+        for message in self.read(topic, {0: begin}):
+            try:
+                status = decode_status(message.value())
+            except MessageFormatError:
+                continue
+            # The broker's time: ages are told by it everywhere.
+            latest[status.coordinator] = replace(status, at_ms=message.timestamp()[1])
+        oldest_ms = (time.time() - STALE_S) * 1000
+        return [latest[name] for name in sorted(latest) if latest[name].at_ms >= oldest_ms]
+
+    def ends_of(self, transaction_id: str, half_partition: int, done_from: int) -> Note | None:
+        """Return how a transaction was settled, as the done log says at or above an offset, or None."""
+        for message in self.read(self._topics.done, {half_partition: done_from}):
+            try:
+                notes = decode_done(message.value()).notes
+            except MessageFormatError:
+                continue
+            for note in notes:
+                if note.transaction_id == transaction_id and note.verdict is not Verdict.UNKNOWN:
+                    return note
+        return None
+
+    def end(self, topic: str, number: int) -> int:
+        """Return where a partition ends, records of open transactions included."""
+        return self._bounds(topic, [number])[number][1]
+
+    def partitions_of(self, topic: str) -> int:
+        """Return how many partitions a topic has; 0 where there is none."""
+
+        def count(asker: Consumer) -> int:
+            found = asker.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+            if found.error is not None and is_missing_right(found.error):
+                raise KafkaException(found.error)
+            return len(found.partitions)
+
+        return self._ask(count, topic)
+
+    def _inheritances(self, numbers: Iterable[int]) -> dict[int, Inheritance]:
+        """Return what a coordinator would start from, and say where a log is not what was read."""
+        names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
+        ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
+        places = [TopicPartition(topic, n) for n in numbers for topic in names.values()]
+        committed = {(one.topic, one.partition): one for one in self._ask(partial(_committed, places))}
+        bounds = {log: self._bounds(name, numbers) for log, name in names.items()}
+        done: dict[int, list[tuple[int, Done]]] = {number: [] for number in numbers}
+        for message in self.read(self._topics.done, dict.fromkeys(numbers, 0)):
+            with contextlib.suppress(MessageFormatError):
+                done[message.partition() or 0].append((message.offset() or 0, decode_done(message.value())))
+        found = {}
+        for number in numbers:
+            logs = {log: committed_at(committed[name, number], *bounds[log][number]) for log, name in names.items()}
+            read = DoneRead(bounds[DONE][number][1], done[number])
+            found[number] = inherited(logs, ids, read, partial(tell_of_log, names, number))
+        return found
+
+    def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
+        wanted = [TopicPartition(topic, number) for number in numbers]
+        return self._ask(
+            lambda asker: {one.partition: asker.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
+        )
+
+    def _consumer(self, isolation: str) -> Consumer:
+        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
+
+    def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
+        """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment.
+
+        Args:
+            question: what is asked.
+            topics: those that it is about; none: the three logs.
+        """
+        deadline = time.monotonic() + _ANSWER_S
+        consumer = self._consumer("read_uncommitted")
+        try:
+            while True:
+                try:
+                    return question(consumer)
+                except KafkaException as error:
+                    if is_missing_right(error):
+                        raise self._lacking(error.args[0], *topics) from error
+                    if time.monotonic() > deadline:
+                        raise self._gone(error) from error
+                    time.sleep(_POLL_S)
+        finally:
+            consumer.close()
+
+    def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
+        """Yield the committed records of partitions, each from its start to the end it has now.
+
+        Raises:
+            BrokerConnectionError: a broker does not answer, or not in time.
+        """
+        bounds = self._bounds(topic, starts)
+        begins = {n: max(starts[n], low) for n, (low, end) in bounds.items() if max(starts[n], low) < end}
+        consumer = self._consumer("read_committed")
+        deadline = time.monotonic() + _READ_S
+        try:
+            consumer.assign([TopicPartition(topic, n, start) for n, start in begins.items()])
+            behind = set(begins)
+            while behind:
+                if time.monotonic() > deadline:
+                    raise BrokerConnectionError(
+                        f"{topic} at {self._bootstrap_servers} was not read to its end within {_READ_S:g} s; "
+                        "check that all brokers run, and try again"
+                    )
+                for message in consumer.consume(_MESSAGES, _POLL_S):
+                    number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+                    if error is None:
+                        yield message
+                        offset += 1
+                    elif is_missing_right(error):
+                        raise self._lacking(error, topic)
+                    elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
+                        # The client mends it by itself, or the deadline tells.
+                        continue
+                    if offset >= bounds[number][1]:
+                        behind.discard(number)
+        finally:
+            consumer.close()
+
+    def _lacking(self, error: KafkaError, *topics: str) -> MissingRightError:
+        """Return the error of a client that may not ask, or not read."""
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            rights = [group_right(self._topics.coordinators, Operation.DESCRIBE)]
+        else:
+            names = topics or (self._topics.half, self._topics.op, self._topics.done)
+            rights = [topic_right(Operation.READ, name) for name in names]
+        return MissingRightError(f"the store {self._topics.prefix} cannot be read", rights, self._principal)
+
+    def _gone(self, error: KafkaException) -> BrokerConnectionError:
+        return BrokerConnectionError(
+            f"the store {self._topics.prefix} at {self._bootstrap_servers} cannot be read: {reason(error)}; "
+            "check that all brokers run"
+        )
+
+
+def _committed(places: list[TopicPartition], asker: Consumer) -> list[TopicPartition]:
+    try:
+        found = asker.committed(places, _COMMITTED_S)
+    except KafkaException:
+        if is_group_forbidden(asker):
+            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
+        raise
+    for one in found:
+        if one.error is not None and is_missing_right(one.error):
+            raise KafkaException(one.error)
+    return found
+
+
+def _take_half(settlement: Settlement, message: Message) -> None:
+    offset = message.offset() or 0
+    if offset < settlement.half_position:
+        return
+    try:
+        half = decode_half(message.key(), message.value(), wire_headers(message))
+    except MessageFormatError:
+        settlement.skip_half(offset)
+        return
+    settlement.add_half(offset, half, message.timestamp()[1])
+
+
+def _take_op(partition: _Partition, message: Message) -> None:
+    offset, settlement = message.offset() or 0, partition.settlement
+    if offset < settlement.op_position:
+        return
+    try:
+        ops = decode_ops(message.value())
+    except MessageFormatError:
+        ops = []
+    for index, op in enumerate(ops):
+        if op.verdict is not Verdict.TICK:
+            settlement.add_op(offset, op, message.timestamp()[1], index)
+            partition.decisions[offset, index] = op
+    settlement.skip_op(offset)
+
+
+def _found(number: int, partition: _Partition, statuses: Sequence[Status], now_ms: float) -> Iterator[Found]:
+    keys = partition.settlement.decisions.keys
+    in_the_way = obstacles(number, partition.settlement.pending.values(), statuses, now_ms)
+    for pending in partition.settlement.pending.values():
+        line = pending.half.line
+        head = None if line is None else keys.head(line)
+        held_by = None if head is None or head is pending else head.half.transaction_id
+        decision = partition.decisions.get((pending.decided_at, pending.decided_index))
+        yield Found(number, pending, held_by, decision, in_the_way.get(pending.half.transaction_id))
+
+
+def _discarded(message: Message) -> Discarded | None:
+    """Read a record of the discarded topic; None where it is none."""
+    try:
+        found = decode_discarded(message.key(), message.value(), wire_headers(message))
+    except MessageFormatError:
+        return None
+    return Discarded(message.partition() or 0, message.offset() or 0, *found, message.timestamp()[1])
+
+
+__all__ = ["Discarded", "Found", "Inspection"]

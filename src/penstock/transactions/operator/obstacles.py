@@ -1,0 +1,126 @@
+"""Why what is decided is not published, by what the coordinators tell of themselves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.status import Status
+from penstock.transactions.wire.records import Verdict
+
+#: Rights without which things are published all the same: to delete from logs, to see who can be asked.
+_HARMLESS = ("Delete", "Describe")
+
+
+class Cause(Enum):
+    """What stands in the way of a decided transaction."""
+
+    #: Its target takes nothing now, or refused it.
+    TARGET = "target"
+    #: An earlier one of its key and target was refused.
+    EARLIER = "earlier"
+    #: A call into the Kafka client does not return.
+    CALL = "call"
+    #: The coordinator lacks a right to what is its own.
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What stands in the way of one transaction.
+
+    Attributes:
+        cause: its kind.
+        text: what the transaction waits for, in words.
+    """
+
+    cause: Cause
+    text: str
+
+
+def obstacles(
+    half_partition: int, pending: Iterable[Pending], statuses: Sequence[Status], now_ms: float
+) -> dict[str, Obstacle]:
+    """Return what stands in the way of the decided transactions of one half partition, by id.
+
+    Args:
+        half_partition: its number.
+        pending: what is pending there.
+        statuses: the latest of each coordinator.
+        now_ms: the time, in milliseconds since the epoch.
+    """
+    refused = _merged(status.refused for status in statuses)
+    sick = _merged(status.targets for status in statuses)
+    slow = next((one for one in statuses if one.slow_call and half_partition in one.partitions), None)
+    hanging = None if slow is None else Obstacle(Cause.CALL, _hanging(slow, now_ms))
+    lacking = _lacking(half_partition, statuses)
+    # By key and target: the first refused one, or the last one behind it that others stand behind in turn.
+    blocked: dict[tuple[bytes, str], str] = {}
+    found: dict[str, Obstacle] = {}
+    decided = (one for one in pending if one.verdict is not None)
+    for one in sorted(decided, key=lambda one: (one.decided_at, one.decided_index)):
+        transaction_id = one.half.transaction_id
+        obstacle = None
+        if one.verdict is Verdict.COMMIT:
+            lines = [(half.key, half.topic) for half in one.halves if half.key is not None]
+            obstacle = _of_target(one, refused, sick)
+            if obstacle is None:
+                before = next((blocked[line] for line in lines if line in blocked), None)
+                if before is not None:
+                    obstacle = Obstacle(Cause.EARLIER, f"{before}, before it in its key and target")
+            if obstacle is not None and (obstacle.cause is Cause.EARLIER or transaction_id in refused):
+                for line in lines:
+                    blocked.setdefault(line, transaction_id)
+        obstacle = obstacle or lacking or hanging
+        if obstacle is not None:
+            found[transaction_id] = obstacle
+    return found
+
+
+def told_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
+    """Return what the coordinators tell, a line for each thing that is the matter."""
+    lines: list[str] = []
+    for status in statuses:
+        lines.extend(
+            f"topic {topic} takes nothing now, as coordinator {status.coordinator} tells: {why}"
+            for topic, why in sorted(status.targets.items())
+        )
+        lines.extend(f"coordinator {status.coordinator} tells: {why}" for why in dict.fromkeys(status.rights.values()))
+        if status.slow_call:
+            lines.append(_hanging(status, now_ms))
+        if status.left_behind:
+            calls = "a call" if status.left_behind == 1 else f"{status.left_behind} calls"
+            lines.append(f"Kafka: {calls} of coordinator {status.coordinator} never returned and went without")
+    return lines
+
+
+def _lacking(half_partition: int, statuses: Sequence[Status]) -> Obstacle | None:
+    """Return what keeps a partition's coordinator from publishing; or what keeps any from having the partition."""
+    owner = next((one for one in statuses if half_partition in one.partitions), None)
+    told = [owner] if owner is not None else [one for one in statuses if not one.partitions]
+    why = next((why for one in told for name, why in one.rights.items() if not name.startswith(_HARMLESS)), None)
+    return None if why is None else Obstacle(Cause.RIGHT, f"a right of its coordinator: {why}")
+
+
+def _of_target(one: Pending, refused: Mapping[str, str], sick: Mapping[str, str]) -> Obstacle | None:
+    topics = list(dict.fromkeys(half.topic for half in one.halves))
+    why = refused.get(one.half.transaction_id)
+    if why is not None:
+        return Obstacle(Cause.TARGET, f"topic {', '.join(topics)} to take it: {why}")
+    topic = next((topic for topic in topics if topic in sick), None)
+    return None if topic is None else Obstacle(Cause.TARGET, f"topic {topic} to take it: {sick[topic]}")
+
+
+def _hanging(status: Status, now_ms: float) -> str:
+    # It has gone on hanging since it was told.
+    age_s = status.slow_call_s + max(0.0, now_ms - status.at_ms) / 1000
+    return f"Kafka: {status.slow_call} of coordinator {status.coordinator} has not returned for {age_s:.0f} s"
+
+
+def _merged(reasons: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {name: why for each in reasons for name, why in each.items()}
+
+
+__all__ = ["Cause", "Obstacle", "obstacles", "told_lines"]

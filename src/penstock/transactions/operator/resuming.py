@@ -1,0 +1,114 @@
+"""Discarded transactions that an operator brings back: what lies in the discarded topic, each life of it once.
+
+The act in the audit log is the claim: of two who bring the same back, the log says who was first. What is done with the
+halves is the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from penstock.errors import TransactionError
+from penstock.transactions.operator.audit import Act, Audited, AuditLog, acts_on
+from penstock.transactions.operator.inspection import Discarded, Inspection
+from penstock.transactions.wire.records import Half
+from penstock.transactions.wire.topics import StoreTopics
+
+
+class Resuming:
+    """Claims discarded transactions of one store. Used by one thread.
+
+    Args:
+        topics: the store's topics.
+        inspection: reads them.
+        audit: where claims are written down.
+        may_publish_to: tells whether a message may name a topic as its target.
+    """
+
+    def __init__(
+        self, topics: StoreTopics, inspection: Inspection, audit: AuditLog, may_publish_to: Callable[[str], bool]
+    ) -> None:
+        self._topics = topics
+        self._may_publish_to = may_publish_to
+        self._inspection = inspection
+        self._audit = audit
+
+    def claim(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> list[Half]:
+        """Write down that a discarded transaction is brought back, and return its halves to be stored, in their order.
+
+        Args:
+            transaction_id: a discarded one; of several lives, the last.
+            actor: who brings it back.
+            why: the reason, for the audit log.
+            again: also what was brought back before.
+
+        Raises:
+            TransactionError: it is not in the discarded topic, or not all of it, or names a topic of a store as its
+                target, or was brought back before.
+            PenstockError: the act could not be written down; nothing was done.
+        """
+        letters = self._newest_life(transaction_id)
+        if not letters:
+            raise TransactionError(f"transaction {transaction_id} is not in {self._topics.discarded}")
+        first = letters[0]
+        parts = first.half.part[1] if first.half.part is not None else 1
+        if len(letters) < parts:
+            raise TransactionError(
+                f"only {len(letters)} of {parts} messages of transaction {transaction_id} are in "
+                f"{self._topics.discarded}: it is not brought back in part; send those that are there by hand"
+            )
+        for topic in [one.half.topic for one in letters if not self._may_publish_to(one.half.topic)]:
+            raise TransactionError(f"transaction {transaction_id} is forged: its target, {topic}, belongs to a store")
+        place = place_of(self._topics, first)
+        if not again:
+            self._refuse_second(place, None)
+        claim = self._audit.write(Act(actor, "resume", transaction_id, first.half.group, place, why))
+        if not again:
+            # Two may have looked at the same time: the log has one order.
+            self._refuse_second(place, claim)
+        # With the claim in it, no two lives have the same name.
+        return [one.half._replace(resumed=f"{place_of(self._topics, one)}#{claim}") for one in letters]
+
+    def _newest_life(self, transaction_id: str) -> list[Discarded]:
+        """Return the messages of a discarded transaction, in the order of their parts; of several lives the last."""
+        by_part: dict[tuple[int, int] | None, Discarded] = {}
+        for one in self._inspection.discarded():
+            if one.half.transaction_id == transaction_id:
+                by_part[one.half.part] = one
+        return [by_part[part] for part in sorted(by_part, key=lambda part: part or (0, 0))]
+
+    def _refuse_second(self, place: str, claim: int | None) -> None:
+        first = next(acts_on(self._audit.read(), "resume", place), None)
+        if first is not None and first.offset != claim:
+            raise TransactionError(
+                f"what stands at {place} was brought back before, by {first.act.who}; with `again` it may become "
+                "visible twice"
+            )
+
+
+def place_of(topics: StoreTopics, letter: Discarded) -> str:
+    """Return where a discarded message stands, as claims name it."""
+    return f"{topics.discarded}[{letter.partition}]@{letter.offset}"
+
+
+def marked(letters: Sequence[Discarded], acts: Sequence[Audited], topics: StoreTopics) -> list[Discarded]:
+    """Return discarded messages, each with who brought it back, if somebody did.
+
+    Args:
+        letters: all that lie in the discarded topic.
+        acts: the audit log.
+        topics: the store's topics.
+    """
+    claims = {one.act.place: one.act.who for one in acts if one.act.what == "resume"}
+    # A claim names the first message of a transaction, and is for all of that life.
+    lives = {_life(one): claims[place] for one in letters if (place := place_of(topics, one)) in claims}
+    return [replace(one, resumed_by=lives.get(_life(one), "")) for one in letters]
+
+
+def _life(letter: Discarded) -> tuple[str, str]:
+    """Return the id and the claim that this life began with, empty for the first one."""
+    return letter.half.transaction_id, (letter.half.resumed or "").rpartition("#")[2]
+
+
+__all__ = ["Resuming", "marked", "place_of"]

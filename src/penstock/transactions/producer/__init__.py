@@ -1,0 +1,1 @@
+"""The transactional producer: transactions in flight, their futures, and the answers to checks."""

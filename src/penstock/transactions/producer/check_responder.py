@@ -1,0 +1,181 @@
+"""A producer's part in checks: takes the questions to its group, asks the user's function, stores the answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from confluent_kafka import KafkaException
+
+from penstock.clients.kafka import reason
+from penstock.errors import DecisionNotStoredError, raised
+from penstock.transactions.bulkhead import Slots
+from penstock.transactions.model import HalfMessage, TransactionState
+from penstock.transactions.store import CheckSource, Store
+from penstock.transactions.wire.records import Author, CheckRequest, Verdict
+
+Check = Callable[[HalfMessage], TransactionState]
+
+
+@runtime_checkable
+class TimedCheck(Protocol):
+    """A check that wants to know how long it may take, as that of a barrier does."""
+
+    def within(self, check_timeout_s: float) -> Check:
+        """Return the check for a producer whose checks may take so many seconds."""
+
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds to wait for questions before looking whether to stop, and after a failure of the connection.
+_WAIT_S = 0.2
+#: Questions that may wait for each worker. More are left alone: they are asked again.
+_QUEUE_PER_WORKER = 250
+#: Seconds that one check may take.
+CHECK_TIMEOUT_S = 30.0
+
+VERDICTS = {
+    TransactionState.COMMIT: Verdict.COMMIT,
+    TransactionState.ROLLBACK: Verdict.ROLLBACK,
+    TransactionState.UNKNOWN: Verdict.UNKNOWN,
+}
+
+
+class Checker:
+    """Answers the checks of one producer group in this process.
+
+    One thread takes questions and a few slots run the user's function. A check that hangs costs its slot until the
+    time limit, and nobody else anything; answered late, its answer still counts. A transaction that is being checked
+    here is not checked a second time meanwhile.
+
+    Args:
+        store: where answers go and questions come from.
+        group: the producer group.
+        check: the user's function. If it raises, the answer is UNKNOWN.
+        workers: threads that run it.
+        timeout_s: seconds after which a check that has not returned is given up.
+    """
+
+    def __init__(
+        self, store: Store, group: str, check: Check, workers: int, timeout_s: float = CHECK_TIMEOUT_S
+    ) -> None:
+        self._store = store
+        self._group = group
+        self._check = check
+        self._workers = workers
+        self._stopping = threading.Event()
+        self._slots = Slots(workers, timeout_s, f"penstock-check-{group}")
+        # Written by start() alone.
+        self._thread: threading.Thread | None = None
+        # Guards all fields below: the listening thread adds, the workers remove and count.
+        self._lock = threading.Lock()
+        self._running: set[str] = set()
+        self.answered = 0
+        self.failed = 0
+        self.skipped = 0
+
+    def start(self) -> None:
+        """Start listening for questions.
+
+        Raises:
+            ConfigurationError: the settings do not do for a consumer.
+        """
+        source = self._store.checks(self._group)
+        name = f"penstock-checks-{self._group}"
+        self._thread = threading.Thread(target=self._listen, args=(source,), name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop listening; wait for running checks at most `timeout_s` seconds. One that hangs is left behind."""
+        self._stopping.set()
+        if self._thread is not None:
+            deadline = time.monotonic() + timeout_s
+            self._thread.join(timeout_s)
+            self._slots.close(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def hung(self) -> int:
+        """Checks that were given up because they did not return in time."""
+        return self._slots.hung
+
+    def _listen(self, source: CheckSource) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._take(source)
+                self._slots.tend()
+        finally:
+            source.close()
+
+    def _take(self, source: CheckSource) -> None:
+        try:
+            requests = source.take(_WAIT_S)
+        except KafkaException as error:
+            _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
+            self._stopping.wait(_WAIT_S)
+            return
+        except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
+            # A thread that ended here would leave the group without answers, and nobody told.
+            _log.error("checks of group %s cannot be taken; trying again", self._group, exc_info=raised())
+            self._stopping.wait(_WAIT_S)
+            return
+        for request in requests:
+            if self._admit(request.half.transaction_id):
+                label = f"check {request.check_number} of transaction {request.half.transaction_id}"
+                self._slots.submit(label, partial(self._answer, request))
+
+    def _admit(self, transaction_id: str) -> bool:
+        with self._lock:
+            if transaction_id in self._running:
+                return False
+            if len(self._running) >= self._workers * _QUEUE_PER_WORKER:
+                self.skipped += 1
+                return False
+            self._running.add(transaction_id)
+            return True
+
+    def _answer(self, request: CheckRequest) -> None:
+        transaction_id = request.half.transaction_id
+        try:
+            state = self._ask(request)
+            self._store.answer(request, VERDICTS[state], Author.CHECK)
+        except DecisionNotStoredError as error:
+            _log.warning("%s", error)
+        else:
+            with self._lock:
+                self.answered += 1
+        finally:
+            with self._lock:
+                self._running.discard(transaction_id)
+
+    def _ask(self, request: CheckRequest) -> TransactionState:
+        half = request.half
+        try:
+            state: object = self._check(
+                HalfMessage(
+                    half.topic, half.key, half.value, half.headers, half.transaction_id, request.check_number - 1
+                )
+            )
+        except:  # noqa: E722 - see `raised`; the user's function may raise anything
+            # Like RocketMQ's, a check that fails is no decision.
+            error = raised()
+            text = "check %d of transaction %s raised %s; the answer is UNKNOWN"
+            _log.error(text, request.check_number, half.transaction_id, type(error).__name__, exc_info=error)
+        else:
+            if isinstance(state, TransactionState):
+                return state
+            _log.error(
+                "check %d of transaction %s returned a %s in place of a TransactionState; the answer is UNKNOWN",
+                request.check_number,
+                half.transaction_id,
+                type(state).__name__,
+            )
+        with self._lock:
+            self.failed += 1
+        return TransactionState.UNKNOWN
+
+
+__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "Checker", "TimedCheck"]

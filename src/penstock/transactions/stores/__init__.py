@@ -1,0 +1,1 @@
+"""Where halves and decisions are kept: in Kafka, in a database or in files; and the relay of the last two."""

@@ -1,0 +1,181 @@
+"""What an operator may do on a file store, in the process that has it.
+
+Another process is kept out by the lock; what it may do is look: see `looking`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+
+from penstock.clients.kafka import admin_client
+from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
+from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.operator.audit import VERBS, Act, AuditLog
+from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.operator.resuming import Resuming
+from penstock.transactions.store import Prepared
+from penstock.transactions.stores.file.ledger import Kept
+from penstock.transactions.stores.file.looking import described
+from penstock.transactions.stores.file.opened import OpenStore
+from penstock.transactions.stores.file.store import FileStore
+from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
+
+#: Seconds that a record in Kafka may take to be acknowledged.
+_SEND_S = 15.0
+
+
+class FileAdministration:
+    """Shows and settles what is pending in a file store that is started. Thread-safe."""
+
+    def __init__(self, store: FileStore) -> None:
+        self._store = store
+
+    def pending(self) -> Sequence[PendingTransaction]:
+        """Return what is not settled, oldest first.
+
+        Raises:
+            StoppedError: the store is not started in this process.
+        """
+        opened = self._store.opened
+        with opened.lock:
+            return [_shown(opened, kept) for kept in opened.kept.values() if not kept.settled]
+
+    def show(self, transaction_id: str) -> PendingTransaction | None:
+        """Return one pending transaction, or None.
+
+        Raises:
+            StoppedError: the store is not started in this process.
+        """
+        opened = self._store.opened
+        with opened.lock:
+            kept = opened.kept.get(transaction_id)
+            return None if kept is None or kept.settled else _shown(opened, kept)
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
+        """Store an operator's decision; it counts if it is the first. So does a DISCARD of what Kafka refuses.
+
+        A ROLLBACK also counts against a COMMIT, as long as the message waits for its `deliver_at`. The act stands in
+        the topic `<prefix>.audit` before it is done, and who it was in the store itself.
+
+        Args:
+            transaction_id: a pending one.
+            verdict: COMMIT, ROLLBACK or DISCARD.
+            actor: who decides.
+            why: the reason, for the audit log.
+
+        Raises:
+            TransactionError: no such transaction is pending.
+            TransactionRefusedError: another decision stands; or what is committed is to be discarded, but is not
+                refused by Kafka, or is being published just now.
+            PenstockError: the act could not be written down; nothing was done.
+            DecisionNotStoredError: it is not known to be durable.
+            StoppedError: the store is not started in this process.
+        """
+        shown = self.show(transaction_id)
+        if shown is None:
+            raise TransactionError(
+                f"no transaction {transaction_id} is pending in {self._store.path}: look at what is, or at the "
+                "discarded topic"
+            )
+        discards_refused = verdict is Verdict.DISCARD and shown.decided is TransactionState.COMMIT
+        with self._kept_off(transaction_id) if discards_refused else nullcontext():
+            with self._auditing() as (audit, _):
+                audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._store.path), why))
+            self._store.await_change(
+                transaction_id, shown.group, verdict, Author.OPERATOR, actor=actor, over_commit=discards_refused
+            )
+
+    @contextmanager
+    def _kept_off(self, transaction_id: str) -> Iterator[None]:
+        """Keep trials off what is to be discarded though it is committed."""
+        opened = self._store.opened
+        with opened.lock:
+            kept = opened.kept.get(transaction_id)
+            if kept is None or not opened.shelf.begin_discard(kept):
+                raise TransactionRefusedError(
+                    f"transaction {transaction_id}: its DISCARD was refused: COMMIT was decided before, and it is not "
+                    "held, or is being published just now; what Kafka refuses can be discarded: look at what it waits "
+                    "for, and try again"
+                )
+        try:
+            yield
+        finally:
+            with opened.lock:
+                opened.shelf.end_discard(kept)
+
+    def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
+        """Bring a discarded transaction back from Kafka, undecided, with a fresh count of checks; return its messages.
+
+        The act stands in the topic `<prefix>.audit` before it is done: what stands at a place of the discarded topic is
+        brought back once.
+
+        Args:
+            transaction_id: a discarded one.
+            actor: who brings it back.
+            why: the reason, for the audit log.
+            again: also what was brought back before; it may become visible twice.
+
+        Raises:
+            TransactionError: it is pending, is not in the discarded topic, or was brought back before.
+            PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
+            StoppedError: the store is not started in this process.
+        """
+        store, opened = self._store, self._store.opened
+        with opened.lock:
+            # One that is settled and not durably so is here, too.
+            if transaction_id in opened.kept:
+                raise TransactionError(
+                    f"transaction {transaction_id} is pending in {store.path}, or on its way to the discarded topic: "
+                    "there is nothing to bring back; look again in a moment"
+                )
+        halves = self._claimed(transaction_id, actor, why, again=again)
+        told: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
+        store.prepare(halves, told.put)
+        answer = told.get()
+        if isinstance(answer, HalfNotStoredError):
+            raise PenstockError(
+                f"transaction {transaction_id} was to be brought back, which is written down, but is not stored: "
+                f"{answer.__cause__ or answer}; try it with again=True"
+            ) from answer
+        return len(halves)
+
+    def _claimed(self, transaction_id: str, actor: str, why: str, *, again: bool) -> list[Half]:
+        with self._auditing() as (audit, inspection):
+            resuming = Resuming(StoreTopics(self._store.prefix), inspection, audit, self._store.may_publish_to)
+            return resuming.claim(transaction_id, actor, why, again=again)
+
+    @contextmanager
+    def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:
+        """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
+        store, topics = self._store, StoreTopics(self._store.prefix)
+        servers, config = store.bootstrap_servers, store.config
+        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}"))
+        admin, inspection = admin_client(servers, config), Inspection(servers, config, topics)
+        try:
+            yield (
+                AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection),
+                inspection,
+            )
+        finally:
+            sends.stop(_SEND_S)
+
+
+def _shown(opened: OpenStore, kept: Kept) -> PendingTransaction:
+    now_ms = time.time() * 1000
+    held_by = opened.shelf.held_by(kept) if kept.verdict is Verdict.COMMIT else None
+    delayed = kept.verdict is Verdict.COMMIT and kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms
+    waits_for = ""
+    if kept.verdict is Verdict.DISCARD:
+        waits_for = "the discarded topic"
+    elif kept.verdict is not None and held_by is None and not delayed:
+        reason = opened.shelf.reason(kept)
+        waits_for = "publication" if reason is None else f"Kafka to take it: {reason.why}"
+    return described(kept, now_ms, held_by, waits_for)
+
+
+__all__ = ["FileAdministration"]

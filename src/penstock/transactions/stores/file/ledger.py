@@ -1,0 +1,156 @@
+"""What a file store holds: its unsettled transactions, as the redo log's entries make them. Pure.
+
+The same code applies an entry while the store runs and when its log is replayed, so that both come to the same state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.transactions.stores.file.entries import Checked, Decided, Entry, Prepared
+from penstock.transactions.wire.records import Author, Half, Line, Verdict
+
+
+class _Decision(Protocol):
+    """A decision, wherever it comes from."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it says."""
+
+    @property
+    def author(self) -> Author:
+        """Who says it."""
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """An unsettled transaction. The payloads stay in the redo log; here is what decides what becomes of it.
+
+    Changed by the ledger alone, save for `slot`, `due` and `settled`, which belong to those who look after it.
+    """
+
+    transaction_id: str
+    group: str
+    number: int
+    birth_ms: int
+    check_count: int
+    answered_ms: int
+    #: None while it is undecided.
+    verdict: Verdict | None
+    #: Rises from decision to decision; 0 while there is none.
+    decided: int
+    #: Where its halves stand in the redo log.
+    place: int
+    size: int
+    immunity_ms: int | None
+    deliver_at_ms: int | None
+    #: With `order="half"`: the group and key within which it waits for those before it.
+    line: Line | None
+    topics: tuple[str, ...]
+    #: Where an operator brought it back from; None: it was never discarded.
+    resumed: str | None = None
+    #: Who decided, where the log still has it.
+    author: Author | None = None
+    #: By name, where a person decided.
+    actor: str = ""
+    slot: int = -1
+    #: Monotonic seconds of its next check.
+    due: float = 0.0
+    #: Set once it is published, a little before that is durable here: what waits for it must not take it again.
+    settled: bool = False
+
+
+class Ledger:
+    """The unsettled transactions of one store. Not thread-safe: its store guards it."""
+
+    def __init__(self) -> None:
+        #: By id, in no order that matters.
+        self.kept: dict[str, Kept] = {}
+        #: The highest numbers that were given out.
+        self.number = 0
+        self.decided = 0
+
+    def prepare(self, entry: Prepared, place: int, size: int) -> Kept:
+        """Take in a transaction, or its halves' new place in the log."""
+        self.number = max(self.number, entry.number)
+        self.decided = max(self.decided, entry.decided)
+        first = entry.halves[0]
+        kept = self.kept.get(first.transaction_id)
+        if kept is not None:
+            kept.place, kept.size = place, size
+            return kept
+        kept = Kept(
+            transaction_id=first.transaction_id,
+            group=first.group,
+            number=entry.number,
+            birth_ms=entry.birth_ms,
+            check_count=entry.check_count,
+            answered_ms=entry.answered_ms,
+            verdict=None if entry.verdict is Verdict.UNKNOWN else entry.verdict,
+            decided=entry.decided,
+            place=place,
+            size=size,
+            immunity_ms=_longest([half.immunity_ms for half in entry.halves]),
+            deliver_at_ms=_longest([half.deliver_at_ms for half in entry.halves]),
+            line=first.line,
+            topics=tuple(dict.fromkeys(half.topic for half in entry.halves)),
+            resumed=first.resumed,
+        )
+        self.kept[first.transaction_id] = kept
+        return kept
+
+    def apply(self, entry: Entry, place: int, size: int) -> list[Kept]:
+        """Apply an entry of the log; return the transactions it speaks of. Settled ones are not kept any more."""
+        if isinstance(entry, Prepared):
+            return [self.prepare(entry, place, size)]
+        if isinstance(entry, Decided):
+            self.decided = max(self.decided, entry.decided)
+            kept = self.kept.get(entry.transaction_id)
+            # Absent: it was settled, and its halves' segment is gone. The first decision is the only one written, save
+            # for one that takes a COMMIT back before it is due, and for an operator's DISCARD of what Kafka refused.
+            if kept is None or not _counts(kept, entry):
+                return []
+            kept.verdict, kept.decided = entry.verdict, entry.decided
+            kept.author, kept.actor = entry.author, entry.actor
+            if entry.verdict is Verdict.ROLLBACK:
+                # There is nothing left to do for it: it is settled by being decided.
+                del self.kept[entry.transaction_id]
+            return [kept]
+        if isinstance(entry, Checked):
+            kept = self.kept.get(entry.transaction_id)
+            if kept is None:
+                return []
+            kept.check_count, kept.answered_ms = entry.check_count, entry.answered_ms
+            return [kept]
+        return [kept for one in entry.transaction_ids if (kept := self.kept.pop(one, None)) is not None]
+
+    def entries_of(self, kept: Kept, halves: tuple[Half, ...]) -> list[Entry]:
+        """Return entries that tell all of a transaction, to be written again."""
+        verdict = kept.verdict or Verdict.UNKNOWN
+        numbers = (kept.number, kept.birth_ms, kept.check_count, kept.answered_ms)
+        if kept.author is Author.OPERATOR:
+            # The first entry alone would not say who it was.
+            decision = Decided(kept.transaction_id, verdict, kept.author, kept.decided, kept.actor)
+            return [Prepared(*numbers, Verdict.UNKNOWN, 0, halves), decision]
+        return [Prepared(*numbers, verdict, kept.decided, halves)]
+
+
+def _counts(kept: Kept, decision: Decided) -> bool:
+    """Tell whether a decision that is in the log counts."""
+    is_first = kept.verdict is None
+    return is_first or decision.verdict is Verdict.ROLLBACK or is_discard_of_refused(kept, decision)
+
+
+def is_discard_of_refused(kept: Kept, decision: _Decision) -> bool:
+    """Tell whether an operator discards what is committed: the one decision that counts after another one."""
+    discards = (decision.verdict, decision.author) == (Verdict.DISCARD, Author.OPERATOR)
+    return discards and kept.verdict is Verdict.COMMIT
+
+
+def _longest(times: list[int | None]) -> int | None:
+    return max((time for time in times if time is not None), default=None)
+
+
+__all__ = ["Kept", "Ledger", "is_discard_of_refused"]

@@ -1,0 +1,150 @@
+"""Who waits until a message is visible: the done log read as every committed reader reads, and whom to tell.
+
+A note in `done` stands in the same Kafka transaction as the message it speaks of: once a committed reader sees the one,
+it sees the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from penstock import clients
+from penstock.clients.kafka import reason
+from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
+from penstock.errors import BrokerConnectionError, MessageFormatError
+from penstock.options import ClientConfig
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.store import ToldSettled
+from penstock.transactions.wire.done_records import decode_done
+from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.missing_rights import MissingRights
+
+_log = logging.getLogger("penstock.transactions")
+
+_POLL_S = 0.1
+_ANSWER_S = 10.0
+_RECORDS = 1_000
+
+
+class DoneWatch:
+    """Follows the done log from its end and tells who waits. `add` and `remove` are thread-safe.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        topics: the store's topics.
+        name: what the thread's name ends with.
+
+    Raises:
+        BrokerConnectionError: the end of the done log could not be learnt.
+        MissingRightError: it may not be read.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str) -> None:
+        self._topics = topics
+        self._right = topic_right(Operation.READ, topics.done)
+        self._rights = MissingRights(config)
+        self._ration = RationedLog()
+        # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
+        self._waiting: dict[str, ToldSettled] = {}
+        self._stopping = threading.Event()
+        self._consumer = clients.consumer(
+            bootstrap_servers,
+            {
+                **config,
+                "group.id": f"{topics.prefix}.watch",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 100,
+            },
+        )
+        try:
+            # Where the log ends for a committed reader now: what is told of from here on comes behind.
+            places = [TopicPartition(topics.done, number) for number in range(topics.partitions)]
+            deadline = time.monotonic() + _ANSWER_S
+            for place in places:
+                place.offset = self._end(place, deadline)
+            self._consumer.assign(places)
+        except KafkaException as error:
+            self._consumer.close()
+            if is_missing_right(error):
+                what = f'{topics.done} cannot be read, which wait="published" needs'
+                raise MissingRightError(what, [self._right], principal_of(config)) from error
+            raise BrokerConnectionError(
+                f"the end of {topics.done} at {bootstrap_servers} was not told within {_ANSWER_S:g} s: {reason(error)};"
+                ' see that the brokers run, or do without wait="published"'
+            ) from error
+        self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lacking(self) -> str:
+        """What it may not do, so that it sees nothing; empty where it may."""
+        return next(iter(self._rights.told().values()), "")
+
+    def add(self, transaction_id: str, told: ToldSettled) -> None:
+        """Have someone told how a transaction is settled."""
+        self._waiting[transaction_id] = told
+
+    def remove(self, transaction_id: str) -> None:
+        """Tell nobody."""
+        self._waiting.pop(transaction_id, None)
+
+    def stop(self) -> None:
+        """End. Who still waits is told nothing here; the producer gives those up."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _end(self, place: TopicPartition, deadline: float) -> int:
+        """Return the end of a log; asks again where its leader has just changed, or is not known yet."""
+        while True:
+            try:
+                return self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
+            except KafkaException as error:
+                if time.monotonic() > deadline or is_missing_right(error):
+                    raise
+                time.sleep(_POLL_S)
+
+    def _follow(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                first = self._consumer.poll(_POLL_S)
+                if first is not None:
+                    for message in (first, *self._consumer.consume(_RECORDS, 0)):
+                        self._take(message)
+        finally:
+            self._consumer.close()
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                # It is nobody's member, and needs none.
+                return
+            if is_missing_right(error):
+                self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
+            else:
+                text = "%s cannot be read: %s; it is tried again"
+                self._ration.warn("done", text, self._topics.done, reason(error))
+            # Errors come back at once: without a pause this would spin.
+            time.sleep(_POLL_S)
+            return
+        try:
+            notes = decode_done(message.value()).notes
+        except MessageFormatError as bad:
+            _log.warning("%s[%s]@%s: %s", self._topics.done, message.partition(), message.offset(), bad)
+            return
+        for note in notes:
+            if note.verdict is not Verdict.UNKNOWN:
+                told = self._waiting.pop(note.transaction_id, None)
+                if told is not None:
+                    told(note.verdict)
+
+
+__all__ = ["DoneWatch"]

@@ -1,0 +1,316 @@
+"""The store in Kafka topics, as producers see it: halves and decisions in, questions out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from penstock.clients.kafka import admin_client, partition_counts, require_topics
+from penstock.clients.rights import Operation, principal_of
+from penstock.errors import ConfigurationError, HalfNotStoredError, StoppedError, TransactionError
+from penstock.options import ClientConfig
+from penstock.transactions.coordinator.logs.topic_settings import mend_settings
+from penstock.transactions.operator.cancelling_in_kafka import cancel
+from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
+from penstock.transactions.stores.kafka.op_batches import OpBatches
+from penstock.transactions.stores.kafka.publication_watch import DoneWatch
+from penstock.transactions.stores.kafka.why_unseen import WhyUnseen, looker
+from penstock.transactions.wire.records import Author, CheckRequest, Half, Op, Verdict, encode_half
+from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
+from penstock.transactions.writing.acked_producer import AckedProducer, Report
+
+_log = logging.getLogger("penstock.transactions")
+
+_STOP_POLL_S = 0.005
+
+
+class StoredHalves(NamedTuple):
+    """The halves of one transaction and their places in the half topic. A named tuple, for it is quick to make."""
+
+    halves: Sequence[Half]
+    partition: int
+    offsets: tuple[int, ...]
+
+
+def _log_lost(error: TransactionError | None) -> None:
+    if error is not None:
+        _log.warning("%s", error)
+
+
+class _Storing:
+    """Halves on their way into the log. Reports come from the delivery thread, refusals from the sending one."""
+
+    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "_why", "error", "halves", "partition", "posted")
+
+    def __init__(
+        self,
+        halves: Sequence[Half],
+        partition: int,
+        told: ToldPrepared,
+        describe: Callable[[_Storing], HalfNotStoredError],
+        why: Callable[[KafkaError], str],
+    ) -> None:
+        self.halves = halves
+        self.partition = partition
+        #: How many were handed to the client library.
+        self.posted = len(halves)
+        self.error: str | None = None
+        self._told = told
+        self._describe = describe
+        self._why = why
+        self._offsets = [0] * len(halves)
+        # Guards what is left to be reported and the error.
+        self._lock = threading.Lock()
+        self._left = len(halves)
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report of the first half."""
+        if len(self.halves) > 1:
+            self.report_part(0, error, message)
+        elif error is None:
+            self._told(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
+        else:
+            self._settle(1, self._why(error))
+
+    def report_part(self, number: int, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report of one half of several."""
+        self._offsets[number] = message.offset() or 0
+        self._settle(1, None if error is None else self._why(error))
+
+    def fail(self, count: int, cause: str) -> None:
+        """Take in that the last so many were not taken by the client library."""
+        self.posted -= count
+        self._settle(count, cause)
+
+    def _settle(self, count: int, cause: str | None) -> None:
+        with self._lock:
+            self._left -= count
+            self.error = self.error or cause
+            if self._left:
+                return
+        if self.error is None:
+            self._told(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
+        else:
+            self._told(self._describe(self))
+
+
+class KafkaStore:
+    """Halves in `<prefix>.half`, decisions in `<prefix>.op`. Thread-safe; `start` and `stop` are called once each.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the store's topics begin with.
+        partitions: partitions of half, op and done, if they have to be created.
+        config: settings of the Kafka clients, by librdkafka's names.
+        send_timeout_s: seconds after which an unacknowledged half or decision counts as not stored.
+        name: what the names of threads end with.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        prefix: str,
+        partitions: int,
+        config: ClientConfig,
+        send_timeout_s: float,
+        name: str,
+    ) -> None:
+        require_prefix(prefix)
+        self._bootstrap_servers = bootstrap_servers
+        self._prefix = prefix
+        self._partitions = partitions
+        self._config = config
+        self._send_timeout_s = send_timeout_s
+        self._admin = admin_client(bootstrap_servers, config)
+        self._name = name
+        self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
+        # Set by start() before any other call.
+        self._topics = StoreTopics(prefix, partitions)
+        # Set by start() before any other call; it writes to the op topic of these topics.
+        self._ops = OpBatches(self._sends, self._topics.op)
+        # Set by start() before any other call.
+        self._why: WhyUnseen
+        # Made at the first watch, under its lock.
+        self._watch: DoneWatch | None = None
+        self._watch_lock = threading.Lock()
+        # Partition counts of allowed target topics found so far. Replaced as a whole under the lock, read without it.
+        self._targets: dict[str, int] = {}
+        self._targets_lock = threading.Lock()
+
+    def start(self) -> None:
+        """Create the store's topics where they are absent and start sending.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+            MissingRightError: this client may not see one of them, or may not create it.
+        """
+        principal = principal_of(self._config)
+        self._topics = open_topics(
+            self._admin,
+            self._bootstrap_servers,
+            self._prefix,
+            self._partitions,
+            needs={"half": [Operation.WRITE], "op": [Operation.WRITE]},
+            principal=principal,
+        )
+        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
+        self._ops = OpBatches(self._sends, self._topics.op)
+        inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
+        look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
+        self._why = WhyUnseen(look, self._prefix)
+        self._sends.after_reports = self._ops.after_reports
+        self._sends.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for what is being sent, at most `timeout_s` seconds."""
+        if self._sends.is_inherited:
+            # What is open there is the parent's.
+            return
+        deadline = time.monotonic() + timeout_s
+        while self._ops.open and time.monotonic() < deadline:
+            time.sleep(_STOP_POLL_S)
+        left = self._sends.stop(max(0.0, deadline - time.monotonic()))
+        # What waited behind those is refused.
+        self._ops.after_reports()
+        if left:
+            _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
+        with self._watch_lock:
+            if self._watch is not None:
+                self._watch.stop()
+
+    def require_target(self, topic: str, partition: int | None) -> None:
+        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
+
+        Raises:
+            TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
+            ConfigurationError: the topic has no such partition, or belongs to the store.
+            StoppedError: the store belongs to the process that this one was forked from.
+        """
+        self._sends.require_own()
+        count = self._targets.get(topic)
+        if count is not None and partition is None:
+            return
+        if not self._topics.may_publish_to(topic):
+            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
+        if count is None or (partition is not None and partition >= count):
+            with self._targets_lock:
+                found = partition_counts(self._admin, self._bootstrap_servers)
+                self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
+            count = self._targets.get(topic)
+        if count is None:
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self._config)
+            count = require_topics(
+                self._admin, self._bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
+            )[topic]
+        if partition is not None and not 0 <= partition < count:
+            raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
+
+    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
+        """Store halves in one half partition and tell once they are durable.
+
+        Where one is not known to be durable, `HalfNotStoredError` is told and a ROLLBACK written after them, so that
+        they are settled without a check should they turn up after all.
+        """
+        first = halves[0]
+        key = first.key if ordering_key is None else ordering_key
+        partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
+        why = partial(self._sends.why, self._topics.half)
+        storing = _Storing(halves, partition, told, self._not_stored, why)
+        report: Report = storing.report
+        for number, half in enumerate(halves):
+            if number:
+                report = partial(storing.report_part, number)
+            try:
+                self._sends.post(
+                    self._topics.half, partition, half.key, half.value, headers=encode_half(half), report=report
+                )
+            except (KafkaException, StoppedError) as error:
+                cause = why(error.args[0]) if isinstance(error, KafkaException) else str(error)
+                storing.fail(len(halves) - number, cause)
+                return
+
+    def _not_stored(self, storing: _Storing) -> HalfNotStoredError:
+        half, partition = storing.halves[0], storing.partition
+        if storing.posted:
+            op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
+            self._ops.add(op, _log_lost)
+        return HalfNotStoredError(
+            f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
+            f"{self._topics.half}[{partition}]: {storing.error}; the local transaction did not run, send it again"
+        )
+
+    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
+        """Store the producer's decision, and tell once it is durable, or why that is not known."""
+        assert isinstance(prepared, StoredHalves)  # noqa: S101 - a store gets back what it gave out
+        half = prepared.halves[0]
+        place = (prepared.partition, prepared.offsets)
+        self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), told)
+
+    def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
+        """Store the answer to a check and return once it is durable.
+
+        Raises:
+            DecisionNotStoredError: it is not known to be durable; the check is asked again.
+        """
+        half = request.half
+        place = (request.half_partition, (request.half_offset,))
+        self._await_stored(Op(half.transaction_id, verdict, author, half.group, *place, request.check_number))
+
+    def _await_stored(self, op: Op) -> None:
+        """Store a decision and return once it is durable, or raise `DecisionNotStoredError`."""
+        heard: SimpleQueue[TransactionError | None] = SimpleQueue()
+        self._ops.add(op, heard.put)
+        error = heard.get()
+        if error is not None:
+            raise error
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:
+        """Take a committed message back that is not due yet, and return once it is rolled back; see `Store.cancel`.
+
+        It reads what is pending, for no index of ids is kept.
+        """
+        inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
+        cancel(
+            inspection,
+            self._topics,
+            self._await_stored,
+            transaction_id=transaction_id,
+            group=group,
+            wait_s=wait_s,
+        )
+
+    def watch(self, transaction_id: str, told: ToldSettled) -> None:
+        """Tell how a transaction is settled, as soon as a committed reader of the done log sees it."""
+        with self._watch_lock:
+            if self._watch is None:
+                self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name)
+            self._watch.add(transaction_id, told)
+
+    def forget(self, transaction_id: str) -> None:
+        """Give a watch up."""
+        if self._watch is not None:
+            self._watch.remove(transaction_id)
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
+        """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
+        lacking = "" if self._watch is None else self._watch.lacking
+        return f"a right to be seen: {lacking}" if lacking else self._why.cause(transaction_id, topics)
+
+    def checks(self, group: str) -> KafkaCheckSource:
+        """Return the questions to a producer group: its share of `<prefix>.check`."""
+        return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
+
+
+__all__ = ["KafkaStore", "StoredHalves"]

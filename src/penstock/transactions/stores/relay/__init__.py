@@ -1,0 +1,1 @@
+"""The relay into Kafka for stores that are not in Kafka."""

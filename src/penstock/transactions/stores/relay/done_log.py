@@ -1,0 +1,191 @@
+"""The done log of a store that is not in Kafka: which transactions were published, told by Kafka itself.
+
+A record holds the ids of what one Kafka transaction published, and is part of it. Each shard of a store has a
+partition of its own. What the store has marked as published is forgotten, so the log stays short.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock import clients
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.clients.rights import Operation, is_missing_right, principal_of, topic_right
+from penstock.errors import MessageFormatError
+from penstock.options import ClientConfig
+from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
+from penstock.transactions.writing.missing_rights import MissingRights
+
+_log = logging.getLogger("penstock.transactions")
+
+_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+#: Seconds in which the broker shall have said where the log begins and ends, and have given it all.
+_ANSWER_S = 5.0
+_READ_S = 15.0
+_POLL_S = 0.1
+_HEAD = struct.Struct(">BI")
+_VERSION = 1
+
+
+def _nobody_looks() -> None:
+    """Nobody wants to know that it goes on."""
+
+
+class DoneLog:
+    """One partition of a done log. Used by one thread at a time.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        topic: name of the log.
+        partition: the shard's own.
+        rights: where it is noted what is missing; None: in the log alone.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        topic: str,
+        partition: int,
+        rights: MissingRights | None = None,
+    ) -> None:
+        self._rights = MissingRights(config) if rights is None else rights
+        self.topic = topic
+        self.partition = partition
+        self._place = TopicPartition(topic, partition)
+        self._bootstrap_servers = bootstrap_servers
+        self._settings: dict[str, Any] = {
+            **config,
+            "group.id": topic,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+        }
+        # These consumers are nobody's member.
+        self._settings.pop("group.instance.id", None)
+        #: Asks brokers of this log, and of what was published with it.
+        self.admin = admin_client(bootstrap_servers, config)
+        self._forgotten_to = 0
+
+    def read(self, goes_on: Callable[[], object] = _nobody_looks) -> tuple[int, frozenset[str]]:
+        """Return the end of the log and the ids in it. Whose records are looked for must have been shut out.
+
+        Args:
+            goes_on: called as it goes on.
+
+        Raises:
+            KafkaException: a broker does not answer.
+            TimeoutError: the end was not reached in time.
+        """
+        low, end = self._bounds()
+        found: set[str] = set()
+        position, deadline = low, time.monotonic() + _READ_S
+        consumer = self._consumer("read_committed")
+        try:
+            consumer.assign([TopicPartition(self.topic, self.partition, low)])
+            while position < end:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{self.topic}[{self.partition}] was read only to {position} of {end} within {_READ_S:g} s"
+                    )
+                goes_on()
+                message = consumer.poll(_POLL_S)
+                error = None if message is None else message.error()
+                if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise KafkaException(error)
+                if message is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):  # noqa: SLF001 - the library's public constants look so
+                    continue
+                offset = message.offset() or 0
+                # Markers give no message: only the end of the partition tells that they were passed.
+                position = offset if error is not None else offset + 1
+                if error is None:
+                    found.update(_ids(message))
+        finally:
+            consumer.close()
+        self._forgotten_to = low
+        return end, frozenset(found)
+
+    def forget(self, offset: int) -> None:
+        """Delete what stands below an offset. Does not wait; what fails is deleted by a later call."""
+        if offset <= self._forgotten_to:
+            return
+        self._forgotten_to = offset
+        places = [TopicPartition(self.topic, self.partition, offset)]
+        for future in self.admin.delete_records(places, request_timeout=_ANSWER_S).values():
+            future.add_done_callback(self._take_deletion)
+
+    def _take_deletion(self, future: Any) -> None:
+        """Take in how a deletion ended, in a thread of the client's."""
+        error, right = future.exception(), topic_right(Operation.DELETE, self.topic)
+        if error is None:
+            self._rights.granted(right)
+        elif isinstance(error, KafkaException) and is_missing_right(error):
+            self._rights.refused(f"topic {self.topic} cannot be trimmed, so that it grows", right)
+        else:
+            _log.warning("%s[%d] could not be trimmed: %s; it is tried again", self.topic, self.partition, error)
+
+    def _bounds(self) -> tuple[int, int]:
+        # A reader of committed records would be told how far it may read, which can be less.
+        consumer = self._consumer("read_uncommitted")
+        try:
+            return consumer.get_watermark_offsets(self._place, _ANSWER_S)
+        finally:
+            consumer.close()
+
+    def _consumer(self, isolation: str) -> Consumer:
+        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
+
+
+def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, partitions: int) -> int:
+    """Create a done log where it is absent, and return its number of partitions.
+
+    Raises:
+        BrokerConnectionError: no broker answered.
+        MissingRightError: it is not to be seen, or is missing and may not be created.
+        PenstockError: the broker refused to create it.
+    """
+    admin = admin_client(bootstrap_servers, config)
+    needs = {topic: (Operation.READ, Operation.WRITE, Operation.DELETE)}
+    specs = [TopicSpec(topic, partitions, _KEPT)]
+    return ensure_topics(admin, bootstrap_servers, specs, needs=needs, principal=principal_of(config))[topic]
+
+
+def encode_ids(ids: Sequence[str]) -> bytes:
+    """Return the value of a record: version, count, ids of 16 bytes; integers are big-endian."""
+    return b"".join((_HEAD.pack(_VERSION, len(ids)), *map(id_bytes, ids)))
+
+
+def decode_ids(value: bytes | None) -> list[str]:
+    """Read the value of a record.
+
+    Raises:
+        MessageFormatError: it is cut, too long or of another version.
+    """
+    content = value or b""
+    if len(content) < _HEAD.size:
+        raise MessageFormatError(f"a record of a done log with {len(content)} bytes; it is ignored")
+    version, count = _HEAD.unpack_from(content)
+    if version != _VERSION or len(content) != _HEAD.size + count * ID_BYTES:
+        raise MessageFormatError(
+            f"a record of a done log of version {version}, with {count} ids in {len(content)} bytes; it is ignored"
+        )
+    return [id_text(content[start : start + ID_BYTES]) for start in range(_HEAD.size, len(content), ID_BYTES)]
+
+
+def _ids(message: Message) -> list[str]:
+    try:
+        return decode_ids(message.value())
+    except MessageFormatError as bad:
+        _log.error("%s[%s]@%s: %s", message.topic(), message.partition(), message.offset(), bad)
+        return []
+
+
+__all__ = ["DoneLog", "create_done_log", "decode_ids", "encode_ids"]

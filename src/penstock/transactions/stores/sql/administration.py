@@ -1,0 +1,194 @@
+"""What an operator may do on a SQL store: from any process, with or without a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.errors import DecisionNotStoredError, TransactionError, TransactionRefusedError
+from penstock.transactions.model import DiscardedTransaction, PendingTransaction, TransactionState
+from penstock.transactions.operator.audit import Act, Audited
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.claims import reason_of_discard
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.writer import Decision, cause_of
+from penstock.transactions.wire.records import Author, Verdict
+
+_STATES = {schema.COMMIT: TransactionState.COMMIT, schema.ROLLBACK: TransactionState.ROLLBACK}
+
+
+class SqlAdministration:
+    """Shows and settles what is pending; each act is written down in `penstock_audit`, and kept. Thread-safe.
+
+    Args:
+        database: where the store is; its tables exist.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def pending(self) -> Sequence[PendingTransaction]:
+        """Return what is not settled, oldest first."""
+        return self._shown(schema.tx.c.settled_at.is_(None))
+
+    def show(self, transaction_id: str) -> PendingTransaction | None:
+        """Return one pending transaction, or None."""
+        found = self._shown(schema.tx.c.settled_at.is_(None) & (schema.tx.c.id == transaction_id))
+        return found[0] if found else None
+
+    def discarded(self) -> Sequence[DiscardedTransaction]:
+        """Return what was discarded and can be resumed, latest first: it is kept for 30 days."""
+        tx, message = schema.tx, schema.message
+        gone = (tx.c.state == schema.DISCARD) & tx.c.settled_at.is_not(None)
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(tx).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)).all()
+            topics: dict[str, list[str]] = {}
+            parts = sa.select(message.c.tx, message.c.topic).order_by(message.c.part)
+            for part in connection.execute(parts.where(message.c.tx.in_(sa.select(tx.c.id).where(gone)))):
+                topics.setdefault(part.tx, []).append(part.topic)
+        return [
+            DiscardedTransaction(
+                transaction_id=row.id,
+                group=row.producer_group,
+                topics=tuple(topics.get(row.id, ())),
+                reason=reason_of_discard(row.author),
+                check_count=row.check_count,
+                at_ms=int(row.settled_at * 1000),
+            )
+            for row in rows
+        ]
+
+    def acts(self, transaction_id: str) -> Sequence[Audited]:
+        """Return what operators did to a transaction, oldest first: it is kept for ever."""
+        audit = schema.audit
+        with self._database.read() as connection:
+            rows = connection.execute(
+                sa.select(audit).where(audit.c.tx == transaction_id).order_by(audit.c.number)
+            ).all()
+        # The actor has the reason in it.
+        return [
+            Audited(Act(row.actor, row.what, row.tx, "", "penstock_audit"), row.number, int(row.at * 1000))
+            for row in rows
+        ]
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
+        """Store an operator's decision, with who it was. A DISCARD counts, too, where a COMMIT is refused by Kafka.
+
+        It counts if it is the first. A ROLLBACK also counts against a COMMIT, as long as the message waits for its
+        `deliver_at`.
+
+        Raises:
+            TransactionRefusedError: another decision stands, or there is no such transaction; or a COMMIT is to be
+                discarded that is not refused, or is being published just now.
+            DecisionNotStoredError: it is not known to be durable.
+        """
+        decision = Decision(transaction_id, None, verdict, Author.OPERATOR, actor)
+        try:
+            with self._database.begin() as connection:
+                decision.write(self._database, connection)
+                self._write_down(connection, actor, verdict.name.lower(), transaction_id)
+        except sa.exc.SQLAlchemyError as error:
+            raise DecisionNotStoredError(
+                f"transaction {transaction_id}: its {verdict.name} by {actor} is not known to be stored in the "
+                f"database: {cause_of(error)}; look at it, and try again"
+            ) from error
+        refusal = decision.refusal()
+        if refusal is not None:
+            raise TransactionRefusedError(refusal)
+
+    def resume(self, transaction_id: str, actor: str) -> None:
+        """Bring a discarded transaction back, undecided, with a fresh count of checks.
+
+        Raises:
+            TransactionError: no such transaction was discarded, or so long ago that it was deleted.
+            DecisionNotStoredError: it is not known to be stored.
+        """
+        tx, now = schema.tx, self._database.now
+        try:
+            with self._database.begin() as connection:
+                done = connection.execute(
+                    tx.update()
+                    .where(tx.c.id == transaction_id, tx.c.state == schema.DISCARD, tx.c.settled_at.is_not(None))
+                    .values(
+                        state=schema.PREPARED,
+                        settled_at=None,
+                        author=None,
+                        actor=None,
+                        decided_seq=None,
+                        birth=now,
+                        immunity=0.0,
+                        check_count=0,
+                        answered_at=None,
+                        question=0,
+                        taken_until=0.0,
+                        held_until=0.0,
+                        held_count=0,
+                        held_why=None,
+                    )
+                )
+                self._write_down(connection, actor, "resume", transaction_id)
+        except sa.exc.SQLAlchemyError as error:
+            raise DecisionNotStoredError(
+                f"transaction {transaction_id}: that {actor} resumed it is not known to be stored in the database: "
+                f"{cause_of(error)}; look at it, and try again"
+            ) from error
+        if not done.rowcount:
+            raise TransactionError(
+                f"transaction {transaction_id} is not among the discarded ones of the store: it was not discarded, was "
+                "resumed already, or was discarded too long ago; its message is in the discarded topic"
+            )
+
+    def _write_down(self, connection: sa.Connection, actor: str, what: str, transaction_id: str) -> None:
+        act = schema.audit.insert().values(at=self._database.now, actor=actor, what=what, tx=transaction_id)
+        connection.execute(act)
+
+    def _shown(self, condition: sa.ColumnElement[bool]) -> list[PendingTransaction]:
+        tx, message, now = schema.tx, schema.message, self._database.now
+        earlier = tx.alias("earlier")
+        held_by = (
+            sa.select(earlier.c.id)
+            .where(schema.before_it(earlier))
+            .order_by(earlier.c.seq)
+            .limit(1)
+            .correlate(tx)
+            .scalar_subquery()
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(
+                sa.select(tx, held_by.label("held_by"), (now - tx.c.birth).label("age"), (now * 1000).label("now_ms"))
+                .where(condition)
+                .order_by(tx.c.birth, tx.c.seq)
+            ).all()
+            topics: dict[str, list[str]] = {}
+            parts = sa.select(message.c.tx, message.c.topic).order_by(message.c.part)
+            for part in connection.execute(parts.where(message.c.tx.in_(sa.select(tx.c.id).where(condition)))):
+                topics.setdefault(part.tx, []).append(part.topic)
+        return [_described(row, tuple(topics.get(row.id, ()))) for row in rows]
+
+
+def _described(row: Any, topics: tuple[str, ...]) -> PendingTransaction:
+    waits_for = ""
+    if row.state == schema.DISCARD:
+        waits_for = "the discarded topic"
+    elif row.state != schema.PREPARED and row.held_by is None:
+        waits_for = "a coordinator"
+        if row.deliver_at_ms is not None and row.deliver_at_ms > row.now_ms:
+            waits_for = "its time"
+        elif row.held_why is not None:
+            waits_for = f"Kafka to take it: {row.held_why}"
+    return PendingTransaction(
+        transaction_id=row.id,
+        group=row.producer_group,
+        topics=topics,
+        age_s=max(0.0, row.age),
+        check_count=row.check_count,
+        decided=_STATES.get(row.state),
+        deliver_at_ms=row.deliver_at_ms,
+        held_by=row.held_by,
+        waits_for=waits_for,
+    )
+
+
+__all__ = ["SqlAdministration"]

@@ -1,0 +1,44 @@
+"""Cancelling in a database: one conditional update."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from penstock.errors import DecisionNotStoredError
+from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.writer import cause_of
+from penstock.transactions.wire.records import Author, Verdict
+
+
+def cancel(database: Database, transaction_id: str, group: str) -> None:
+    """Take a committed message back that is not due yet.
+
+    Raises:
+        TransactionRefusedError: it is due, published, or not committed.
+        TransactionError: no such transaction is known.
+        DecisionNotStoredError: it is not known whether it took effect.
+    """
+    tx = schema.tx
+    named = (tx.c.id == transaction_id) & (tx.c.producer_group == group)
+    try:
+        with database.begin() as connection:
+            done = connection.execute(
+                tx.update()
+                .where(named, schema.is_delayed(database))
+                .values(state=schema.ROLLBACK, author=int(Author.PRODUCER), decided_seq=database.next)
+            )
+            standing = connection.execute(sa.select(tx.c.state).where(named)).scalar()
+    except sa.exc.SQLAlchemyError as error:
+        raise DecisionNotStoredError(
+            f"transaction {transaction_id}: that it is cancelled is not known to be stored in the database: "
+            f"{cause_of(error)}; try again"
+        ) from error
+    if standing is None:
+        raise not_pending(transaction_id, group)
+    if not done.rowcount and standing != schema.ROLLBACK:
+        raise not_cancelled(transaction_id, None if standing == schema.PREPARED else Verdict(standing))
+
+
+__all__ = ["cancel"]

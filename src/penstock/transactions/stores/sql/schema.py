@@ -1,0 +1,267 @@
+"""The tables of the SQL store. Times are seconds since 1970 by the database's clock, save where a name says `ms`."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.errors import ConfigurationError
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.wire.records import Author, Half, Verdict
+
+#: A transaction that nobody decided. The other states are the verdicts' numbers.
+PREPARED = 0
+COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verdict.DISCARD)
+
+#: `taken_until` of what a trial has: only a relay that has read the done log since lets it go.
+TAKEN = 1e18
+
+_VERSION = 2
+
+metadata = sa.MetaData()
+
+store = sa.Table(
+    "penstock_store",
+    metadata,
+    sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    # Part of the transactional ids and of the done log's name: it tells this store from any other.
+    sa.Column("uuid", sa.Text, nullable=False),
+    sa.Column("shards", sa.Integer, nullable=False),
+)
+
+#: A row for each transaction.
+tx = sa.Table(
+    "penstock_tx",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    # The order in which halves were stored; `decided_seq`: in which they were decided.
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("shard", sa.Integer, nullable=False),
+    sa.Column("producer_group", sa.Text, nullable=False),
+    sa.Column("state", sa.SmallInteger, nullable=False),
+    sa.Column("author", sa.SmallInteger),
+    sa.Column("actor", sa.Text),
+    sa.Column("decided_seq", sa.BigInteger),
+    # Present with order="half".
+    sa.Column("order_key", sa.LargeBinary),
+    sa.Column("birth", sa.Double, nullable=False),
+    sa.Column("immunity", sa.Double, nullable=False),
+    sa.Column("deliver_at_ms", sa.BigInteger),
+    # Checks: answered ones, when the last was, the number and the time of the question that is open (0: none), and
+    # until when a producer has it.
+    sa.Column("check_count", sa.Integer, nullable=False),
+    sa.Column("answered_at", sa.Double),
+    sa.Column("question", sa.Integer, nullable=False),
+    sa.Column("asked_at", sa.Double),
+    sa.Column("taken_until", sa.Double, nullable=False),
+    # While Kafka refuses it: until when the main path leaves it alone, how often it was refused itself, and why.
+    sa.Column("held_until", sa.Double, nullable=False),
+    sa.Column("held_count", sa.Integer, nullable=False),
+    sa.Column("held_why", sa.Text),
+    sa.Column("settled_at", sa.Double),
+    sa.Index("penstock_tx_open", "shard", "settled_at", "state", "decided_seq"),
+    sa.Index("penstock_tx_keys", "order_key", "seq"),
+    sa.Index("penstock_tx_seq", "seq"),
+    sa.Index("penstock_tx_decided", "decided_seq"),
+    sa.Index("penstock_tx_settled", "settled_at"),
+)
+
+message = sa.Table(
+    "penstock_message",
+    metadata,
+    sa.Column("tx", sa.Text, primary_key=True),
+    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("topic", sa.Text, nullable=False),
+    sa.Column("partition", sa.Integer),
+    sa.Column("key", sa.LargeBinary),
+    sa.Column("value", sa.LargeBinary),
+    # A list of pairs in JSON: name, and value in hexadecimal digits or null.
+    sa.Column("headers", sa.Text, nullable=False),
+)
+
+#: Who publishes a shard, and until when nobody else may. The epoch rises with each owner.
+shard = sa.Table(
+    "penstock_shard",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("owner", sa.Text),
+    sa.Column("lease_until", sa.Double, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+)
+
+#: Who is alive: coordinators (kind `coordinator`) and producers that answer checks (kind `producer`).
+alive = sa.Table(
+    "penstock_alive",
+    metadata,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("producer_group", sa.Text, nullable=False),
+    sa.Column("seen", sa.Double, nullable=False),
+)
+
+#: Decisions that came too late, or for no transaction.
+refusal = sa.Table(
+    "penstock_refusal",
+    metadata,
+    sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("tx", sa.Text, nullable=False),
+    sa.Column("verdict", sa.SmallInteger, nullable=False),
+    sa.Column("author", sa.SmallInteger, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    # The coordinator that has it in its statistics; null: none yet.
+    sa.Column("counted_by", sa.Text),
+    sa.Index("penstock_refusal_counted", "counted_by"),
+)
+
+#: Who did what by hand. Kept for ever.
+audit = sa.Table(
+    "penstock_audit",
+    metadata,
+    sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    # `commit`, `rollback`, `discard` or `resume`.
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("tx", sa.Text, nullable=False),
+)
+
+
+def create(database: Database, shards: int) -> tuple[str, int]:
+    """Create the tables where they are absent, and return the store's uuid and its number of shards.
+
+    Raises:
+        ConfigurationError: the tables are of another version.
+    """
+    with database.begin() as connection:
+        if database.kind == "postgresql":
+            # CREATE TABLE IF NOT EXISTS fails when two do it at once.
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('penstock store', 0))"))
+            connection.execute(sa.text("CREATE SEQUENCE IF NOT EXISTS penstock_seq"))
+        metadata.create_all(connection)
+        row = connection.execute(sa.select(store)).one_or_none()
+        if row is None:
+            own = uuid.uuid4().hex[:12]
+            connection.execute(store.insert().values(one=1, version=_VERSION, uuid=own, shards=shards))
+            rows = [{"number": number, "lease_until": 0.0, "epoch": 0} for number in range(shards)]
+            connection.execute(shard.insert(), rows)
+            return own, shards
+        if row.version != _VERSION:
+            raise ConfigurationError(
+                f"the tables of the SQL store are of version {row.version}, but this penstock knows {_VERSION}"
+            )
+        return str(row.uuid), int(row.shards)
+
+
+def shards_of(database: Database) -> int:
+    """Return the number of shards that the tables have.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    with database.read() as connection:
+        is_there = sa.inspect(connection).has_table(store.name)
+        found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
+    if found is None:
+        raise ConfigurationError(
+            "the tables of the SQL store are not there; start the store, or "
+            "start a coordinator or a producer on it once, which makes them"
+        )
+    return int(found)
+
+
+def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that a row of `earlier` stands before one of `tx` in its line, and is not settled.
+
+    A line is of a producer group and an ordering key; the shard is that of the key.
+    """
+    return sa.and_(
+        earlier.c.order_key == tx.c.order_key,
+        earlier.c.producer_group == tx.c.producer_group,
+        earlier.c.shard == tx.c.shard,
+        earlier.c.seq < tx.c.seq,
+        earlier.c.settled_at.is_(None),
+    )
+
+
+def is_delayed(database: Database) -> sa.ColumnElement[bool]:
+    """Return the condition that a transaction is committed and waits for its time, by the database's clock."""
+    return sa.and_(tx.c.state == COMMIT, tx.c.settled_at.is_(None), tx.c.deliver_at_ms > database.now * 1000)
+
+
+def answered() -> sa.ColumnElement[int]:
+    """Return how many answers of checks counted for a transaction: those that were UNKNOWN, and one that decided."""
+    return tx.c.check_count + sa.case((tx.c.author == int(Author.CHECK), 1), else_=0)
+
+
+def message_rows(halves: Iterable[Half]) -> list[dict[str, Any]]:
+    """Return the rows of a transaction's messages."""
+    return [
+        {
+            "tx": half.transaction_id,
+            "part": part,
+            "topic": half.topic,
+            "partition": half.partition,
+            "key": half.key,
+            "value": half.value,
+            "headers": encode_headers(half.headers),
+        }
+        for part, half in enumerate(halves)
+    ]
+
+
+def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> str:
+    """Return headers as text."""
+    return json.dumps([[name, None if content is None else content.hex()] for name, content in headers])
+
+
+def decode_headers(text: str) -> tuple[tuple[str, bytes | None], ...]:
+    """Read headers."""
+    return tuple((name, None if content is None else bytes.fromhex(content)) for name, content in json.loads(text))
+
+
+def half_of(row: Any, parts: int) -> Half:
+    """Return the half of a row of both tables, joined."""
+    return Half(
+        transaction_id=row.id,
+        group=row.producer_group,
+        topic=row.topic,
+        partition=row.partition,
+        key=None if row.key is None else bytes(row.key),
+        value=None if row.value is None else bytes(row.value),
+        headers=decode_headers(row.headers),
+        immunity_ms=int(row.immunity * 1000) or None,
+        deliver_at_ms=row.deliver_at_ms,
+        part=(row.part + 1, parts) if parts > 1 else None,
+        order_key=None if row.order_key is None else bytes(row.order_key),
+    )
+
+
+__all__ = [
+    "COMMIT",
+    "DISCARD",
+    "PREPARED",
+    "ROLLBACK",
+    "TAKEN",
+    "alive",
+    "answered",
+    "audit",
+    "before_it",
+    "create",
+    "decode_headers",
+    "encode_headers",
+    "half_of",
+    "is_delayed",
+    "message",
+    "message_rows",
+    "metadata",
+    "refusal",
+    "shard",
+    "shards_of",
+    "store",
+    "tx",
+]

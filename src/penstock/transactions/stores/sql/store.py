@@ -1,0 +1,343 @@
+"""The store in a database: a row for each transaction, SQLite or PostgreSQL.
+
+The first decision wins by a conditional update. Publication is exactly once into Kafka, by `outbound`: the coordinators
+share the shards, and each shard is published by one of them at a time, fenced in the database and in Kafka.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import sqlalchemy as sa
+from xxhash import xxh3_64_intdigest
+
+from penstock.clients.kafka import admin_client, partition_counts, require_topics
+from penstock.clients.rights import Operation, principal_of
+from penstock.errors import (
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoppedError,
+    StoreConnectionError,
+    TransactionError,
+    TransactionRefusedError,
+)
+from penstock.options import ClientConfig, positive_int
+from penstock.transactions.store import CoordinatorOptions, Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.administration import SqlAdministration
+from penstock.transactions.stores.sql.cancelling import cancel
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.outbox import Outbox
+from penstock.transactions.stores.sql.questions import SqlCheckSource
+from penstock.transactions.stores.sql.settler import SqlSettler
+from penstock.transactions.stores.sql.watching import SettledWatch
+from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer, cause_of
+from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.topics import StoreTopics, require_prefix
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Shards of a new store. So many coordinators can share the work.
+DEFAULT_SHARDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A transaction that is stored."""
+
+    halves: Sequence[Half]
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparing(NewTransaction):
+    """A transaction on its way into the database, and whom to tell."""
+
+    told: ToldPrepared
+    store: SqlStore
+
+    def tell(self, error: Exception | None) -> None:
+        half = self.halves[0]
+        if error is None:
+            self.told(StoredRow(self.halves, self.shard))
+            return
+        # Should its transaction have been committed all the same.
+        self.store.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER, told=_nobody))
+        self.told(
+            HalfNotStoredError(
+                f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in the "
+                f"database: {cause_of(error)}; the local transaction did not run, send it again"
+            )
+        )
+
+
+@dataclass(slots=True)
+class _Deciding(Decision):
+    """A decision on its way into the database, and whom to tell."""
+
+    told: ToldDecided | None = None
+
+    def tell(self, error: Exception | None) -> None:
+        told: TransactionError | None = None
+        if error is not None:
+            told = DecisionNotStoredError(
+                f"transaction {self.transaction_id}: its {self.verdict.name} is not known to be stored in the "
+                f"database: {cause_of(error)}"
+            )
+        elif (refusal := self.refusal()) is not None:
+            _log.warning("%s", refusal)
+            # One that says the same and came first does no harm.
+            told = None if self.refused_by == self.verdict else TransactionRefusedError(refusal)
+        if self.told is not None:
+            self.told(told)
+
+
+def _nobody(_: object) -> None:
+    """Nobody waits."""
+
+
+class SqlStore:
+    """A store in a database, for `TransactionalProducer(store=...)`. Thread-safe.
+
+    With SQLite the file's journal is set to WAL. The same object may serve producers and a coordinator of one process;
+    other processes make their own with the same address. Publication is exactly once into Kafka for readers of
+    committed messages.
+
+    Args:
+        url: the database, as `sqlite:///file.db` or `postgresql+psycopg://user@host/database`. The store makes its
+            tables there, `penstock_...`; it may be the database of the user's own data, and is for the outbox.
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the store's topics begin with.
+        shards: into how many parts transactions are divided by key, if the tables have to be created.
+        config: settings of the Kafka clients, by librdkafka's names.
+
+    Raises:
+        ConfigurationError: an argument is wrong. Nothing was started.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        bootstrap_servers: str,
+        prefix: str = "penstock",
+        shards: int = DEFAULT_SHARDS,
+        config: ClientConfig | None = None,
+    ) -> None:
+        positive_int("shards", shards)
+        require_prefix(prefix, f".sql-{'0' * 36}.done")
+        self.database = Database(url)
+        self.bootstrap_servers = bootstrap_servers
+        self.config: ClientConfig = config or {}
+        self.topics = StoreTopics(prefix)
+        self._wanted_shards = shards
+        self._admin = admin_client(bootstrap_servers, self.config)
+        # Guards starting, stopping and the watch.
+        self._lock = threading.Lock()
+        self._starts = 0
+        self._writer: Writer | None = None
+        self._watch: SettledWatch | None = None
+        # The process that started it.
+        self._pid = 0
+        # Set by start(), before any other call.
+        self.uuid = ""
+        self.shards = shards
+        # Whether `shards` is what the tables have. Set once.
+        self._knows_shards = False
+        # Partition counts of target topics found so far. Replaced as a whole, read without a lock.
+        self._targets: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Connect, and create the tables where they are absent.
+
+        Raises:
+            StoreConnectionError: the database did not answer.
+            ConfigurationError: its tables are of another version.
+        """
+        with self._lock:
+            self._starts += 1
+            if self._starts > 1:
+                return
+            try:
+                self.uuid, self.shards = schema.create(self.database, self._wanted_shards)
+            except sa.exc.SQLAlchemyError as error:
+                self._starts = 0
+                raise StoreConnectionError(
+                    f"the tables of the SQL store could not be opened: {cause_of(error)}; check its address, that "
+                    "it runs, and that its user may create tables"
+                ) from error
+            self._knows_shards, self._pid = True, os.getpid()
+            self._writer = Writer(self.database, self.topics.prefix)
+            self._writer.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish what is being written, at most `timeout_s` seconds, and disconnect, once for each start."""
+        with self._lock:
+            self._starts -= 1
+            if self._starts:
+                return
+            writer, self._writer = self._writer, None
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop(timeout_s)
+        if writer is not None:
+            writer.stop(timeout_s)
+        self.database.close()
+
+    def require_target(self, topic: str, partition: int | None) -> None:
+        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
+
+        Raises:
+            TopicNotFoundError: there is no such topic.
+            MissingRightError: this client may not see it, if it is there.
+            ConfigurationError: the topic has no such partition, or belongs to a store.
+        """
+        count = self._targets.get(topic)
+        if count is not None and (partition is None or 0 <= partition < count):
+            return
+        if not self.topics.may_publish_to(topic) or topic.startswith(f"{self.topics.prefix}.sql-"):
+            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
+        self._targets = found = partition_counts(self._admin, self.bootstrap_servers)
+        if topic not in found:
+            # It tells whether there is none, or none that may be seen.
+            principal = principal_of(self.config)
+            self._targets = found = found | require_topics(
+                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
+            )
+        if partition is not None and not 0 <= partition < found[topic]:
+            raise ConfigurationError(
+                f"topic {topic} has partitions 0 to {found[topic] - 1}, but partition is {partition}"
+            )
+
+    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
+        """Store the halves of one transaction, and tell once they are durable."""
+        self.submit(_Preparing(halves, self.shard_of(halves[0], ordering_key), told, self))
+
+    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
+        """Store the producer's decision, and tell once it is durable."""
+        half = prepared.halves[0]
+        self.submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, told=told))
+
+    def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
+        """Store the answer to a check and return once it is durable.
+
+        Raises:
+            DecisionNotStoredError: it is not known to be durable; it is asked again.
+        """
+        half = request.half
+        if verdict is Verdict.UNKNOWN:
+            self._count_check(half, request.check_number)
+        else:
+            heard: SimpleQueue[TransactionError | None] = SimpleQueue()
+            self.submit(_Deciding(half.transaction_id, half.group, verdict, author, told=heard.put))
+            error = heard.get()
+            # An answer that came second is counted as refused, and nothing is wrong with it.
+            if isinstance(error, DecisionNotStoredError):
+                raise error
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - nobody is waited for
+        """Take a committed message back that is not due yet, by the database's clock; see `Store.cancel`."""
+        cancel(self.database, transaction_id, group)
+
+    def checks(self, group: str) -> SqlCheckSource:
+        """Return the questions to a producer group."""
+        return SqlCheckSource(self.database, group)
+
+    def watch(self, transaction_id: str, told: ToldSettled) -> None:
+        """Tell how a transaction is settled."""
+        with self._lock:
+            if self._watch is None:
+                self._watch = SettledWatch(self.database, self.topics.prefix)
+            self._watch.add(transaction_id, told)
+
+    def forget(self, transaction_id: str) -> None:
+        """Give a watch up."""
+        watch = self._watch
+        if watch is not None:
+            watch.remove(transaction_id)
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the database tells
+        """Say what a committed transaction waits for; see `Store.waits_for`."""
+        try:
+            shown = self.administration().show(transaction_id)
+        except sa.exc.SQLAlchemyError:
+            return ""
+        return "" if shown is None else shown.waits_for
+
+    def outbox(self, connection: object) -> Outbox:
+        """Return what sends messages within the user's own SQL transaction: they are published iff it commits.
+
+        Args:
+            connection: a connection to the store's own database, as `barrier` takes it; not in autocommit mode.
+        """
+        return Outbox(self, connection)
+
+    def settler(self, options: CoordinatorOptions) -> SqlSettler:
+        """Return a coordinator for this store, not started. It starts the store, and stops it."""
+        return SqlSettler(self, options)
+
+    def administration(self) -> SqlAdministration:
+        """Return what an operator may do. The tables exist once a store was started."""
+        return SqlAdministration(self.database)
+
+    def shard_of(self, half: Half, ordering_key: bytes | None = None) -> int:
+        """Return the shard of a transaction whose first half this is."""
+        key = half.key if ordering_key is None else ordering_key
+        return int(xxh3_64_intdigest(half.transaction_id.encode() if key is None else key) % self.shards)
+
+    def require_shards(self) -> None:
+        """Find out how many shards the tables have, where the store was not started.
+
+        Raises:
+            ConfigurationError: there are no tables.
+            StoreConnectionError: the database did not answer.
+        """
+        if self._knows_shards:
+            return
+        try:
+            self.shards = schema.shards_of(self.database)
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreConnectionError(
+                f"the tables of the SQL store could not be read: {cause_of(error)}; check its address, and that it runs"
+            ) from error
+        self._knows_shards = True
+
+    def _count_check(self, half: Half, number: int) -> None:
+        tx, now = schema.tx, self.database.now
+        asked = (tx.c.id == half.transaction_id) & (tx.c.producer_group == half.group)
+        try:
+            with self.database.begin() as connection:
+                connection.execute(
+                    tx.update()
+                    .where(asked, tx.c.state == schema.PREPARED, tx.c.check_count == number - 1)
+                    .values(check_count=number, answered_at=now, question=0, taken_until=0.0)
+                )
+        except sa.exc.SQLAlchemyError as error:
+            raise DecisionNotStoredError(
+                f"transaction {half.transaction_id}: the answer to its check {number} is not known to be stored in the "
+                f"database: {cause_of(error)}; it is asked again"
+            ) from error
+
+    def submit(self, request: Request) -> None:
+        """Have a request written. A store that is not running tells it so: who asks may be a callback."""
+        writer = self._writer
+        if writer is None:
+            request.tell(StoppedError("the SQL store is not started, or was stopped"))
+        elif self._pid != os.getpid():
+            request.tell(
+                StoppedError(
+                    f"the SQL store was started in process {self._pid}, from which this one was forked: its threads "
+                    "and connections are not here; make a store in this process"
+                )
+            )
+        else:
+            writer.submit(request)
+
+
+__all__ = ["DEFAULT_SHARDS", "SqlStore", "StoredRow"]

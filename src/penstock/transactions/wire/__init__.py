@@ -1,0 +1,1 @@
+"""What stands in the topics of a store: records, ids, names. Pure."""

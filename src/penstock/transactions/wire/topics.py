@@ -1,0 +1,224 @@
+"""The topics of the half/op store: their names, their settings, and which half partition a message belongs to."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from xxhash import xxh3_64_intdigest
+
+from penstock.clients.kafka import CONNECT_TIMEOUT_S, TopicSpec, ensure_topics, reason
+from penstock.clients.rights import THIS_CLIENT, Operation
+from penstock.errors import BrokerConnectionError, ConfigurationError
+
+#: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
+#: cost throughput, for each takes requests and transaction markers of its own.
+DEFAULT_PARTITIONS = 2
+#: Partitions of the check topic: so many producers of a group can share its checks.
+CHECK_PARTITIONS = 8
+
+#: Kafka's own topics: a half that names one of them as its target is forged.
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+#: The store deletes below its checkpoints itself: nothing pending may be lost to retention.
+_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+#: What is deleted gives its place on the disk back when its whole segment is: Kafka's own are a gigabyte large.
+_SEGMENTS = {"segment.bytes": str(16 << 20)}
+#: The broker's clock gives a half its birth time: producers' clocks do not count.
+_BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
+#: A check request or a discarded record is a half with a few headers more, and a half may be written down again in the
+#: done log: whatever fits as a half must fit here.
+_ROOM = {"max.message.bytes": str(2 << 20)}
+#: Characters of a topic's name.
+_MAX_TOPIC_NAME = 249
+_PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
+_POLL_S = 0.05
+_ONE_HOUR_MS = str(60 * 60 * 1000)
+#: What is told there is of now: a segment ends soon, so that an hour of them is all that is kept.
+_STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTopics:
+    """The topics of one store.
+
+    Attributes:
+        prefix: what their names begin with.
+        partitions: number of partitions of half, op and done.
+        check_partitions: number of partitions of the check topic.
+    """
+
+    prefix: str
+    partitions: int = DEFAULT_PARTITIONS
+    check_partitions: int = CHECK_PARTITIONS
+
+    @property
+    def half(self) -> str:
+        """Name of the topic of prepared messages."""
+        return f"{self.prefix}.half"
+
+    @property
+    def op(self) -> str:
+        """Name of the topic of decisions."""
+        return f"{self.prefix}.op"
+
+    @property
+    def done(self) -> str:
+        """Name of the topic of completions."""
+        return f"{self.prefix}.done"
+
+    @property
+    def check(self) -> str:
+        """Name of the topic of questions to producer groups."""
+        return f"{self.prefix}.check"
+
+    @property
+    def discarded(self) -> str:
+        """Name of the topic of messages whose checks are exhausted."""
+        return f"{self.prefix}.discarded"
+
+    @property
+    def audit(self) -> str:
+        """Name of the topic that says which operator decided what."""
+        return f"{self.prefix}.audit"
+
+    @property
+    def status(self) -> str:
+        """Name of the topic in which coordinators tell what hinders them."""
+        return f"{self.prefix}.status"
+
+    @property
+    def coordinators(self) -> str:
+        """Name of the consumer group in which coordinators share the half partitions."""
+        return f"{self.prefix}.coordinator"
+
+    def checkers(self, group: str) -> str:
+        """Name of the consumer group in which the producers of a group share its checks."""
+        return f"{self.prefix}.check.{group}"
+
+    def may_publish_to(self, topic: str) -> bool:
+        """Tell whether a message may name `topic` as its target: not the store itself, not Kafka's own topics."""
+        if not topic.startswith((f"{self.prefix}.", "__")):
+            return True
+        own = {self.half, self.op, self.done, self.check, self.discarded, self.audit, self.status}
+        return topic not in _INTERNAL and topic not in own
+
+    def half_partition(self, ordering_key: bytes) -> int:
+        """Return the half partition of an ordering key: the same in every process, independent of Kafka's own hash."""
+        return xxh3_64_intdigest(ordering_key) % self.partitions
+
+    def check_partition(self, transaction_id: str, number: int) -> int:
+        """Return the check partition for a check of that number: all are used, and each check goes to another one."""
+        return (xxh3_64_intdigest(transaction_id.encode()) + number) % self.check_partitions
+
+
+def require_prefix(prefix: object, longest: str = ".discarded") -> None:
+    """Raise `ConfigurationError` unless a store's topics can begin with a prefix.
+
+    Args:
+        prefix: the prefix.
+        longest: what the longest of the names has behind it.
+    """
+    if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
+        raise ConfigurationError(f"prefix must be a name made of letters, digits, '.', '_' and '-', but is {prefix!r}")
+    most = _MAX_TOPIC_NAME - len(longest)
+    if len(prefix) > most:
+        raise ConfigurationError(
+            f"prefix must have at most {most} characters, so that the store's topics have names that Kafka takes, but "
+            f"has {len(prefix)}"
+        )
+
+
+def open_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    prefix: str,
+    partitions: int,
+    *,
+    needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
+    principal: str = THIS_CLIENT,
+) -> StoreTopics:
+    """Create the topics of a store where they are absent, and return them with their real partition counts.
+
+    Args:
+        admin: an admin client.
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the topics begin with.
+        partitions: of half, op and done, if they have to be created.
+        needs: what the caller does with them, by the last part of their names, to be told where they are not seen.
+        principal: who the caller is, to be told then.
+
+    Raises:
+        BrokerConnectionError: no broker answered.
+        MissingRightError: one is not to be seen, or is missing and may not be created.
+        ConfigurationError: the prefix is no topic name, or the counts of half, op and done differ.
+        PenstockError: the broker refused to create one.
+    """
+    require_prefix(prefix)
+    topics = StoreTopics(prefix, partitions)
+    wanted = ensure_topics(
+        admin,
+        bootstrap_servers,
+        [
+            TopicSpec(topics.half, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
+            TopicSpec(topics.op, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
+            TopicSpec(topics.done, partitions, _KEPT | _SEGMENTS | _ROOM),
+            TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
+            TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
+            # A store of an earlier version has none, and may be in the hands of a user who may not create topics.
+            TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | _BROKER_TIME, is_optional=True),
+        ],
+        needs={f"{prefix}.{name}": operations for name, operations in needs.items()},
+        principal=principal,
+    )
+    # Who creates at the same time as another, and is the later, has been told the partitions of its own wish.
+    counts = _await_leaders(admin, bootstrap_servers, wanted)
+    found = {counts[topics.half], counts[topics.op], counts[topics.done]}
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"{topics.half}, {topics.op} and {topics.done} must have the same number of partitions, but have "
+            f"{counts[topics.half]}, {counts[topics.op]} and {counts[topics.done]}; use another prefix"
+        )
+    return StoreTopics(prefix, found.pop(), counts[topics.check])
+
+
+def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> dict[str, int]:
+    """Wait until the brokers know of the topics, and return their partitions.
+
+    Creation is acknowledged by the controller alone. A consumer that subscribes earlier gets no partitions, and asks
+    again only minutes later.
+    """
+    wanted = list(topics)
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        cause: KafkaException | None = None
+        missing = wanted
+        try:
+            known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
+        except KafkaException as error:
+            cause = error
+        else:
+            missing = [
+                name
+                for name in wanted
+                if name not in known
+                or not known[name].partitions
+                or any(p.leader < 0 or p.error is not None for p in known[name].partitions.values())
+            ]
+            if not missing:
+                return {name: len(known[name].partitions) for name in wanted}
+        if time.monotonic() > deadline:
+            why = "" if cause is None else f" ({reason(cause)})"
+            raise BrokerConnectionError(
+                f"{', '.join(missing)} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s{why}; "
+                "check that all brokers run"
+            ) from cause
+        time.sleep(_POLL_S)
+
+
+__all__ = ["DEFAULT_PARTITIONS", "StoreTopics", "open_topics", "require_prefix"]

@@ -1,0 +1,1 @@
+"""Writing to Kafka: acknowledged sends, and what Kafka transactions need wherever one is made."""

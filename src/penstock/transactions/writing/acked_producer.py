@@ -1,0 +1,437 @@
+"""Acknowledged sends: one idempotent Kafka producer that many threads share, and a thread that serves its reports.
+
+A sender gets a `Receipt` and waits on it. Thousands of receipts may be open: a waiting thread holds a lock, nothing
+else, and no two senders wait for each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from penstock import clients
+from penstock.clients.kafka import reason
+from penstock.clients.rights import Operation, is_missing_right, lacking_text, principal_of, topic_right
+from penstock.errors import MessageFormatError, StoppedError, raised
+from penstock.message import Record, headers_of
+from penstock.options import ClientConfig, reserved
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.records import WireHeaders
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds the delivery thread waits for reports before it looks whether it shall stop.
+_POLL_S = 0.1
+#: Seconds for the reports of what was not acknowledged before a stop.
+_PURGE_S = 5.0
+#: Seconds between two replacements of a producer that a fatal error ended.
+_HEAL_EVERY_S = 1.0
+_LAST_TRIES = 3
+#: Seconds between two looks at topics that may not be seen, and for one.
+_LOOK_S = 1.0
+#: What befalls records because their producer has ended.
+_OF_PRODUCER = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the library's public constants look so
+
+#: The client's own limit on a message, for those who send on what was stored: the broker's limit decides alone.
+ANY_SIZE: ClientConfig = {"message.max.bytes": 100_000_000}
+
+_OWNED = {
+    "transactional.id": "these sends are idempotent, not transactional; leave it out",
+    "enable.idempotence": "it is always on, so that a retry cannot store a record twice; leave it out",
+    "acks": "it is always 'all': a half must be durable; leave it out",
+}
+
+
+def wire_headers(message: Message) -> WireHeaders:
+    """Return the headers of a fetched record in wire order.
+
+    Raises:
+        MessageFormatError: a header's name is not UTF-8.
+    """
+    try:
+        # The client library returns a list of pairs of text and bytes; its type covers what may be produced, too.
+        return cast("WireHeaders", headers_of(cast("Record", message)) or ())
+    except UnicodeDecodeError as error:
+        raise MessageFormatError("a record with a header whose name is not UTF-8; it is refused") from error
+
+
+class Receipt:
+    """What is known of one send. Written once by the delivery thread, read by any number of waiters."""
+
+    __slots__ = ("_gate", "_why", "error", "offset")
+
+    def __init__(self, why: Callable[[KafkaError], str] = reason) -> None:
+        self._why = why
+        #: Offset of the stored record; -1 until then.
+        self.offset = -1
+        #: Why it is not known to be stored.
+        self.error: str | None = None
+        # A held lock is the cheapest event there is: released once, by the delivery report.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report; the client library calls it."""
+        if error is not None:
+            self.error = self._why(error)
+        else:
+            self.offset = message.offset() or 0
+        self._gate.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the report, and tell whether the record is stored. `error` says why not."""
+        if not self._gate.acquire(timeout=timeout_s):
+            self.error = f"no answer within {timeout_s:g} s"
+            return False
+        # The next waiter passes as well.
+        self._gate.release()
+        return self.error is None
+
+
+Report = Callable[[KafkaError | None, Message], None]
+
+
+class AckedProducer:
+    """Idempotent sends with receipts. Thread-safe.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        send_timeout_s: seconds after which an unacknowledged send counts as failed.
+        name: what the delivery thread's name ends with.
+
+    Raises:
+        ConfigurationError: a setting is wrong, or belongs to penstock.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, send_timeout_s: float, name: str) -> None:
+        reserved(config, _OWNED, "the transactional producer")
+        settings = {
+            # Nagle's rule: nothing is held back while the line is free, and what comes while a request is under way
+            # goes together. One caller pays no linger for half and op; many callers fill batches by themselves. With
+            # two requests under way batches were half as large, at more cost for everybody than the wait it saves.
+            "linger.ms": 0,
+            "max.in.flight": 1,
+            "message.timeout.ms": int(send_timeout_s * 1000),
+            **config,
+            "enable.idempotence": True,
+            "acks": "all",
+        }
+        self._principal = principal_of(config)
+        # Topics that were refused. Added by any thread, taken out by the delivery thread: single steps on a set.
+        self._forbidden: set[str] = set()
+        self._looked_at = float("-inf")
+        # What ended a producer last. Written by the delivery thread, read by any: a single value.
+        self._fatal: KafkaError | None = None
+        self._bootstrap_servers = bootstrap_servers
+        self._settings = settings
+        # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
+        self._pid = os.getpid()
+        # Replaced under the lock after a fatal error; whoever uses it takes it into a local name first.
+        self._producer = clients.producer(bootstrap_servers, settings)
+        self._send_timeout_s = send_timeout_s
+        self._name = name
+        self._heal_lock = threading.Lock()
+        # When a producer was replaced last, in monotonic seconds. Under the lock.
+        self._healed_at = float("-inf")
+        self._ration = RationedLog()
+        # Producers that a fatal error ended, added under the lock; the delivery thread serves their last reports.
+        self._ended: list[Producer] = []
+        #: Called by the delivery thread after each round of reports; set before `start`.
+        self.after_reports: Callable[[], None] = _nothing
+        # Set by stop(), read by senders.
+        self._refusing = False
+        # Set by stop(), read by the delivery thread.
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the delivery thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> int:
+        """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open.
+
+        Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come.
+        """
+        self._refusing = True
+        if self.is_inherited:
+            return 0
+        left = self._flush(timeout_s)
+        self._stopping.set()
+        self._thread.join()
+        # What is purged from here on is so for the stop.
+        self._fatal = None
+        self._producer.purge()
+        self._flush(_PURGE_S)
+        return left
+
+    def _flush(self, timeout_s: float) -> int:
+        """Wait until all is reported; return how many records are not. A fatal error may come out of it, once."""
+        try:
+            return int(self._producer.flush(timeout_s))
+        except KafkaException as error:
+            _log.warning("the Kafka producer of %s ended while it was stopped: %s", self._name, reason(error))
+            return len(self._producer)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._pid != os.getpid()
+
+    def require_own(self) -> None:
+        """Raise `StoppedError` where it belongs to the process that this one was forked from."""
+        if self.is_inherited:
+            raise StoppedError(
+                f"{self._name} belongs to process {self._pid}, from which this one was forked: Kafka's clients do not "
+                "outlive a fork; make a producer in this process"
+            )
+
+    @property
+    def in_delivery_thread(self) -> bool:
+        """Whether the caller is the delivery thread, which may not wait for its own reports."""
+        return threading.get_ident() == self._thread.ident
+
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Any = None,
+    ) -> Receipt:
+        """Hand a record to the client library; waits for room where its buffer is full.
+
+        Raises:
+            KafkaException: the client library refused the record: it is too large, say.
+            StoppedError: it was stopped, or the buffer stayed full for the whole send timeout.
+        """
+        receipt = Receipt(partial(self.why, topic))
+        self.post(topic, partition, key, value, headers=headers, report=receipt.report)
+        return receipt
+
+    def try_send(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        headers: Any = None,
+        report: Report | None = None,
+    ) -> bool:
+        """Hand a record to the client library if it has room, and tell whether it had. Never waits.
+
+        Args:
+            topic: where it goes.
+            partition: which partition of it.
+            key: its key.
+            value: its value.
+            headers: its headers, or None.
+            report: called once, by the delivery thread; None for what is sent again anyhow where it was lost.
+
+        Raises:
+            KafkaException: the client library refused the record: it is too large, say.
+        """
+        producer = self._producer
+        if self._refusing or self.is_inherited:
+            return False
+        try:
+            producer.produce(topic, value, key, partition, report, headers=headers)
+        except BufferError:
+            return False
+        except KafkaException as error:
+            if not self._heal(producer, error):
+                raise
+            return False
+        return True
+
+    def try_post(self, topic: str, partition: int, value: bytes, report: Report) -> bool:
+        """Hand a record to the client library and have its delivery reported, unless the buffer is full. Never waits.
+
+        Raises:
+            KafkaException: the client library refused the record.
+            StoppedError: it was stopped.
+        """
+        self._check_refusing(topic, partition)
+        return self.try_send(topic, partition, None, value, report=report)
+
+    def post(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        headers: Any,
+        report: Report,
+    ) -> None:
+        """Hand a record to the client library and have its delivery reported; waits as `send` does.
+
+        Args:
+            topic: where it goes.
+            partition: which partition of it.
+            key: its key.
+            value: its value.
+            headers: its headers, or None.
+            report: called once, by the delivery thread; it neither raises nor waits.
+
+        Raises:
+            KafkaException: the client library refused the record: it is too large, say.
+            StoppedError: it was stopped, or the buffer stayed full for the whole send timeout.
+        """
+        deadline = 0.0
+        while True:
+            self._check_refusing(topic, partition)
+            producer = self._producer
+            try:
+                producer.produce(topic, value, key, partition, report, headers=headers)
+            except KafkaException as error:
+                if not self._heal(producer, error):
+                    raise
+            except BufferError as error:
+                now = time.monotonic()
+                deadline = deadline or now + self._send_timeout_s
+                if now >= deadline:
+                    raise StoppedError(
+                        f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}"
+                        f"[{partition}]; the broker does not keep up or is not there"
+                    ) from error
+                # The delivery thread makes room. Where this is that thread, nobody else does.
+                if self.in_delivery_thread:
+                    producer.poll(0.01)
+                else:
+                    time.sleep(0.001)
+            else:
+                return
+
+    def _check_refusing(self, topic: str, partition: int) -> None:
+        self.require_own()
+        if self._refusing:
+            raise StoppedError(f"nothing is sent to {topic}[{partition}] any more: {self._name} was stopped")
+
+    def why(self, topic: str, error: KafkaError) -> str:
+        """Return why a record for a topic was not stored, with the right that is missing if that is the reason."""
+        fatal = self._fatal
+        cause = fatal if error.code() in _OF_PRODUCER and fatal is not None else error
+        if not is_missing_right(cause):
+            return reason(cause)
+        self._forbidden.add(topic)
+        # Who may write to any topic may do so idempotently; Kafka asks for a right of its own below 2.8 only (KIP-679).
+        return f"{reason(cause)}: {lacking_text([topic_right(Operation.WRITE, topic)], self._principal)}"
+
+    def _heal(self, producer: Producer, error: KafkaException) -> bool:
+        """Replace a producer that a fatal error ended, and tell whether it was one.
+
+        An idempotent producer that cannot tell any more what was stored refuses everything from then on, and so does
+        one that may not write anywhere. What it had under way is reported as failed; a new producer begins anew. It is
+        replaced once a second at most: until then it goes on refusing.
+        """
+        inner = error.args[0]
+        # What is sent after it is refused with the bare code.
+        if not isinstance(inner, KafkaError) or not (inner.fatal() or inner.code() == KafkaError._FATAL):  # noqa: SLF001 - the library's public constants look so
+            return False
+        with self._heal_lock:
+            if self._producer is producer:
+                now = time.monotonic()
+                if now - self._healed_at < _HEAL_EVERY_S:
+                    return False
+                self._healed_at = now
+                self._ration.warn(
+                    "fatal",
+                    "the Kafka producer of %s ended with a fatal error and is replaced; what it had under way counts as"
+                    " not stored: %s",
+                    self._name,
+                    reason(self._fatal or inner),
+                )
+                self._producer = clients.producer(self._bootstrap_servers, self._settings)
+                self._ended.append(producer)
+        return True
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._poll(self._producer)
+                self.after_reports()
+                self._look_again()
+                while self._ended:
+                    self._serve_last(self._ended.pop())
+            except:  # noqa: E722 - see `raised`; whatever a report raised, the other senders are told
+                # A report that raises is a mistake; without this thread every sender would wait for ever.
+                _log.error("a delivery report of %s failed", self._name, exc_info=raised())
+
+    def _poll(self, producer: Producer) -> None:
+        """Serve reports for a while. A fatal error comes out of it, once."""
+        try:
+            producer.poll(_POLL_S)
+        except KafkaException as error:
+            inner = error.args[0]
+            if not isinstance(inner, KafkaError) or not inner.fatal():
+                raise
+            self._fatal = inner
+            self._heal(producer, error)
+
+    def _look_again(self) -> None:
+        """Have the client look at topics again that it may not have seen: it would remember that for minutes."""
+        now = time.monotonic()
+        if not self._forbidden or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        # A copy of a set is one step under the interpreter lock.
+        for topic in self._forbidden.copy():
+            try:
+                found = self._producer.list_topics(topic, timeout=_LOOK_S).topics.get(topic)
+            except KafkaException:
+                continue
+            if found is not None and found.error is None:
+                self._forbidden.discard(topic)
+
+    def _serve_last(self, ended: Producer) -> None:
+        """Serve the last reports of a producer that was replaced."""
+        ended.purge()
+        for _ in range(_LAST_TRIES):
+            try:
+                ended.flush(_POLL_S)
+            except KafkaException as error:
+                # What ended it comes out of the first call, where the sender saw it before the delivery thread did.
+                self._fatal = error.args[0]
+            else:
+                break
+
+
+class LateProducer:
+    """An `AckedProducer` that is made and started when it is called for first: who only looks may write nothing.
+
+    Args:
+        make: makes it, not started. Used by one thread.
+    """
+
+    def __init__(self, make: Callable[[], AckedProducer]) -> None:
+        self._make = make
+        self._made: AckedProducer | None = None
+
+    def __call__(self) -> AckedProducer:
+        """Return the producer."""
+        if self._made is None:
+            self._made = self._make()
+            self._made.start()
+        return self._made
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop it, if it was made."""
+        if self._made is not None:
+            self._made.stop(timeout_s)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+__all__ = ["ANY_SIZE", "AckedProducer", "LateProducer", "Receipt", "Report", "wire_headers"]

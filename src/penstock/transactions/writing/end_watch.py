@@ -1,0 +1,140 @@
+"""Whether the end of a Kafka transaction is known: the client library's own retries are watched.
+
+librdkafka (2.16, seen) repeats an EndTxn whose answer was lost, inside one call of `commit_transaction`, with the same
+producer id and epoch, and then reports success. The first one may still be on its way, and would end whatever this
+producer has open when it arrives (KAFKA-17754). So an end that was repeated is an end in doubt, even if it was answered
+well. The only sign of it is a line of the library's log; the watch stands where the client expects its logger.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from penstock.clients.kafka import reason
+from penstock.errors import PenstockError
+
+#: What the library is asked to log: every EndTxn that was answered or lost, among thirty lines a transaction.
+CONTEXT = "eos"
+
+_END = "ENDTXN"
+_FAILED = "FAIL"
+#: Answers after which no request of that kind is under way any more.
+_ANSWERED = ("EndTxn returned NO_ERROR ", "EndTxn returned CONCURRENT_TRANSACTIONS ")
+#: A connection that carried requests ended: positions that were on it are sent again, and may arrive a second time.
+_WAS_UP = "in state UP"
+#: Seconds that an end may take which the library does not speak of, so that it passes for known.
+_SILENT_S = 0.1
+
+
+class UnknownEndError(PenstockError):
+    """It is not known how a Kafka transaction ended, or a late EndTxn may still end another: discard the producer."""
+
+
+class ClientLog(Protocol):
+    """What the client library calls: `logging.Logger`, or what stands in its place."""
+
+    def log(self, level: int, text: str, /, *arguments: object) -> None:
+        """Take a line."""
+
+
+class EndWatch:
+    """Reads the library's log for ends that were repeated, and passes on what its user wants to read.
+
+    Written by the thread that serves the producer, read by it: one thread at a time.
+
+    Args:
+        log: where lines go on to.
+        debugging: whether the user asked for the library's debug lines, too.
+    """
+
+    def __init__(self, log: ClientLog, *, debugging: bool) -> None:
+        self._log = log
+        self._debugging = debugging
+        self._ends = 0
+        self._sign: str | None = None
+
+    def log(self, level: int, text: str, /, *arguments: object) -> None:
+        """Take a line from the client library: its kind, the client's name and what it says are the arguments."""
+        kind, said = (arguments[0], str(arguments[-1])) if arguments else (None, "")
+        if kind == _END:
+            self._ends += 1
+            if not any(answer in said for answer in _ANSWERED):
+                self._sign = "its end was sent more than once"
+        elif kind == _FAILED and _WAS_UP in said:
+            self._sign = self._sign or "a connection ended while it was open"
+        if level > logging.DEBUG or self._debugging:
+            self._log.log(level, text, *arguments)
+
+    def begin(self) -> None:
+        """A transaction begins: what was before does not count."""
+        self._ends = 0
+        self._sign = None
+
+    def commit(self, producer: Producer, timeout_s: float) -> None:
+        """End the transaction with a commit, and return once it is known to be committed.
+
+        Args:
+            producer: the one whose log this watches.
+            timeout_s: seconds that the end may take.
+
+        Raises:
+            KafkaException: it was not committed, and has to be aborted.
+            UnknownEndError: nobody knows.
+        """
+        begun = time.monotonic()
+        try:
+            producer.commit_transaction(timeout_s)
+        except KafkaException as error:
+            inner = error.args[0]
+            # The library asks for an abort where no EndTxn went out, or the broker refused it. All else is unknown.
+            if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
+                raise
+            raise UnknownEndError(f"the end of a Kafka transaction is in doubt: {reason(error)}") from error
+        self._require_known(producer, begun, "committed")
+
+    def abort(self, producer: Producer, timeout_s: float) -> None:
+        """End the transaction with an abort, and return once it is known to be aborted.
+
+        Args:
+            producer: the one whose log this watches.
+            timeout_s: seconds that the end may take.
+
+        Raises:
+            UnknownEndError: nobody knows.
+        """
+        begun = time.monotonic()
+        try:
+            producer.abort_transaction(timeout_s)
+        except KafkaException as error:
+            raise UnknownEndError(f"a Kafka transaction could not be aborted: {reason(error)}") from error
+        self._require_known(producer, begun, "aborted")
+
+    def _require_known(self, producer: Producer, begun: float, how: str) -> None:
+        """Raise `UnknownEndError` where an end that was answered may come a second time."""
+        took_s = time.monotonic() - begun
+        try:
+            # The library's log is served here, all of it: its lines on the end came before the answer did.
+            producer.poll(0)
+        except KafkaException as error:
+            doubt: str | None = f"the client failed: {reason(error)}"
+        else:
+            doubt = self.doubt(took_s)
+        if doubt is not None:
+            raise UnknownEndError(f"a Kafka transaction was {how}, as it seems, but {doubt}")
+
+    def doubt(self, took_s: float) -> str | None:
+        """Say why the end of the transaction is in doubt, though it was answered; None when it is known.
+
+        Args:
+            took_s: seconds the end took. It counts where the library did not speak of it: another version might not.
+        """
+        if self._sign is None and not self._ends and took_s > _SILENT_S:
+            return "its end took long, and the client library does not say whether it was repeated"
+        return self._sign
+
+
+__all__ = ["CONTEXT", "EndWatch", "UnknownEndError"]

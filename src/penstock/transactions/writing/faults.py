@@ -1,0 +1,151 @@
+"""Who is to blame for a Kafka transaction that was aborted: a message, a topic, or nobody in it.
+
+What cannot be told from delivery reports stands in the client library's log: a topic that the broker does not let into
+a transaction fails all messages of it alike, as purged (librdkafka 2.16, seen with a deleted topic).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError
+
+from penstock.transactions.writing.end_watch import ClientLog
+
+
+class Fault(NamedTuple):
+    """What is wrong with a topic.
+
+    Attributes:
+        why: the broker's reason.
+        whole: whether it takes nothing; otherwise it refuses some of its messages, nobody knows which.
+    """
+
+    why: str
+    whole: bool
+
+
+class Blamed(Enum):
+    """What an error of a message says."""
+
+    NOBODY = "nobody"
+    MESSAGE = "message"
+    TOPIC = "topic"
+    #: The topic, if the broker answers otherwise.
+    SILENCE = "silence"
+
+
+_MESSAGES_FAULT = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError._INVALID_ARG,  # noqa: SLF001 - the client library's public constants look so, here and below
+    }
+)
+_SILENT = frozenset(
+    {
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the same
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+#: What befalls messages because another one failed, the producer was fenced, or the brokers are away.
+_NOBODYS_FAULT = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the same
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the same
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the same
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the same
+        KafkaError._FENCED,  # noqa: SLF001 - the same
+        KafkaError._FATAL,  # noqa: SLF001 - the same
+        KafkaError._STATE,  # noqa: SLF001 - the same
+        KafkaError._QUEUE_FULL,  # noqa: SLF001 - the same
+        KafkaError._DESTROY,  # noqa: SLF001 - the same
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.INVALID_TXN_STATE,
+    }
+)
+
+
+def blamed(error: KafkaError) -> Blamed:
+    """Tell what an error of a message says. What is not known is the topic's: others must not suffer from it."""
+    code = error.code()
+    if code in _NOBODYS_FAULT:
+        return Blamed.NOBODY
+    if code in _MESSAGES_FAULT:
+        return Blamed.MESSAGE
+    return Blamed.SILENCE if code in _SILENT else Blamed.TOPIC
+
+
+_ADD = "ADDPARTS"
+_GET_ID = "GETPID"
+_CONCURRENT = "concurrent operation"
+_REGISTERED = "registered with transaction"
+#: The first is what is tried again (a topic that is not there), the second what is not (one that is forbidden).
+_REFUSED = re.compile(
+    r'(?:AddPartitionsToTxn response:|Failed to add) partition "(?P<topic>[^"]+)":? '
+    r"\[-?\d+\](?: to transaction)?: (?P<why>.+)$"
+)
+_FORBIDDEN = "Topic authorization failed"
+#: Of AddPartitionsToTxn: they say something of the topic. The others are of the transaction, or tried again.
+_TOPICS_ANSWERS = ("Unknown topic or partition", _FORBIDDEN)
+
+
+def is_forbidden(why: str) -> bool:
+    """Tell whether a topic was not let into a transaction for want of the right to write there."""
+    return _FORBIDDEN in why
+
+
+class AddWatch:
+    """Reads in the client library's log which topics the broker did not let into a transaction; passes all on.
+
+    Written and read by the thread that serves the producer.
+
+    Args:
+        log: where lines go on to.
+    """
+
+    def __init__(self, log: ClientLog) -> None:
+        self._log = log
+        #: Reasons by topic, since the last `begin`.
+        self.refused: dict[str, str] = {}
+        #: Whether the last answer since then was that the transaction before, whose end is decided, waits for its
+        #: markers: to whoever asks for its id, or begins another one.
+        self.is_concurrent = False
+
+    def begin(self) -> None:
+        """A transaction begins, or a transactional id is asked for."""
+        self.refused, self.is_concurrent = {}, False
+
+    def log(self, level: int, text: str, /, *arguments: object) -> None:
+        """Take a line from the client library: its kind, the client's name and what it says are the arguments."""
+        kind, said = (arguments[0], str(arguments[-1])) if arguments else (None, "")
+        if kind == _ADD:
+            self._read_answer(said)
+        elif kind == _GET_ID and _CONCURRENT in said:
+            self.is_concurrent = True
+        self._log.log(level, text, *arguments)
+
+    def _read_answer(self, said: str) -> None:
+        if _CONCURRENT in said:
+            self.is_concurrent = True
+        elif _REGISTERED in said:
+            self.is_concurrent = False
+        else:
+            found = _REFUSED.search(said)
+            if found is not None and any(answer in found["why"] for answer in _TOPICS_ANSWERS):
+                self.refused[found["topic"]] = found["why"]
+
+
+__all__ = ["AddWatch", "Blamed", "Fault", "blamed", "is_forbidden"]

@@ -1,0 +1,97 @@
+"""Which rights a coordinator or a store lacks now: said in the log, and kept for those who look."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaError
+
+from penstock.clients.rights import Right, lacking_text, missing_right_text, principal_of
+from penstock.options import ClientConfig
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Errors of a consumer that are looked through, and seconds for that.
+_HEARD = 10
+_HEAR_S = 0.1
+#: Seconds between two log lines that say the same.
+_SAY_EVERY_S = 30.0
+#: Seconds after which a right that was not missed again counts as given.
+_LAST_S = 90.0
+
+
+class MissingRights:
+    """The rights that one component lacks now, by what it was refused lately. Thread-safe.
+
+    Each refusal is logged, the same one now and then only. One that is not met again counts as mended after a while, or
+    at once where the component says that what it was refused works.
+
+    Args:
+        config: settings of its clients, which tell who it is.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, config: ClientConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._principal = principal_of(config)
+        self._clock = clock
+        # Guards what follows.
+        self._lock = threading.Lock()
+        # By right: when it was missed last, and the sentence that tells so.
+        self._missed: dict[Right, tuple[float, str]] = {}
+        # When a sentence was logged last.
+        self._said: dict[str, float] = {}
+
+    def refused(self, what: str, *rights: Right) -> str:
+        """Take in that something was refused for want of rights; return the sentence that tells so.
+
+        Args:
+            what: what was tried, as the beginning of a sentence.
+            rights: what is missing.
+        """
+        text, now = missing_right_text(what, rights, self._principal), self._clock()
+        with self._lock:
+            self._missed.update(dict.fromkeys(rights, (now, text)))
+            is_due = now - self._said.get(text, float("-inf")) >= _SAY_EVERY_S
+            if is_due:
+                self._said = {one: at for one, at in self._said.items() if now - at < _SAY_EVERY_S} | {text: now}
+        if is_due:
+            _log.error("%s; it goes on by itself once that is done", text)
+        return text
+
+    def lacks(self, *rights: Right) -> str:
+        """Return the part of a sentence that tells that these are missing, for where others note and log it."""
+        return lacking_text(rights, self._principal)
+
+    def granted(self, *rights: Right) -> None:
+        """Take in that what was refused for want of these works now."""
+        if self._missed:
+            with self._lock:
+                for right in rights:
+                    self._missed.pop(right, None)
+
+    def told(self) -> dict[str, str]:
+        """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""
+        now = self._clock()
+        with self._lock:
+            self._missed = {right: one for right, one in self._missed.items() if now - one[0] < _LAST_S}
+            return {str(right): text for right, (_, text) in self._missed.items()}
+
+
+def is_group_forbidden(consumer: Consumer) -> bool:
+    """Tell whether a consumer has heard that its group is forbidden: questions for positions only time out then.
+
+    The answer to its search for the group's coordinator comes among the messages. (To ask an admin client about the
+    group would be plainer, but while brokers are away librdkafka 2.16 ends the process in that: an assertion on
+    `eonce->refcnt`.)
+
+    Args:
+        consumer: one that reads nothing now.
+    """
+    heard = (message.error() for message in consumer.consume(_HEARD, _HEAR_S))
+    return any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in heard)
+
+
+__all__ = ["MissingRights", "is_group_forbidden"]
