@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Three processes on two cores: most tests wait for a broker. Those of one file stay together, in order.
-SIDE_BY_SIDE := --numprocesses 3 --dist loadfile
+# A process that dies ends the run: pytest-xdist would wait for ever for what it had taken.
+SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --max-worker-restart 0
 UV_VERSION := 0.13.8
 
 .PHONY: help demo test chaos simulate lint format lock bench clean
