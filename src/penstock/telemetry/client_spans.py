@@ -16,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
 from penstock.telemetry.propagation import HeaderT, extract, inject
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 _ROOT = Context()
 _NANOSECONDS = 1_000_000_000
@@ -29,13 +29,13 @@ class ClientSpans:
         tracer: makes the spans.
         meter: makes the instruments.
         group: the consumer group.
-        complaints: where telemetry's own failures go; the poll thread must not end of them.
+        suppressed: where telemetry's own failures go; the poll thread must not end of them.
     """
 
-    def __init__(self, tracer: Tracer, meter: Meter, group: str, complaints: Complaints) -> None:
+    def __init__(self, tracer: Tracer, meter: Meter, group: str, suppressed: SuppressedErrors) -> None:
         self._tracer = tracer
         self._group = group
-        self._complaints = complaints
+        self._suppressed = suppressed
         self._durations = meter.create_histogram(
             names.OPERATION_DURATION,
             "s",
@@ -62,7 +62,7 @@ class ClientSpans:
         attributes = {**received, names.BATCH_MESSAGE_COUNT: sum(messages.values())}
         if len(messages) == 1:
             attributes[names.DESTINATION_PARTITION_ID] = str(next(iter(messages)))
-        with self._complaints.instead_of_raising():
+        with self._suppressed.instead_of_raising():
             for partition, count in messages.items():
                 self._consumed.add(count, {**measured, names.DESTINATION_PARTITION_ID: str(partition)}, _ROOT)
             self._durations.record(duration_s, received, _ROOT)
@@ -80,7 +80,7 @@ class ClientSpans:
         measured = {**self._measured("commit", topic), names.OPERATION_TYPE: "settle"}
         if error is not None:
             measured[names.ERROR_TYPE] = error
-        with self._complaints.instead_of_raising():
+        with self._suppressed.instead_of_raising():
             if duration_s is not None:
                 self._durations.record(duration_s, measured, _ROOT)
             self._report(f"commit {topic}", {**measured, names.PARTITION_COUNT: partitions}, duration_s or 0.0, error)
@@ -103,7 +103,7 @@ class ClientSpans:
             names.DESTINATION_NAME: topic,
         }
         injected: list[tuple[str, HeaderT | bytes]] = list(given)
-        with self._complaints.instead_of_raising():
+        with self._suppressed.instead_of_raising():
             span = self._tracer.start_span(
                 f"send {topic}",
                 _ROOT,

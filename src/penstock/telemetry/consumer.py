@@ -12,12 +12,12 @@ from typing import TypeVar
 from penstock.message import Message
 from penstock.telemetry import names
 from penstock.telemetry.client_spans import ClientSpans
-from penstock.telemetry.gauge_registry import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, registry_of
 from penstock.telemetry.processing import Processing
 from penstock.telemetry.propagation import HeaderT
 from penstock.telemetry.readings import METRICS, Reading
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 T = TypeVar("T")
 
@@ -32,13 +32,13 @@ class ConsumerTelemetry:
     """
 
     def __init__(self, telemetry: Telemetry, group: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        tracer, meter, complaints = telemetry.tracer(), telemetry.meter(), Complaints(group)
+        tracer, meter, suppressed = telemetry.tracer(), telemetry.meter(), SuppressedErrors(group)
         self._group = group
         self._processing = Processing(
-            tracer, meter, group, record_keys=telemetry.record_keys, clock=clock, complaints=complaints
+            tracer, meter, group, record_keys=telemetry.record_keys, clock=clock, suppressed=suppressed
         )
-        self._client = ClientSpans(tracer, meter, group, complaints)
-        self._board = board_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
+        self._client = ClientSpans(tracer, meter, group, suppressed)
+        self._registry = registry_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
         self._observed: Observed[Reading] | None = None
 
     def around(self, invoke: Callable[[Message], T]) -> Callable[[Message], T]:
@@ -107,13 +107,13 @@ class ConsumerTelemetry:
         """
         self.close()
         self._observed = Observed(self._group, read)
-        self._board.add(self._observed)
+        self._registry.add(self._observed)
 
     def close(self) -> None:
         """Show the consumer in the metrics no more and let go of `read`. May be called more than once."""
         observed, self._observed = self._observed, None
         if observed is not None:
-            self._board.remove(observed)
+            self._registry.remove(observed)
 
 
 __all__ = ["ConsumerTelemetry"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.telemetry import names
-from penstock.telemetry.gauge_registry import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, registry_of
 from penstock.telemetry.readings import Kind, ObservedMetric, Point
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 _Offsets = Mapping[tuple[str, int], int]
 
@@ -91,26 +91,26 @@ class SparkTelemetry:
 
     def __init__(self, telemetry: Telemetry, query: str, read: Callable[[], SparkReading]) -> None:
         self._query = query
-        self._complaints = Complaints(query)
+        self._suppressed = SuppressedErrors(query)
         self._durations = telemetry.meter().create_histogram(
             names.SPARK_BATCH_DURATION,
             "s",
             "Time of a batch of a Spark query, by phase.",
             explicit_bucket_boundaries_advisory=names.BATCH_BOUNDARIES_S,
         )
-        self._board = board_of(telemetry, SPARK_METRICS, names.SPARK_QUERY)
+        self._registry = registry_of(telemetry, SPARK_METRICS, names.SPARK_QUERY)
         self._observed = Observed(query, read)
-        self._board.add(self._observed)
+        self._registry.add(self._observed)
 
     def batch(self, seconds: Mapping[str, float]) -> None:
         """Report a committed batch by the seconds of its phases, with Spark's names for them."""
-        with self._complaints.instead_of_raising():
+        with self._suppressed.instead_of_raising():
             for phase, taken in seconds.items():
                 self._durations.record(taken, {names.SPARK_QUERY: self._query, names.SPARK_PHASE: phase})
 
     def close(self) -> None:
         """Show it no more."""
-        self._board.remove(self._observed)
+        self._registry.remove(self._observed)
 
 
 __all__ = ["SPARK_METRICS", "SparkReading", "SparkTelemetry"]

@@ -15,11 +15,11 @@ from opentelemetry.trace import SpanKind, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.gauge_registry import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, registry_of
 from penstock.telemetry.propagation import HeaderT, inject
 from penstock.telemetry.readings import Kind, ObservedMetric, Point
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +185,13 @@ class CoordinatorTelemetry:
     """
 
     def __init__(self, telemetry: Telemetry, prefix: str, read: Callable[[], CoordinatorReading]) -> None:
-        self._board = board_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
+        self._registry = registry_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
         self._observed = Observed(prefix, read)
-        self._board.add(self._observed)
+        self._registry.add(self._observed)
 
     def close(self) -> None:
         """Show it no more."""
-        self._board.remove(self._observed)
+        self._registry.remove(self._observed)
 
 
 class SendSpans:
@@ -207,7 +207,7 @@ class SendSpans:
         self._sent = telemetry.meter().create_counter(
             names.SENT_MESSAGES, "{message}", "Messages that were given to the Kafka client to send."
         )
-        self._complaints = Complaints(group)
+        self._suppressed = SuppressedErrors(group)
 
     def sending(self, topic: str, headers: Sequence[tuple[str, HeaderT]]) -> Sequence[tuple[str, HeaderT | bytes]]:
         """Report a message whose half is about to be stored, and return its headers with the context of its span.
@@ -224,7 +224,7 @@ class SendSpans:
             names.DESTINATION_NAME: topic,
         }
         injected: Sequence[tuple[str, HeaderT | bytes]] = headers
-        with self._complaints.instead_of_raising():
+        with self._suppressed.instead_of_raising():
             span = self._tracer.start_span(
                 f"send {topic}", kind=SpanKind.PRODUCER, attributes={**measured, names.OPERATION_TYPE: "send"}
             )
