@@ -44,7 +44,7 @@ lock: ## pin every version anew
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
-bench: .venv/.installed ## the figures of the README, measured here
+bench: .venv/.installed ## the figures of docs/figures.md, measured here
 	$(BIN)/python benchmarks/consume.py
 	$(BIN)/python benchmarks/transactions.py
 	$(BIN)/python benchmarks/spark.py
