@@ -102,7 +102,7 @@ def _java() -> Finding:
 
 def _jars() -> Finding:
     from penstock.devbroker import KAFKA_VERSION, jars_folder
-    from penstock.devbroker.jars import is_whole
+    from penstock.devbroker.java.jars import is_whole
 
     folder = jars_folder()
     what = f"Kafka {KAFKA_VERSION} jars (embedded broker)"

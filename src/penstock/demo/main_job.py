@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
-from penstock.demo.book import FlightBook
+from penstock.demo.checks.fold import FlightFold, plain_states, plain_totals
+from penstock.demo.checks.totals import read_totals
+from penstock.demo.checks.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
 from penstock.demo.display import display
 from penstock.demo.flights import Flight, write_schedule
-from penstock.demo.fold import FlightFold, plain_states, plain_totals
 from penstock.demo.options import DemoOptions
-from penstock.demo.plan import Plan, left_unknown, plan
+from penstock.demo.senders.database import FlightBook
+from penstock.demo.senders.plan import Plan, left_unknown, plan
 from penstock.demo.stage import ATTEMPTS, DEAD_LETTERS, PARTITIONS, TOPIC, Stage, Workplace
 from penstock.demo.topics import read_to_end
-from penstock.demo.totals import read_totals
-from penstock.demo.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, PenstockError
 

@@ -13,11 +13,11 @@ import tenacity
 
 from penstock.app import App, RunningApp
 from penstock.consumer import retry
-from penstock.demo.airline import AirlineSettings
+from penstock.demo.checks.fold import FlightFold
 from penstock.demo.children import Child, DemoError
 from penstock.demo.display import Counts, Display
-from penstock.demo.fold import FlightFold
-from penstock.demo.plan import SENDERS, Plan
+from penstock.demo.senders.airline import AirlineSettings
+from penstock.demo.senders.plan import SENDERS, Plan
 from penstock.devbroker import spark_environment
 from penstock.transactions import Coordinator
 

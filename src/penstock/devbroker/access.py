@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.clients.kafka import admin_client
-from penstock.devbroker.certificates import Certificate, Certificates, write_private
 from penstock.devbroker.node import Node
-from penstock.devbroker.rights import AskedRight, Rights, asked_rights, bindings
-from penstock.devbroker.security import ADMIN, ClientSecurity, Security, User, check_security, check_user
+from penstock.devbroker.security.certificates import Certificate, Certificates, write_private
+from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security, check_user
+from penstock.devbroker.security.rights import AskedRight, Rights, asked_rights, bindings
 from penstock.errors import DevBrokerError
 from penstock.options import choice
 

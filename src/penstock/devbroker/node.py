@@ -19,12 +19,12 @@ from confluent_kafka import KafkaException
 
 from penstock import clients
 from penstock.clients.kafka import admin_client, reason
-from penstock.devbroker.certificates import write_private
 from penstock.devbroker.child import SupervisedChild
-from penstock.devbroker.jars import KAFKA_VERSION, last_lines
-from penstock.devbroker.java import JavaRuntime
-from penstock.devbroker.rights import Rights
-from penstock.devbroker.security import ADMIN, ClientSecurity
+from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
+from penstock.devbroker.java.runtime import JavaRuntime
+from penstock.devbroker.security.certificates import write_private
+from penstock.devbroker.security.protocols import ADMIN, ClientSecurity
+from penstock.devbroker.security.rights import Rights
 from penstock.devbroker.settings import SecuredListener, log_format, properties
 from penstock.errors import DevBrokerError
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.demo.flights import Flight
-from penstock.demo.share import share_of
+from penstock.demo.senders.schedule import share_of
 from penstock.errors import ConfigurationError
 
 #: One flight in so many is left to a check.

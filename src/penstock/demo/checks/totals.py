@@ -15,8 +15,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.demo.checks.fold import Totals
 from penstock.demo.children import Reporter
-from penstock.demo.fold import Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

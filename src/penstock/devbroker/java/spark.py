@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.devbroker.jars import cache_folder
-from penstock.devbroker.java import JavaRuntime, find_java
+from penstock.devbroker.java.jars import cache_folder
+from penstock.devbroker.java.runtime import JavaRuntime, find_java
 from penstock.errors import DevBrokerError
 
 #: Spark 4 asks for this module on every command line, and a Java without it refuses to start.

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from penstock.devbroker.certificates import Certificates, require_trustme
+from penstock.devbroker.security.certificates import Certificates, require_trustme
 from penstock.errors import ConfigurationError, DevBrokerError
 
 #: The user that may do everything, kept by the broker for whoever started it.

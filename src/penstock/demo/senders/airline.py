@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.demo.book import FlightBook, RefusedError
 from penstock.demo.children import Reporter
 from penstock.demo.flights import Flight, read_schedule
-from penstock.demo.plan import SENDERS, left_unknown
-from penstock.demo.share import Share, share_of
+from penstock.demo.senders.database import FlightBook, RefusedError
+from penstock.demo.senders.plan import SENDERS, left_unknown
+from penstock.demo.senders.schedule import Share, share_of
 from penstock.demo.topics import PublishedFlights
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionError
 from penstock.transactions import HalfMessage, TransactionalProducer, TransactionState

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 
 from penstock.clients.kafka import reason
-from penstock.devbroker.security import SCRAM_MECHANISMS
+from penstock.devbroker.security.protocols import SCRAM_MECHANISMS
 from penstock.errors import ConfigurationError, DevBrokerError
 
 #: Seconds a broker may take to do what an administrator asks, and to apply it.

@@ -10,7 +10,7 @@ import struct
 import time
 from pathlib import Path
 
-from penstock.devbroker.java import JavaRuntime
+from penstock.devbroker.java.runtime import JavaRuntime
 
 #: Trust stores that Linux distributions keep for Java: Debian, Red Hat.
 _SYSTEM_STORES = (

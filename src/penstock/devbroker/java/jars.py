@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.devbroker.child import SupervisedChild
-from penstock.devbroker.java import JavaRuntime
-from penstock.devbroker.trust import trust_options
+from penstock.devbroker.java.runtime import JavaRuntime
+from penstock.devbroker.java.trust import trust_options
 from penstock.errors import DevBrokerError
 
 #: 4.3 and 4.4 leave the markers of a Kafka transaction out where a partition has no leader when it ends, as each has
