@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -68,6 +68,8 @@ _TRANSIENT = frozenset(
 
 _log = logging.getLogger("penstock.kafka")
 
+AnswerT = TypeVar("AnswerT")
+
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
@@ -106,6 +108,22 @@ def told_offset(answer: ListOffsetsResultInfo) -> int:
             KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no offset was told: the partition may have no leader yet")
         )
     return int(answer.offset)
+
+
+def answered(question: Future[AnswerT], timeout_s: float) -> AnswerT:
+    """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
+
+    The library's own time-out may pass unheard, as where a thread of it gets no processor: then it is a Kafka error
+    like any other, so that nobody has two kinds to catch.
+
+    Raises:
+        KafkaException: what was answered, or that nothing was in time.
+    """
+    try:
+        return question.result(timeout_s)
+    except TimeoutError:
+        error = KafkaError(KafkaError._TIMED_OUT, f"the client did not answer within {timeout_s:g} s")  # noqa: SLF001 - the library's public constants look so
+        raise KafkaException(error) from None
 
 
 def is_transient(error: KafkaException | KafkaError) -> bool:
@@ -302,6 +320,7 @@ __all__ = [
     "CONNECT_TIMEOUT_S",
     "TopicSpec",
     "admin_client",
+    "answered",
     "ensure_topics",
     "hidden_topics",
     "is_transient",

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
     UserScramCredentialUpsertion,
 )
 
-from penstock.clients.kafka import reason
+from penstock.clients.kafka import answered, reason
 from penstock.devbroker.security.protocols import SCRAM_MECHANISMS
 from penstock.errors import ConfigurationError, DevBrokerError
 
@@ -93,7 +93,7 @@ class Rights:
             _done("make a user", self._admin.alter_user_scram_credentials([change]).values())
 
     def _found(self, binding: AclBinding) -> bool:
-        return bool(self._admin.describe_acls(_exactly(binding)).result(_ANSWER_TIMEOUT_S))
+        return bool(answered(self._admin.describe_acls(_exactly(binding)), _ANSWER_TIMEOUT_S))
 
     def _await(self, what: str, applied: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
@@ -187,6 +187,6 @@ def _exactly(binding: AclBinding) -> AclBindingFilter:
 def _done(what: str, futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         try:
-            future.result(_ANSWER_TIMEOUT_S)
+            answered(future, _ANSWER_TIMEOUT_S)
         except KafkaException as error:
             raise DevBrokerError(f"the embedded broker did not {what}: {reason(error)}; read its log") from error

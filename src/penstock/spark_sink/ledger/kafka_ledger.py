@@ -148,7 +148,7 @@ class Ledger:
         answer = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ANSWER_S
         )
-        return kafka.told_offset(answer[where].result(_ANSWER_S))
+        return kafka.told_offset(kafka.answered(answer[where], _ANSWER_S))
 
     def _taken(self, record: Message, partition: int) -> int:
         """Note what a record says, and return the position after it; 0 where it says nothing of this partition's."""

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.granted_rights import missing_rights
-from penstock.clients.kafka import admin_client, reason
+from penstock.clients.kafka import admin_client, answered, reason
 from penstock.clients.rights import (
     Operation,
     Right,
@@ -154,7 +154,7 @@ class GroupOffsets:
             [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(position.items())],
         )
         answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
-        for one in answer[self.group].result(_ANSWER_S).topic_partitions:
+        for one in answered(answer[self.group], _ANSWER_S).topic_partitions:
             if one.error is not None:
                 raise KafkaException(one.error)
 
