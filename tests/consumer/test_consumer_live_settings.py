@@ -231,7 +231,7 @@ def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(  # noqa: P
     def narrowed(width: int) -> bool:
         """Tell whether those too many have ended: a smaller width holds from then on."""
         if kind == "tasks":
-            return consumer._tasks is not None and consumer._tasks._running <= width
+            return consumer._executor.tasks is not None and consumer._executor.tasks._running <= width
         names = [thread.name for thread in threading.enumerate()]
         return sum(name.startswith(f"penstock-worker-g-{topic}-") for name in names) <= width
 

@@ -79,7 +79,7 @@ def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: in
         running = test._running()
         for route in running.engine.routes.values():
             route.change(retry=None, rate=None, key_rate=None)
-        running.engine.look_again()
+        running.engine.wake_all()
         for number in range(300):
             test.send("slow", b"x", key=b"k%d" % (number % 30))
         test.settle()
@@ -161,7 +161,7 @@ def test_a_held_lane_stands_in_the_line_once_and_lets_go_of_what_was_revoked() -
         wake()
     stepped.serve()
     assert stepped.of("slow").tracker.in_flight == 0
-    assert stepped.engine.scheduler.lanes[0].held == {}
+    assert stepped.engine.scheduler.lanes[0].throttled == {}
 
 
 def nothing(_message: Message) -> None:

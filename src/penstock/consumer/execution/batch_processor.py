@@ -79,7 +79,7 @@ class BatchProcessor:
         now = self._now()
         keys = [key]
         batch = [(key, parked.waiting[0], first)]
-        if not parked.alone:
+        if not parked.tried_alone:
             keys += self._ready_batch_keys(lane, parked, now)
             batch += self._gather(lane, keys, now)
             batch.sort(key=lambda one: one[1][2].offset())
@@ -108,9 +108,8 @@ class BatchProcessor:
                 one is not None
                 and one is not parked
                 and one.state is KeyState.WAITING
-                and one.settled is None
-                and not one.asked
-                and not one.alone
+                and not one.awaits_token
+                and not one.tried_alone
                 and one.due_at <= now
                 and one.waiting[0][0].assignment is assignment
             ):

@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.execution.executor import NO_LAG, LoopLag
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -110,6 +111,14 @@ class TaskPool:
     def time() -> float:
         """Return the time by which `alive_at` goes. Not the loop's: uvloop's stands still while the loop is blocked."""
         return time.monotonic()
+
+    def loop_lag(self) -> LoopLag:
+        """Return for how long the loop has not come round. Any thread."""
+        return LoopLag(self.time() - self.alive_at, self.thread.ident) if self.thread.is_alive() else NO_LAG
+
+    def wake_idle(self) -> bool:
+        """Return False: a task looks for lanes whenever it is through with one."""
+        return False
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served. Any thread."""

@@ -126,11 +126,11 @@ class KeyResolver:
                 else:
                     run.records.append(record)
                     run.indexes.append(index)
-            self.relieve()
+            self.flush_due()
         with self._lock:
             self._flush()
 
-    def relieve(self) -> None:
+    def flush_due(self) -> None:
         """Put what has been collected for long enough on its lanes. Also by the poll thread, for this one may hang."""
         if self._runs and self._now() >= self._flush_at:
             with self._lock:

@@ -64,7 +64,7 @@ class LaneProcessor:
         self.wake = wake
         self.fail = fail
         #: Whether batches that are not full are served at once: set when the consumer drains. Any thread.
-        self.hurry = False
+        self.draining = False
         #: What waits for a rate.
         self.throttling = Throttling(self.wake_key)
         self._parking = Parking(clock, timers=timers, publisher=publisher, wake_key=self.wake_key, fail=fail)
@@ -209,7 +209,7 @@ class LaneProcessor:
                 self.throttling.line_up(lane, route.token_bucket, throttled)
                 return True
         # Those that stand in the line stay, though there are none: so a lane stands there once.
-        if not throttled.asked:
+        if not throttled.awaits_token:
             del lane.throttled[key]
         return True
 
@@ -248,7 +248,11 @@ class LaneProcessor:
         """Tell whether a lane's next batch should wait for more."""
         appended = lane.appended
         until = run.owner.arrived + route.linger
-        if self._now() >= until or self.hurry or available(lane.runs, run.owner.assignment, route.batch) >= route.batch:
+        if (
+            self._now() >= until
+            or self.draining
+            or available(lane.runs, run.owner.assignment, route.batch) >= route.batch
+        ):
             return None
         return LingerUntil(appended, partial(self._linger, lane, until))
 
@@ -256,7 +260,7 @@ class LaneProcessor:
         """Bring a lane back that was given back to wait for a full batch."""
         self._timers.add(until, partial(self.wake_lane, lane))
         # A drain that began since the look found the lane held, and could not wake it.
-        if self.hurry:
+        if self.draining:
             self.wake_lane(lane)
 
     def busy_with(self, slots: Iterable[ExecutionSlot], assignments: Sequence[Assignment]) -> list[str]:

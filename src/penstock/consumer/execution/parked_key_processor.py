@@ -10,10 +10,10 @@ from penstock.consumer.execution.admission import Admission
 from penstock.consumer.execution.batch_processor import BatchProcessor
 from penstock.consumer.execution.throttling import Throttling
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
-from penstock.consumer.failures.parking import HANDLED, NotDue, Parking
+from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.route import Failed, RateLimited
 from penstock.message import Message
-from penstock.routing import DONE, KeyState
+from penstock.routing import KeyState
 
 
 class ParkedKeyProcessor:
@@ -45,24 +45,22 @@ class ParkedKeyProcessor:
             slot.fetch = fetch
             assignment = fetch.assignment
             route = assignment.route
-            # Read once: who has the head may write it meanwhile.
-            settled = parked.settled
-            if settled is None and parked.state in (KeyState.DEFERRED, KeyState.SENDING):
-                # Also where its assignment is gone: what settles it later must find this head, and the key is not
-                # handled twice at once.
+            if parked.is_out:
+                # Also where its assignment is gone: who resolves it must find this head, and the key is not handled
+                # twice at once.
                 return True
-            if settled is DONE or settled is HANDLED or not assignment.active:
-                slot.handled += settled is HANDLED
+            # Nobody but this thread writes it now.
+            state = parked.state
+            if state in (KeyState.HANDLED, KeyState.DONE) or not assignment.active:
+                slot.handled += state is KeyState.HANDLED
                 self._parking.next_head(parked, slot)
                 continue
-            if isinstance(settled, BaseException):
-                parked.settled = None
-                parked.state = KeyState.WAITING
-                self._parking.failed(lane, key, parked, Failed(settled), slot)
+            if state is KeyState.FAILED:
+                self._parking.failed(lane, key, parked, Failed(parked.take_error()), slot)
                 continue
             now = self._now()
             # A head that waits for its first try waits for a limit, which may have changed.
-            if parked.state is KeyState.STOPPING or (
+            if state in (KeyState.STOPPING, KeyState.HELD) or (
                 now < parked.due_at and (parked.attempts or isinstance(key, NotDue))
             ):
                 return True

@@ -6,7 +6,7 @@ penstock; it stops the consumer with that error rather than leave a lane held fo
 How many threads are woken matters more than how many there are. Python runs one thread at a time; where handlers
 return in microseconds, each further thread that is awake only takes turns with the others. So while handlers are
 quick one thread is kept awake and finds all the work; where they wait for something (seen from how long they take),
-as many are woken as there are lanes. A thread that is stuck while lanes wait is seen by the poll thread (`relieve`),
+as many are woken as there are lanes. A thread that is stuck while lanes wait is seen by the poll thread (`wake_idle`),
 which wakes others. A thread that is awake needs no waking: it looks for work once more after it has said it sleeps,
 and who brings work looks for sleepers after bringing it, so one of the two sees the other.
 """
@@ -20,6 +20,7 @@ from queue import SimpleQueue
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.execution.executor import NO_LAG, LoopLag
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -185,7 +186,7 @@ class WorkerPool:
                 worker.tokens.put(_END)
             # What they were woken for is for the others now.
             for worker in self.workers:
-                self._rouse(worker)
+                self._wake(worker)
 
     def note(self, seconds: float) -> None:
         """Take note of how long a message took in a visit."""
@@ -195,7 +196,7 @@ class WorkerPool:
         """Have these queues' ready lanes served, given a queue for each lane that became ready."""
         if self._pinned:
             for queue in queues:
-                self._rouse(self.workers[queue])
+                self._wake(self.workers[queue])
             return
         if not queues:
             return
@@ -204,9 +205,9 @@ class WorkerPool:
             if not all(worker.asleep for worker in self.workers):
                 return
             wanted = 1
-        self._rouse_some(wanted)
+        self._wake_some(wanted)
 
-    def relieve(self) -> bool:
+    def wake_idle(self) -> bool:
         """Wake others where lanes wait and all who are awake are stuck. Returns whether lanes wait and some sleep."""
         if self._pinned or not self.scheduler.waiting(0):
             return False
@@ -222,18 +223,22 @@ class WorkerPool:
                 free = free or slot.record is None or slot.started > stuck_before
         if sleepers and not free:
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
-            self._rouse_some(min(self.scheduler.waiting(0), max(1, awake)))
+            self._wake_some(min(self.scheduler.waiting(0), max(1, awake)))
         return sleepers > 0
 
-    def _rouse_some(self, count: int) -> None:
+    def loop_lag(self) -> LoopLag:
+        """Return that there is no event loop."""
+        return NO_LAG
+
+    def _wake_some(self, count: int) -> None:
         for worker in self.workers:
             if count <= 0:
                 return
             if worker.asleep:
-                self._rouse(worker)
+                self._wake(worker)
                 count -= 1
 
-    def _rouse(self, worker: Worker) -> None:
+    def _wake(self, worker: Worker) -> None:
         if worker.asleep:
             worker.asleep = False
             worker.tokens.put(_WAKE)

@@ -37,8 +37,8 @@ class Throttling:
 
     def line_up(self, lane: ConsumerLane, token_bucket: TokenBucket, throttled: ConsumerThrottled) -> None:
         """Let held runs wait in the line of all lanes, by the age of their first message."""
-        if not throttled.asked:
-            throttled.asked = True
+        if not throttled.awaits_token:
+            throttled.awaits_token = True
             run = throttled.runs[0]
             token_bucket.wait(
                 run.arrival + run.indexes[run.next], partial(self._let_ask, lane, token_bucket, throttled)
@@ -46,12 +46,12 @@ class Throttling:
 
     def line_up_key(self, lane: ConsumerLane, token_bucket: TokenBucket, key: Hashable, parked: ConsumerParked) -> None:
         """Let the head of a parked key wait, before all lanes: it has waited longer."""
-        if not parked.asked:
-            parked.asked = True
+        if not parked.awaits_token:
+            parked.awaits_token = True
             token_bucket.wait(0, partial(self._let_ask, lane, key, parked))
 
     def _let_ask(self, lane: ConsumerLane, key: Hashable, who: ConsumerThrottled | ConsumerParked) -> None:
-        who.asked = False
+        who.awaits_token = False
         self._wake_key(lane, key)
 
     def sweep(self, throttled: ConsumerThrottled) -> None:

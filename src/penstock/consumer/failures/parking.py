@@ -23,12 +23,9 @@ from penstock.consumer.handlers.handler import OnFailure
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
 from penstock.errors import PenstockError
-from penstock.routing import DONE, KeyState
+from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
-
-#: What `ParkedKey.settled` holds when a completion came.
-HANDLED = "handled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ class Parking:
     def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
         """Go on to the message behind a head that is done with."""
         fetch, _, record = parked.waiting[0]
-        if parked.settled is None:
+        if parked.state not in (KeyState.HANDLED, KeyState.DONE):
             fetch.assignment.tracker.park(-1, -size_in_bytes(record))
         parked.next_head()
         slot.record = None
@@ -138,7 +135,7 @@ class Parking:
         completion: DeferredCompletion,
         slot: ExecutionSlot,
     ) -> None:
-        """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
+        """Let a parked key wait for a completion. It may come from any thread, at any time."""
         item = fetch, _, _ = parked.waiting[0]
         if not completion._take():  # noqa: SLF001 - the engine's half of the class
             twice = PenstockError(
@@ -146,15 +143,15 @@ class Parking:
             )
             self.failed(lane, key, parked, Failed(twice), slot)
             return
-        parked.state = KeyState.DEFERRED
+        parked.send_out(KeyState.DEFERRED)
         timeout = fetch.assignment.route.handler.deferred_timeout
         timer: Timer | None = None
 
-        def settle(error: BaseException | None) -> None:
+        def resolve(error: BaseException | None) -> None:
             if error is None:
-                self._settled(item)
+                self._complete(item)
             # Before the key is woken: the holder looks at it only then.
-            parked.settled = HANDLED if error is None else error
+            parked.resolve(KeyState.HANDLED if error is None else KeyState.FAILED, error)
             self._wake_key(lane, key)
             if timer is not None:
                 # It holds the message by what it would fail: until the timeout that would be outside of every limit.
@@ -166,7 +163,7 @@ class Parking:
         if timeout is not None:
             late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
             timer = self._timers.add(self._now() + timeout, partial(completion.fail, late))
-        completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
+        completion._attach(resolve)  # noqa: SLF001 - the engine's half of the class
 
     def failed(
         self,
@@ -188,7 +185,7 @@ class Parking:
         now = self._now()
         place = f"{assignment}@{record.offset()}"
         parked.batch_keys = () if failed_batch is None else failed_batch.keys
-        parked.alone = max(1, parked.alone) if failed_batch is None else 0
+        parked.tried_alone = max(1, parked.tried_alone) if failed_batch is None else 0
         due_at = None
         if not failure.permanent:
             try:
@@ -204,16 +201,18 @@ class Parking:
                 return
         if due_at is not None:
             _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, due_at - now)
+            if math.isinf(due_at):
+                # By a policy whose wait has no end, the key waits until its partition goes.
+                parked.state = KeyState.HELD
+                return
             parked.state = KeyState.WAITING
             parked.due_at = due_at
-            # By a policy whose wait has no end, the key waits until its partition goes.
-            if not math.isinf(due_at):
-                self.wake_at(due_at, lane, key)
+            self.wake_at(due_at, lane, key)
             return
         if failed_batch is not None and not failure.permanent:
             # Whose failure it was is not known yet: none is given up for that of another.
             _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
-            parked.batch_keys, parked.alone = (), failed_batch.sizes[key]
+            parked.batch_keys, parked.tried_alone = (), failed_batch.sizes[key]
             parked.state = KeyState.WAITING
             parked.due_at = now
             lane.due.append(key)
@@ -232,11 +231,11 @@ class Parking:
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
-            parked.state = KeyState.SENDING
+            parked.send_out(KeyState.SENDING)
             self._send(ExhaustedMessage(fetch, index, record, error, parked.tries, again), lane, key, parked)
         elif handler.on_failure is OnFailure.DROP:
             try:
-                self._publisher.limits.check(ExhaustedMessage(fetch, index, record, error, parked.tries, None))
+                self._publisher.limits.check(place, error)
             except PenstockError as too_many:
                 parked.state = KeyState.STOPPING
                 self._fail(too_many)
@@ -249,9 +248,9 @@ class Parking:
                 type(error).__name__,
                 failure_text(error, texts=self._publisher.exception_texts),
             )
-            self._settled(parked.waiting[0])
+            self._complete(parked.waiting[0])
             slot.dropped += 1
-            parked.settled = DONE
+            parked.state = KeyState.DONE
             lane.due.append(key)
         else:
             parked.state = KeyState.STOPPING
@@ -274,18 +273,18 @@ class Parking:
             known[tries] = None if delay is None else now + delay
         return known[tries]
 
-    def _send(self, outgoing: ExhaustedMessage, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
+    def _send(self, message: ExhaustedMessage, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
         """Hand an exhausted message to the dead-letter publisher; its key waits until the broker has it."""
 
-        def durable() -> None:
-            self._settled((outgoing.fetch, outgoing.index, outgoing.record))
-            parked.settled = DONE
+        def on_written() -> None:
+            self._complete((message.fetch, message.index, message.record))
+            parked.resolve(KeyState.DONE)
             self._wake_key(lane, key)
 
-        self._publisher.put(outgoing, durable)
+        self._publisher.publish(message, on_written)
 
     @staticmethod
-    def _settled(item: Item) -> None:
+    def _complete(item: Item) -> None:
         """Complete the head of a parked key; it is parked no more, though its lane is looked at only later."""
         fetch, index, record = item
         fetch.assignment.tracker.complete(fetch.block, (index,))
@@ -293,4 +292,4 @@ class Parking:
         fetch.assignment.tracker.park(-1, -size_in_bytes(record))
 
 
-__all__ = ["HANDLED", "FailedBatch", "NotDue", "Parking"]
+__all__ = ["FailedBatch", "NotDue", "Parking"]
