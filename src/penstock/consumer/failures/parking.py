@@ -1,7 +1,7 @@
 """Parking: what becomes of messages that did not get done at once.
 
 A failed message waits for its retry, a deferred one for its completion, an exhausted one for the broker to take it
-elsewhere; whatever comes of its key meanwhile waits behind it. Called by visits, each for the lane it holds.
+elsewhere; whatever comes of its key meanwhile waits behind it. Each call is for a lane that the caller holds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NotDue:
     """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
 
     Attributes:
-        key: the line it joins then.
+        key: the key it waits for its turn under then.
         place: topic, partition and offset.
     """
 
@@ -64,7 +64,7 @@ class Parking:
         clock: the engine's clock.
         timers: where retries wait.
         publisher: where exhausted messages go.
-        wake_key: has a parked key looked at; any thread may call it.
+        wake_key: wakes a parked key; any thread may call it.
         fail: called with an error that must stop the consumer.
     """
 
@@ -82,14 +82,14 @@ class Parking:
         self._publisher = publisher
         self._wake_key = wake_key
         self._fail = fail
-        #: Completions that are out, with what they belong to. `dict` operations are atomic; any thread.
+        #: Completions that are out, with what they belong to. Any thread: operations of a `dict` are atomic.
         self.deferred: dict[DeferredCompletion, Fetch] = {}
 
     def wake_at(self, due: float, lane: ConsumerLane, key: Hashable) -> None:
-        """Have a parked key looked at when its time has come."""
+        """Wake a parked key when its time has come."""
         self._timers.add(due, partial(self._wake_key, lane, key))
 
-    def set_aside(
+    def park_unfinished(
         self,
         lane: ConsumerLane,
         key: Hashable,
@@ -101,20 +101,20 @@ class Parking:
     ) -> None:
         """Park the key of a message that did not get done at its first try, alone or in a batch that failed whole."""
         parked = self.park(lane, key, item)
-        # Here, not where it fails: that may be later, with a slot that began something else meanwhile.
+        # Here, not in `fail_head`: that may be later, with a slot that began something else meanwhile.
         parked.since = slot.started
         if isinstance(outcome, DeferredCompletion):
-            self.put_off(lane, key, parked, outcome, slot)
+            self.defer_head(lane, key, parked, outcome, slot)
         else:
-            self.failed(lane, key, parked, outcome, slot, failed_batch=failed_batch)
+            self.fail_head(lane, key, parked, outcome, slot, failed_batch=failed_batch)
 
     def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
         """Park a key that is not parked on a message."""
         parked = lane.park(key)
-        self.behind(lane, key, item)
+        self.append(lane, key, item)
         return parked
 
-    def behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
+    def append(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
         lane.parked[key].waiting.append(item)
         item[0].assignment.tracker.park(1, size_in_bytes(item[2]))
@@ -127,7 +127,7 @@ class Parking:
         parked.next_head()
         slot.record = None
 
-    def put_off(
+    def defer_head(
         self,
         lane: ConsumerLane,
         key: Hashable,
@@ -141,7 +141,7 @@ class Parking:
             twice = PenstockError(
                 "the DeferredCompletion that the handler returned belongs to another message; make one for each"
             )
-            self.failed(lane, key, parked, Failed(twice), slot)
+            self.fail_head(lane, key, parked, Failed(twice), slot)
             return
         parked.send_out(KeyState.DEFERRED)
         timeout = fetch.assignment.route.handler.deferred_timeout
@@ -150,13 +150,13 @@ class Parking:
         def resolve(error: BaseException | None) -> None:
             if error is None:
                 self._complete(item)
-            # Before the key is woken: the holder looks at it only then.
+            # Before the key is woken: the holder looks at its state only then.
             parked.resolve(KeyState.HANDLED if error is None else KeyState.FAILED, error)
             self._wake_key(lane, key)
             if timer is not None:
-                # It holds the message by what it would fail: until the timeout that would be outside of every limit.
+                # It refers to the message, which would stay in memory until the timeout, outside of every limit.
                 self._timers.cancel(timer)
-            # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
+            # Last: a drain that waits for deferred completions must see the offset done, and the woken lane.
             self.deferred.pop(completion, None)
 
         self.deferred[completion] = fetch
@@ -165,7 +165,7 @@ class Parking:
             timer = self._timers.add(self._now() + timeout, partial(completion.fail, late))
         completion._attach(resolve)  # noqa: SLF001 - the engine's half of the class
 
-    def failed(
+    def fail_head(
         self,
         lane: ConsumerLane,
         key: Hashable,
@@ -210,7 +210,7 @@ class Parking:
             self.wake_at(due_at, lane, key)
             return
         if failed_batch is not None and not failure.permanent:
-            # Whose failure it was is not known yet: none is given up for that of another.
+            # Which message failed is not known yet: none is given up for the failure of another.
             _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
             parked.batch_keys, parked.tried_alone = (), failed_batch.sizes[key]
             parked.state = KeyState.WAITING
@@ -274,7 +274,7 @@ class Parking:
         return known[tries]
 
     def _send(self, message: ExhaustedMessage, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Hand an exhausted message to the dead-letter publisher; its key waits until the broker has it."""
+        """Have an exhausted message written to another topic; its key waits until the broker has it."""
 
         def on_written() -> None:
             self._complete((message.fetch, message.index, message.record))
@@ -285,10 +285,10 @@ class Parking:
 
     @staticmethod
     def _complete(item: Item) -> None:
-        """Complete the head of a parked key; it is parked no more, though its lane is looked at only later."""
+        """Complete the head of a parked key; it counts as parked no more, though its lane sees it only later."""
         fetch, index, record = item
         fetch.assignment.tracker.complete(fetch.block, (index,))
-        # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
+        # Else it would be subtracted from the bytes in flight twice until then, and too much be fetched (I5).
         fetch.assignment.tracker.park(-1, -size_in_bytes(record))
 
 
