@@ -103,7 +103,7 @@ class TestApp:
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in app.handlers)
         middlewares = app._middlewares  # noqa: SLF001 - as above
         consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)
-        if consumer.engine.has_tasks:
+        if consumer.engine.lane_plan.has_tasks:
             self._tasks = TaskRunner(consumer, self._patience)
         self._consumer = consumer
         try:
@@ -144,9 +144,9 @@ class TestApp:
             return True
         consumer, loop = self._running(), self._running().loop
         try:
-            if loop is None or loop.failure is not None:
+            if loop is None or loop.stop_request.failure is not None:
                 return False
-            deadline = loop.begin_drain()
+            deadline = loop.drain.begin()
             over = False
             while not over:
                 before = self._traces()
@@ -154,9 +154,9 @@ class TestApp:
                 worked = self._work()
                 if not over and not worked and self._traces() == before:
                     self._move(min(deadline, consumer.next_due()))
-            if loop.failure is not None:
-                raise loop.failure
-            return loop.drained
+            if loop.stop_request.failure is not None:
+                raise loop.stop_request.failure
+            return loop.drain.finished
         finally:
             self._end()
 
@@ -257,9 +257,9 @@ class TestApp:
             before = self._traces()
             consumer.step(loop.step)
             worked = self._work()
-            if loop.failure is not None:
+            if loop.stop_request.failure is not None:
                 self._end()
-                raise loop.failure
+                raise loop.stop_request.failure
             quiet = 0 if worked or self._traces() != before else quiet + 1
             if quiet == _QUIET_TURNS:
                 return
@@ -341,7 +341,7 @@ class TestApp:
         consumer = self._running()
         worked = False
         for worker in consumer.workers:
-            if worker.station.kind is Kind.THREAD:
+            if worker.slot.kind is Kind.THREAD:
                 while worker.take():
                     worked = True
                     while worker.work is not None:
@@ -357,12 +357,12 @@ class TestApp:
         """Return what changes whenever the poll loop has done something."""
         consumer = self._running()
         engine = consumer.engine
+        publisher = engine.dead_letter_publisher
         return (
             engine.router.received,
             engine.router.stale,
             (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
-            (engine.outbox.waiting, engine.outbox.unsettled, engine.outbox.dead_letters, engine.outbox.put_off),
-            engine.outbox.failures,
+            (publisher.waiting, publisher.unwritten, publisher.dead_letters, publisher.retries, publisher.failures),
             (engine.commits.succeeded, engine.commits.failed),
             [assignment.paused for assignment in engine.assignments.all()],
             self.broker.generation(engine.group),
@@ -373,7 +373,7 @@ class TestApp:
 
 
 def _call(worker: SteppedWorker) -> Outcome:
-    outcome = call(worker.station, worker.work)
+    outcome = call(worker.slot, worker.work)
     error = getattr(outcome, "error", None)
     if isinstance(error, KeyboardInterrupt):
         # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.

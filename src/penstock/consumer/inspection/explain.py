@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
-from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.inspection.causes import Context, Place, nothing_known, parked_ahead
+from penstock.consumer.inspection.causes import Causes, Place, parked_ahead
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
@@ -107,19 +106,19 @@ class Explanation:
 
 def explain(
     assignments: Sequence[Assignment],
-    stations: Iterable[Station],
+    slots: Iterable[ExecutionSlot],
     scheduler: Scheduler[Fetch, Record],
     now: float,
-    context: Context | None = None,
+    causes: Causes,
 ) -> list[Explanation]:
     """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
-    stations = list(stations)
-    complete_finished(stations)
+    slots = list(slots)
+    complete_finished(slots)
     in_handler = {}
-    for station in stations:
-        record, fetch = station.record, station.fetch
+    for slot in slots:
+        record, fetch = slot.record, slot.fetch
         if record is not None and fetch is not None:
-            in_handler[fetch.assignment, record.offset()] = station
+            in_handler[fetch.assignment, record.offset()] = slot
     parked_heads = {}
     for lane in scheduler.lanes:
         # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
@@ -128,7 +127,6 @@ def explain(
             head = _head(parked)
             if head is not None:
                 parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
-    context = context or nothing_known()
     found = [_explain(one, in_handler, parked_heads, now) for one in assignments]
     queued = {
         (one, said.blocking_offset)
@@ -136,37 +134,34 @@ def explain(
         if said.state == "queued" and said.blocking_offset is not None
     }
     ahead = parked_ahead(scheduler, queued)
-    return [_within(said, one, context, ahead) for one, said in zip(assignments, found, strict=True)]
+    return [_within(said, one, causes, ahead) for one, said in zip(assignments, found, strict=True)]
 
 
 def _within(
-    said: Explanation, assignment: Assignment, context: Context, ahead: Mapping[Place, ConsumerParked]
+    said: Explanation, assignment: Assignment, causes: Causes, ahead: Mapping[Place, ConsumerParked]
 ) -> Explanation:
     """Add what holds a partition beside its own message."""
-    if (trouble := context.trouble(assignment.topic)) is not None:
+    if (trouble := causes.topic_trouble(assignment.topic)) is not None:
         # What the client last heard of the log's end says nothing then.
         said = replace(said, trouble=trouble, lag=None)
-    if (missing := context.missing(assignment.topic)) is not None:
+    if (missing := causes.missing_rights(assignment.topic)) is not None:
         said = replace(said, trouble=missing)
     if said.blocking_offset is None:
         return said
     place = (assignment, said.blocking_offset)
-    if (words := context.outgoing.get(place)) is not None:
+    if (words := causes.publishing.get(place)) is not None:
         return replace(said, state="dead letter", detail=words)
     if place in ahead and (head := _head(ahead[place])) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"
-        if (words := context.outgoing.get(first)) is not None:
+        if (words := causes.publishing.get(first)) is not None:
             detail += f", of which {words}"
         return replace(said, state="behind its key", detail=detail)
     return said
 
 
-def shut_out(
-    handlers: Mapping[str, Handler], why: str, context: Context | None = None, state: str = "shut out"
-) -> list[Explanation]:
+def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: str) -> list[Explanation]:
     """Return an explanation of each topic for a consumer that has no partition."""
-    context = context or nothing_known()
     return [
         Explanation(
             topic,
@@ -181,7 +176,7 @@ def shut_out(
             0,
             paused=why,
             state=state,
-            trouble=context.missing(topic) or context.trouble(topic),
+            trouble=causes.missing_rights(topic) or causes.topic_trouble(topic),
         )
         for topic, one in handlers.items()
     ]
@@ -196,7 +191,7 @@ def _head(parked: ConsumerParked) -> tuple[Fetch, int, Record] | None:
 
 def _explain(
     assignment: Assignment,
-    in_handler: dict[tuple[Assignment, int], Station],
+    in_handler: dict[tuple[Assignment, int], ExecutionSlot],
     parked_heads: dict[tuple[Assignment, int], tuple[object, ConsumerParked]],
     now: float,
 ) -> Explanation:
@@ -206,44 +201,44 @@ def _explain(
     if in_flight:
         place = (assignment, watermark)
         blocking = {"blocking_offset": watermark, "state": "queued"}
-        meter = assignment.route.meter
-        if (rate := meter.rate) == 0 or (rate is not None and meter.next_release(now) is not None):
+        token_bucket = assignment.route.token_bucket
+        if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
             blocking |= {"state": "held by rate", "rate": rate}
         if place in parked_heads:
             key, parked = parked_heads[place]
-            waits = parked.state in (KeyState.WAITING, KeyState.STOPPING)
-            due_at = parked.due_at if parked.state is KeyState.WAITING else math.inf
+            state = parked.state
+            waits = state in (KeyState.WAITING, KeyState.HELD, KeyState.STOPPING)
             blocking |= {
-                "state": "held by rate" if parked.asked else "parked" if waits else "put off",
-                "rate": rate if parked.asked else None,
+                "state": "held by rate" if parked.awaits_token else "parked" if waits else "put off",
+                "rate": rate if parked.awaits_token else None,
                 "key": key,
                 "attempt": parked.attempts,
                 "age": max(0.0, now - parked.since) if parked.since else None,
-                "due_in": None if math.isinf(due_at) else max(0.0, due_at - now),
+                "due_in": max(0.0, parked.due_at - now) if state is KeyState.WAITING else None,
             }
         if place in in_handler:
-            station = in_handler[place]
-            record = station.record
+            slot = in_handler[place]
+            record = slot.record
             blocking |= {
                 "state": "in handler",
                 "rate": None,
                 "key": None if record is None else record.key(),
-                "age": max(0.0, now - station.started),
+                "age": max(0.0, now - slot.started),
                 "due_in": None,
-                "worker": station.name,
+                "worker": slot.name,
             }
     return Explanation(
         topic=assignment.topic,
         partition=assignment.partition,
         handler=assignment.route.handler.name,
-        lag=None if assignment.end is None or not assignment.known else max(0, assignment.end - watermark),
+        lag=assignment.lag(watermark),
         watermark=watermark,
         position=tracker.position,
         in_flight=in_flight,
         parked=tracker.parked[0],
         bytes_in_flight=tracker.bytes_in_flight,
         gaps=len(tracker.gaps()),
-        paused=assignment.paused,
+        paused=None if assignment.paused is None else assignment.paused.value,
         **blocking,  # type: ignore[arg-type] # keys and types are those set above
     )
 

@@ -64,12 +64,12 @@ class Commits:
         self.interval_s = interval_s
         self._clock = clock
         self._complete_finished = complete_finished
-        #: Told of every commit, where telemetry is on: topic and partition counts, and what went wrong. Set at start.
-        self.told: Callable[[Sequence[TopicPartition], str | None], None] | None = None
+        #: Called for every commit, where telemetry is on: its partitions, and what went wrong. Set at start.
+        self.on_result: Callable[[Sequence[TopicPartition], str | None], None] | None = None
         #: Called when a commit is refused for want of a right. Set at start.
-        self.refused: Callable[[], None] = lambda: None
-        # Whether that was said since the last commit that was taken.
-        self._is_refusal_said = False
+        self.on_missing_right: Callable[[], None] = lambda: None
+        # Whether that was logged since the last commit that was taken.
+        self._refusal_logged = False
         self._next = 0.0
         # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
         self._under_way = 0
@@ -77,7 +77,7 @@ class Commits:
         self._overtaken = False
         # Whether the last answer was a failure, and whether the end of a drain has begun to commit.
         self._failing = False
-        self._settling = False
+        self._draining = False
         # Characters of an offset map that the broker is believed to take.
         self._map_chars = MAX_METADATA_CHARS
         #: Commits the broker took, and commits that failed.
@@ -114,14 +114,14 @@ class Commits:
             assignment.acknowledged = False
         self._commit(consumer, had, now, self._map_chars)
 
-    def settle(self, consumer: ConsumerClient, now: float) -> bool:
+    def commit_drained(self, consumer: ConsumerClient, now: float) -> bool:
         """Commit what has changed at the end of a drain; return whether the group has all of it.
 
         To be asked again between polls, which bring the answers: waiting for one in the client would know no bound
         while the group's coordinator is away.
         """
-        if not self._under_way and (not self._settling or now >= self._next):
-            self._settling = True
+        if not self._under_way and (not self._draining or now >= self._next):
+            self._draining = True
             self._next = now + self.interval_s
             assignments = self._assignments.all()
             self._advance_idle(consumer, assignments)
@@ -256,9 +256,9 @@ class Commits:
             self._note_failure(refused[0].error, refused)
         else:
             self.succeeded += 1
-            self._failing = self._is_refusal_said = False
-            if self.told is not None:
-                self.told(partitions or (), None)
+            self._failing = self._refusal_logged = False
+            if self.on_result is not None:
+                self.on_result(partitions or (), None)
         for one in partitions or ():
             assignment = self._assignments.get(one.topic, one.partition)
             # An answer to an earlier commit says nothing of the last one.
@@ -268,8 +268,8 @@ class Commits:
     def _note_failure(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
         why = "no reason given" if error is None else reason(error)
         self.failed += 1
-        if self.told is not None:
-            self.told(partitions, why)
+        if self.on_result is not None:
+            self.on_result(partitions, why)
         for one in partitions:
             assignment = self._assignments.get(one.topic, one.partition)
             if assignment is not None:
@@ -279,11 +279,11 @@ class Commits:
             return
         self._failing = True
         if error is not None and is_missing_right(error):
-            self.refused()
-            if self._is_refusal_said:
+            self.on_missing_right()
+            if self._refusal_logged:
                 return
-            # Whoever is told by `refused` asks which right it is, and says it.
-            self._is_refusal_said = True
+            # The callback asks which right it is, and logs that.
+            self._refusal_logged = True
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
         _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self.interval_s)
 

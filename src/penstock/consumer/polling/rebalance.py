@@ -15,7 +15,9 @@ from confluent_kafka import KafkaException, TopicPartition
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.kafka import reason
 from penstock.consumer.assignments import Assignment, Assignments
+from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.stop_request import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +36,12 @@ class Rebalance:
         assignments: the table to keep.
         commits: who commits.
         clock: the engine's clock.
-        busy: returns the names of what still handles messages of these assignments.
-        let_go: called with nothing once assignments are inactive: what waited for them goes on.
-        make: makes an assignment of topic, partition, start offset and commit metadata.
-        welcome: called with the client and new assignments once they are the client's.
+        busy: returns the names of slots and completions that hold messages of these assignments.
+        on_dropped: called once assignments are inactive: what waited for them goes on.
+        make_assignment: makes an assignment of what the group has committed.
+        back_pressure: pauses new assignments where too much is in flight.
         revoke_timeout: the budget of a revocation, in seconds.
-        end_by: returns when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked.
+        stop_request: cuts that short where a stop waits for handlers no longer.
     """
 
     def __init__(
@@ -49,21 +51,21 @@ class Rebalance:
         *,
         clock: Clock,
         busy: Callable[[Sequence[Assignment]], Sequence[str]],
-        let_go: Callable[[], None],
-        make: Callable[[TopicPartition], Assignment],
-        welcome: Callable[[ConsumerClient, Sequence[Assignment]], None],
+        on_dropped: Callable[[], None],
+        make_assignment: Callable[[TopicPartition], Assignment],
+        back_pressure: BackPressure,
         revoke_timeout: float,
-        end_by: Callable[[], float],
+        stop_request: StopRequest,
     ) -> None:
         self._assignments = assignments
         self._commits = commits
         self._clock = clock
         self._busy = busy
-        self._let_go = let_go
-        self._make = make
-        self._welcome = welcome
+        self._on_dropped = on_dropped
+        self._make_assignment = make_assignment
+        self._back_pressure = back_pressure
         self._revoke_timeout = revoke_timeout
-        self._end_by = end_by
+        self._stop_request = stop_request
         #: How often partitions were assigned, revoked and lost.
         self.assigned = 0
         self.revoked = 0
@@ -82,11 +84,11 @@ class Rebalance:
         else:
             if begun := [one for one in committed if one.offset < 0]:
                 _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(begun))
-        made = [self._make(one) for one in committed]
+        made = [self._make_assignment(one) for one in committed]
         for assignment in made:
             self._assignments.put(assignment)
         consumer.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
-        self._welcome(consumer, made)
+        self._back_pressure.pause_if_full(consumer, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 
@@ -113,7 +115,7 @@ class Rebalance:
     def _left(self, begun: float) -> float:
         """Return the seconds left of the budget of a revocation."""
         # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
-        return min(begun + self._revoke_timeout, self._end_by()) - self._clock.monotonic()
+        return min(begun + self._revoke_timeout, self._stop_request.end_by) - self._clock.monotonic()
 
     def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop partitions that another member may own already: nothing of them may be committed."""
@@ -126,7 +128,7 @@ class Rebalance:
         self, consumer: ConsumerClient, partitions: list[TopicPartition], assignments: Sequence[Assignment]
     ) -> None:
         self._assignments.remove(assignments)
-        self._let_go()
+        self._on_dropped()
         # A pause outlives the assignment in the client: when the partition comes back it would stay paused for ever.
         paused = [TopicPartition(one.topic, one.partition) for one in assignments if one.paused is not None]
         try:

@@ -120,11 +120,11 @@ class RightsWatch:
             raise MissingRightError(f"group {self._group} cannot start", found.missing, self._principal)
         return found.unknown
 
-    def hurry(self) -> None:
-        """Ask at the next look, of the group as well: something was refused."""
+    def check_now(self) -> None:
+        """Ask at the next `check`, of the group as well: something was refused."""
         self._next, self._suspects_group = 0.0, True
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Hear what was answered; ask again when it is time.
 
         Args:
@@ -191,7 +191,7 @@ class RightsWatch:
             topic: the topic it was about, where it was about one.
             now: the time on the engine's clock.
         """
-        self.hurry()
+        self.check_now()
         right = group_right(self._group)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
             right = topic_right(Operation.READ, topic)

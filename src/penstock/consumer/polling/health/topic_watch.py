@@ -36,14 +36,14 @@ class TopicWatch:
         self._ids: dict[str, str] = {}
         # What is wrong with a topic, in words. Replaced as a whole, so that any thread may read it.
         self._troubles: dict[str, str] = {}
-        #: Whether the look that was just taken has brought the answer that all topics are those that they were.
+        #: Whether the last `check` has brought the answer that all topics are those that they were.
         self.all_same = False
 
-    def hurry(self) -> None:
-        """Ask at the next look: the client has found something wrong."""
+    def check_now(self) -> None:
+        """Ask at the next `check`: the client has found something wrong."""
         self._next = 0.0
 
-    def look(self, now: float) -> list[str]:
+    def check(self, now: float) -> list[str]:
         """Return the topics that were found to be made anew; ask again when it is time.
 
         Args:

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError
 from penstock.clients.cluster import Clock
 from penstock.clients.kafka import reason
 from penstock.clients.rights import is_missing_right
-from penstock.consumer.polling.rights_watch import RightsWatch
-from penstock.consumer.polling.topic_watch import TopicWatch
+from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.errors import PenstockError
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class FetchErrors:
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
         if error.code() in _ASK_AGAIN:
-            self._topic_watch.hurry()
+            self._topic_watch.check_now()
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             self._refused(
                 f"the group does not take this member: {reason(error)}; the group has members that do not rebalance "
