@@ -1,4 +1,4 @@
-"""Dice: they choose the steps of a simulation by its seed."""
+"""`RandomDriver` chooses the steps of a simulation by its seed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import accumulate
 from confluent_kafka import KafkaError
 
 from penstock.consumer.handlers.handler import OnFailure
-from penstock.testing import codes
-from penstock.testing.instance import Instance, State
-from penstock.testing.simulation import Simulation
+from penstock.testing.memory import codes
+from simulation.group_simulation import Simulation
+from simulation.instance import Instance, State
 
 #: How often each action comes up. A run leaves some of the rare ones out, so that the others have time to tell.
 COMMON = {"work": 60, "poll": 30, "produce": 14, "advance": 6, "complete": 4}
@@ -40,7 +40,7 @@ _MOST_INSTANCES = 4
 _COMMIT_ERRORS = (codes.TRANSPORT, KafkaError.NOT_COORDINATOR, KafkaError.REBALANCE_IN_PROGRESS, codes.TIMED_OUT)
 
 
-class Dice:
+class RandomDriver:
     """Drives a simulation by chance.
 
     Args:
@@ -148,7 +148,7 @@ class Dice:
         fail = self._fail / 20 if handler.on_failure is OnFailure.STOP else self._fail
         if drawn < fail:
             count = len(call.messages)
-            places = [place for place in range(count) if self._chance.random() < 0.5]  # noqa: PLR2004 - half of them
+            places = [place for place in range(count) if self._chance.random() < 0.5]
             self._simulation.fail(instance, worker, places)
         elif drawn < fail + self._put_off and handler.batch == 1:
             self._simulation.put_off(instance, worker)
@@ -179,8 +179,8 @@ class Dice:
 
     def _transaction(self) -> None:
         simulation, chance = self._simulation, self._chance
-        if simulation.open and chance.random() < 0.6:  # noqa: PLR2004 - more often than one begins
-            simulation.end_transaction(chance.choice(simulation.open), commit=chance.random() < 0.5)  # noqa: PLR2004 - as often as not
+        if simulation.open and chance.random() < 0.6:
+            simulation.end_transaction(chance.choice(simulation.open), commit=chance.random() < 0.5)
             return
         transaction = simulation.begin_transaction()
         for _ in range(chance.randint(0, 3)):
@@ -239,4 +239,4 @@ class Dice:
         )
 
 
-__all__ = ["COMMON", "RARE", "Dice"]
+__all__ = ["COMMON", "RARE", "RandomDriver"]

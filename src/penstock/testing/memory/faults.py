@@ -13,7 +13,7 @@ from enum import Enum
 
 from confluent_kafka import KafkaError
 
-from penstock.testing import codes
+from penstock.testing.memory import codes
 
 
 class Operation(Enum):

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import KafkaError, Message
 
-from penstock.testing import codes
-from penstock.testing.assignor import Place
-from penstock.testing.faults import Faults, Operation
-from penstock.testing.log import PartitionLog
+from penstock.testing.memory import codes
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.faults import Faults, Operation
+from penstock.testing.memory.log import PartitionLog
 
 
 class FetchedPartition:

@@ -18,15 +18,15 @@ from penstock.clients.kafka import TopicSpec
 from penstock.clients.rights import Right
 from penstock.clients.topic_ids import TopicIds
 from penstock.errors import TopicNotFoundError
-from penstock.testing.assignor import Place
-from penstock.testing.clock import TestClock
-from penstock.testing.consumer_client import MemoryConsumer
-from penstock.testing.coordinator import Commit, Coordinator, Offset
-from penstock.testing.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
-from penstock.testing.log import Headers
-from penstock.testing.producer_client import MemoryProducer
-from penstock.testing.topics import Topics
-from penstock.testing.transaction import TestTransaction
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.consumer_client import MemoryConsumer
+from penstock.testing.memory.coordinator import Commit, Coordinator, Offset
+from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
+from penstock.testing.memory.log import Headers
+from penstock.testing.memory.producer_client import MemoryProducer
+from penstock.testing.memory.topics import Topics
+from penstock.testing.memory.transaction import TestTransaction
 
 
 class AnsweredTopicIds:

@@ -1,4 +1,4 @@
-"""The books of an engine, checked at every step of a simulation: that its counts add up, and its bytes (I4, I5)."""
+"""Checks at every step of a simulation that the counts and bytes of an engine add up (I4, I5)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from itertools import chain
 
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.message_sizes import OVERHEAD_BYTES
-from penstock.testing.judge import InvariantBroken
-from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from simulation.invariant_checker import InvariantBroken
 
 
 class Count:
@@ -19,7 +19,7 @@ class Count:
         self.least = self.unsure = self.parked = 0
 
 
-def audit(who: str, consumer: SteppedConsumer) -> None:
+def check_counts(who: str, consumer: SteppedConsumer) -> None:
     """Check that every message that was taken in is done, parked, in a lane, or with a worker (I4).
 
     Args:
@@ -47,7 +47,7 @@ def audit(who: str, consumer: SteppedConsumer) -> None:
             )
 
 
-def weigh(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: int, message_bytes: int) -> None:
+def check_bytes(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: int, message_bytes: int) -> None:
     """Check that the bytes in flight are those allowed, with one fetch and a message of each partition (I5).
 
     Args:
@@ -109,4 +109,4 @@ def _count_under_way(worker: SteppedWorker, counts: dict[Assignment, Count]) -> 
         count.unsure += len(worker.work) if isinstance(worker.work, list) else 1
 
 
-__all__ = ["audit", "weigh"]
+__all__ = ["check_bytes", "check_counts"]

@@ -1,7 +1,7 @@
 """`Simulation`: a whole consumer group in one thread, every step of it chosen, every invariant checked at every step.
 
 Instances of an app share a `TestBroker`. What they do is cut into steps (a poll, the beginning of a handler, its end),
-and whoever drives the simulation decides what comes next: `penstock.testing.dice` by a seed, a property test by its
+and whoever drives the simulation decides what comes next: `simulation.random_driver` by a seed, a property test by its
 own choice. The same choices give the same run.
 """
 
@@ -18,12 +18,12 @@ from penstock.consumer.handlers.ordering import Order
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import BatchError
 from penstock.message import Message
-from penstock.testing.accounts import audit, weigh
-from penstock.testing.broker import TestBroker
-from penstock.testing.instance import Instance, State
-from penstock.testing.judge import InvariantBroken, Judge
-from penstock.testing.stepping import SteppedWorker
-from penstock.testing.transaction import TestTransaction
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.memory.transaction import TestTransaction
+from penstock.testing.stepped_engine import SteppedWorker
+from simulation.balance_checker import check_bytes, check_counts
+from simulation.instance import Instance, State
+from simulation.invariant_checker import InvariantBroken, InvariantChecker
 
 #: Seconds of the clock that a client call may take while something is wrong with the brokers, by the client's defaults.
 _BROKERS_S = 60.0 + 10.0 + 10.0
@@ -76,7 +76,7 @@ class Simulation:
     ) -> None:
         self.app = app
         self.seed = seed
-        self.settings = settings or app._settings  # noqa: SLF001 - the app is run as `App.start` runs it
+        self.settings = settings or app._settings
         self.chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
         self.broker = TestBroker(seed, max_fetch=max(1, self.settings.fetch_size))
         self.clock = self.broker.clock
@@ -84,7 +84,7 @@ class Simulation:
             self.broker.create_topic(topic, partitions)
         is_retried = any(one.retry_delays for one in app.handlers.values())
         self._message_bytes = _RETRIED_BYTES if is_retried else _MESSAGE_BYTES
-        self.judge = Judge(app.name, app.handlers, self.broker)
+        self.checker = InvariantChecker(app.name, app.handlers, self.broker)
         self.instances: list[Instance] = []
         #: What was done, for a report; and the step it is at.
         self.trace: list[str] = []
@@ -121,7 +121,7 @@ class Simulation:
         self._values += 1
         writer = self.broker if transaction is None else transaction
         writer.produce(topic, b"%d" % self._values, key=key, partition=partition)
-        self.judge.look()
+        self.checker.read_logs()
 
     def begin_transaction(self) -> TestTransaction:
         """Begin a transaction of a producer."""
@@ -138,31 +138,31 @@ class Simulation:
             transaction.commit()
         else:
             transaction.abort()
-        self.judge.look()
+        self.checker.read_logs()
 
     def compact(self, topic: str, partition: int) -> None:
         """Compact a log."""
         self._note(f"compact {topic}[{partition}]")
-        self.judge.look()
+        self.checker.read_logs()
         self.broker.compact(topic, partition)
-        self.judge.removed((topic, partition))
+        self.checker.removed((topic, partition))
 
     def delete_records(self, topic: str, partition: int, count: int) -> None:
         """Delete the first records of a log."""
         self._note(f"delete {count} of {topic}[{partition}]")
-        self.judge.look()
+        self.checker.read_logs()
         self.broker.delete_records(topic, partition, self.broker.ends(topic, partition)[0] + count)
-        self.judge.removed((topic, partition))
+        self.checker.removed((topic, partition))
 
     def truncate(self, topic: str, partition: int, count: int) -> None:
         """Lose the last records of a log, while no transaction is open."""
         if self.open:
             return
         self._note(f"lose {count} of {topic}[{partition}]")
-        self.judge.look()
+        self.checker.read_logs()
         start, _, end = self.broker.ends(topic, partition)
         self.broker.truncate(topic, partition, max(start, end - count))
-        self.judge.cut((topic, partition), end)
+        self.checker.cut((topic, partition), end)
 
     def trouble(self, what: str, do: Callable[[TestBroker], None], *, repeats: bool = False) -> None:
         """Let something go wrong with the brokers: `do` is called with the broker.
@@ -193,7 +193,7 @@ class Simulation:
     def add(self) -> Instance:
         """Start an instance."""
         self._names += 1
-        instance = Instance(f"i{self._names}", self.app, self.settings, self.broker, self.judge, wait=self._wait)
+        instance = Instance(f"i{self._names}", self.app, self.settings, self.broker, self.checker, wait=self._wait)
         self._note(f"{instance.name} starts")
         self.instances.append(instance)
         return instance
@@ -268,8 +268,8 @@ class Simulation:
             raise InvariantBroken(f"I6: a poll step of {instance} took {took:g} s")
         if instance.state is State.GONE and instance in self.instances:
             self.instances.remove(instance)
-        self.audit(instance)
-        weigh(
+        self._check_counts(instance)
+        check_bytes(
             instance.name,
             instance.consumer,
             limit_bytes=self._most_bytes,
@@ -282,8 +282,8 @@ class Simulation:
         if not instance.take(worker):
             return False
         self._note(f"{instance.name} takes a lane for {worker.slot.name}")
-        self._look_around(instance, worker)
-        self.audit(instance)
+        self._check_others(instance, worker)
+        self._check_counts(instance)
         return True
 
     def finish(self, instance: Instance, worker: SteppedWorker) -> None:
@@ -293,8 +293,8 @@ class Simulation:
         begun = self._begun.pop(worker, self.step)
         instance.finish(worker)
         self.history += [Ended(instance.name, message, begun, self.step) for message in messages]
-        self._look_around(instance, worker)
-        self.audit(instance)
+        self._check_others(instance, worker)
+        self._check_counts(instance)
 
     def fail(self, instance: Instance, worker: SteppedWorker, failed: Sequence[int] = ()) -> None:
         """Let a handler fail; of a batch those at the places in `failed`, or all where that is empty."""
@@ -305,7 +305,7 @@ class Simulation:
             held: set[object] = set()
             done = []
             for place, message in enumerate(messages):
-                identity = self.judge.identity(message)
+                identity = self.checker.identity(message)
                 if place in failed:
                     held.add(identity)
                 elif identity not in held:
@@ -313,29 +313,29 @@ class Simulation:
             instance.fail(worker, BatchError({place: SimulatedFailure() for place in failed}), done)
         else:
             instance.fail(worker, SimulatedFailure())
-        self._look_around(instance, worker)
-        self.audit(instance)
+        self._check_others(instance, worker)
+        self._check_counts(instance)
 
     def put_off(self, instance: Instance, worker: SteppedWorker) -> None:
         """Let a handler put its completion off."""
         self._note(f"{instance.name} puts {_names(instance.calls[worker].messages)} off")
         self._begun.pop(worker, None)
         instance.put_off(worker)
-        self._look_around(instance, worker)
-        self.audit(instance)
+        self._check_others(instance, worker)
+        self._check_counts(instance)
 
     def settle_completion(self, instance: Instance, completion: DeferredCompletion, *, well: bool) -> None:
         """Let a completion come that was put off."""
         self._note(f"a completion of {instance.name} {'comes' if well else 'fails'}")
         instance.settle(completion, None if well else SimulatedFailure())
-        self.audit(instance)
+        self._check_counts(instance)
 
-    def audit(self, instance: Instance) -> None:
+    def _check_counts(self, instance: Instance) -> None:
         """Check the counts of an instance (I4)."""
         if not instance.polling and instance.state is not State.GONE:
-            audit(instance.name, instance.consumer)
+            check_counts(instance.name, instance.consumer)
 
-    def _look_around(self, instance: Instance, worker: SteppedWorker) -> None:
+    def _check_others(self, instance: Instance, worker: SteppedWorker) -> None:
         """Check that nobody else is at the messages that a worker has just begun."""
         mine = instance.calls.get(worker)
         if mine is None:
@@ -353,7 +353,7 @@ class Simulation:
 
     def _wait(self, instance: Instance, seconds: float) -> None:
         """Serve an instance that waits for its handlers in a rebalance callback."""
-        if instance.state is not State.GONE and self.chance.random() < 0.5:  # noqa: PLR2004 - as often as not
+        if instance.state is not State.GONE and self.chance.random() < 0.5:
             self.meanwhile()
         else:
             self.broker.advance(seconds * self.chance.randint(1, 20))
@@ -374,7 +374,7 @@ class Simulation:
         self._note("everything is well from now on")
         self.broker.faults.clear()
         for transaction in list(self.open):
-            self.end_transaction(transaction, commit=self.chance.random() < 0.5)  # noqa: PLR2004 - as often as not
+            self.end_transaction(transaction, commit=self.chance.random() < 0.5)
         for instance in self.instances:
             self.heal(instance)
             for topic in self.app.handlers:
@@ -391,16 +391,16 @@ class Simulation:
                 self.advance(min(max(due - now, 0.001), _LAST_STRIDE_S))
         explained = [str(one) for instance in self.instances for one in instance.consumer.explain()]
         raise InvariantBroken(
-            f"not done: {self.judge.unfinished()}; committed: {self._committed()}; instances: {self.instances}; "
+            f"not done: {self.checker.unfinished()}; committed: {self._committed()}; instances: {self.instances}; "
             f"they say: {explained}"
         )
 
     def _catch_up(self) -> None:
         """Let a group commit once more that was left behind by a commit which arrived twice."""
-        if self._repeated and not self.judge.unfinished() and self._caught_up < _CATCH_UPS:
+        if self._repeated and not self.checker.unfinished() and self._caught_up < _CATCH_UPS:
             self._caught_up += 1
             behind = self._committed()
-            for topic, partition in list(self.judge.ledgers):
+            for topic, partition in list(self.checker.histories):
                 if f"{topic}[{partition}]" in behind:
                     self.produce(topic, None, partition=partition)
 
@@ -425,19 +425,19 @@ class Simulation:
     def _committed(self) -> dict[str, tuple[int, int]]:
         offsets = self.broker.committed(self.app.name)
         found = {}
-        for (topic, partition), ledger in sorted(self.judge.ledgers.items()):
+        for (topic, partition), history in sorted(self.checker.histories.items()):
             end = self.broker.ends(topic, partition)[2]
             offset = offsets.get((topic, partition))
             # Of a log without a message the client has no position that it could commit.
             if self.broker.ends(topic, partition)[0] < end and (
-                offset is None or offset.offset < end or (offset.offset > end and not ledger.excused)
+                offset is None or offset.offset < end or (offset.offset > end and not history.excused)
             ):
                 found[f"{topic}[{partition}]"] = (-1 if offset is None else offset.offset, end)
         return found
 
     def _is_over(self) -> bool:
-        self.judge.look()
-        return not self.judge.unfinished() and not self._committed()
+        self.checker.read_logs()
+        return not self.checker.unfinished() and not self._committed()
 
 
 def _names(messages: Sequence[Message]) -> str:

@@ -14,11 +14,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.clients.cluster import DeliveryCallback
 from penstock.errors import TopicNotFoundError
-from penstock.testing import codes
-from penstock.testing.clock import TestClock
-from penstock.testing.coordinator import Coordinator
-from penstock.testing.faults import Effect, Faults, Operation
-from penstock.testing.topics import Topics
+from penstock.testing.memory import codes
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.coordinator import Coordinator
+from penstock.testing.memory.faults import Effect, Faults, Operation
+from penstock.testing.memory.topics import Topics
 
 
 class MemoryProducer:

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.testing import codes
-from penstock.testing.assignor import Place
-from penstock.testing.clock import TestClock
-from penstock.testing.group import Gone, Group, Member
+from penstock.testing.memory import codes
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.group import Gone, Group, Member
 
 #: Characters of commit metadata that Kafka takes; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.
 MAX_METADATA = 4_095

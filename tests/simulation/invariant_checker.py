@@ -1,8 +1,7 @@
-"""The judge of a simulation: it knows what was written and what was handled, and checks the invariants I1 to I4.
+"""Checks the invariants I1 to I4 of a simulation, from what was written to the logs and what handlers returned.
 
-Its knowledge is its own: what handlers returned, what stands in the logs. Of the engine it sees calls begin and end,
-and commits leave; so it cannot be wrong in the way the engine is. `penstock.testing.accounts` checks the engine's own
-books, I4 and I5.
+It sees calls of handlers begin and end, and commits leave, but reads no state of the engine: so it cannot be wrong in
+the way the engine is. `simulation.balance_checker` checks the engine's own counts, I4 and I5.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.retry_topics import ROUND, retry_topic
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of
-from penstock.testing.assignor import Place
-from penstock.testing.broker import TestBroker
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.broker import TestBroker
 
 
 class InvariantBroken(AssertionError):  # noqa: N818 - it is a finding
@@ -30,7 +29,7 @@ class InvariantBroken(AssertionError):  # noqa: N818 - it is a finding
 
 
 @dataclass(slots=True)
-class Ledger:
+class PartitionHistory:
     """What is known of one partition.
 
     Attributes:
@@ -39,7 +38,7 @@ class Ledger:
         ids: of each committed message that ever stood there, by offset, what names it in all topics: its value.
         undone: offsets of those that are not done, rising.
         chains: the same of each identity: messages that wait for each other.
-        excused: offsets below this one are not judged: the log was cut, and they were given twice.
+        excused: offsets below this one are not checked: the log was cut, and they were given twice.
     """
 
     topic: str
@@ -66,8 +65,10 @@ class HandlerCall:
     assignment: Assignment
 
 
-class Judge:
-    """Keeps the ledgers of one group. Every message has a value of its own, by which it is known in all topics.
+class InvariantChecker:
+    """Keeps the history of each partition of one group, and checks calls and commits by it.
+
+    Every message has a value of its own, by which it is known in all topics.
 
     Args:
         group: the group.
@@ -82,18 +83,18 @@ class Judge:
         self._orders = {topic: Ordering(one.order, one.keyless, 1, one.key) for topic, one in handlers.items()}
         self._sources = dict.fromkeys(handlers, False)
         self._topics = {topic: topic for topic in handlers}
-        self._letters: set[str] = set()
+        self._dead_letter_topics: set[str] = set()
         for topic, one in handlers.items():
             if one.retry_delays:
                 name = retry_topic(group, topic)
                 self._topics[name] = topic
                 self._sources[name] = True
             if one.on_failure is OnFailure.DEAD_LETTER:
-                self._letters.add(one.dead_letter_topic.replace("{topic}", topic))
-        self.ledgers: dict[Place, Ledger] = {}
+                self._dead_letter_topics.add(one.dead_letter_topic.replace("{topic}", topic))
+        self.histories: dict[Place, PartitionHistory] = {}
         # Where each log was read to, and what is known of messages by name.
         self._read: dict[Place, int] = defaultdict(int)
-        self._in_letters: set[bytes] = set()
+        self._dead_lettered: set[bytes] = set()
         self._rounds: dict[tuple[bytes, int], list[tuple[Place, int]]] = defaultdict(list)
         self._written_rounds: set[tuple[bytes, int]] = set()
         self._places: dict[bytes, list[tuple[Place, int]]] = defaultdict(list)
@@ -101,9 +102,9 @@ class Judge:
 
     # What stands in the logs
 
-    def look(self) -> None:
+    def read_logs(self) -> None:
         """Read what was written since the last look."""
-        for topic in (*self._topics, *self._letters):
+        for topic in (*self._topics, *self._dead_letter_topics):
             count = self._partitions.get(topic)
             if count is None:
                 if topic not in self._broker.topics():
@@ -112,7 +113,7 @@ class Judge:
             for partition in range(count):
                 place = topic, partition
                 if topic in self._topics:
-                    self._ledger(place)
+                    self._history(place)
                 stable = self._broker.ends(topic, partition)[1]
                 begin = self._read[place]
                 if stable > begin:
@@ -120,57 +121,57 @@ class Judge:
                         self._found(place, record)
                     self._read[place] = stable
 
-    def _ledger(self, place: Place) -> Ledger:
-        ledger = self.ledgers.get(place)
-        if ledger is None:
-            ledger = self.ledgers[place] = Ledger(self._topics[place[0]], self._sources[place[0]])
-        return ledger
+    def _history(self, place: Place) -> PartitionHistory:
+        history = self.histories.get(place)
+        if history is None:
+            history = self.histories[place] = PartitionHistory(self._topics[place[0]], self._sources[place[0]])
+        return history
 
     def _found(self, place: Place, record: ClientMessage) -> None:
         value, offset = record.value(), record.offset()
         name = value if isinstance(value, bytes) else b""
-        if place[0] in self._letters:
-            self._in_letters.add(name)
+        if place[0] in self._dead_letter_topics:
+            self._dead_lettered.add(name)
             for where, at in self._places[name]:
-                self._finish(self.ledgers[where], at)
+                self._finish(self.histories[where], at)
         if place[0] not in self._topics or offset is None:
             return
-        ledger = self._ledger(place)
-        ledger.ids[offset] = name
-        done = name in self._in_letters
+        history = self._history(place)
+        history.ids[offset] = name
+        done = name in self._dead_lettered
         written = 0
-        if ledger.is_retry:
+        if history.is_retry:
             written = int(Message(record).header(ROUND) or 0)  # type: ignore[arg-type] # it has a place
             self._written_rounds.add((name, written))
             for where, at in self._rounds[name, written - 1]:
-                self._finish(self.ledgers[where], at)
+                self._finish(self.histories[where], at)
         self._rounds[name, written].append((place, offset))
         self._places[name].append((place, offset))
-        if offset < ledger.excused or done or (name, written + 1) in self._written_rounds:
+        if offset < history.excused or done or (name, written + 1) in self._written_rounds:
             return
         identity = self.identity(Message(record))  # type: ignore[arg-type] # it has a place
-        accept = self._handlers[ledger.topic].filter
+        accept = self._handlers[history.topic].filter
         if accept is not None and not accept(Message(record)):  # type: ignore[arg-type] # it has a place
             return
-        insort(ledger.undone, offset)
-        ledger.identities[offset] = identity
-        if not ledger.is_retry:
-            insort(ledger.chains[identity], offset)
+        insort(history.undone, offset)
+        history.identities[offset] = identity
+        if not history.is_retry:
+            insort(history.chains[identity], offset)
 
     def identity(self, message: Message) -> Hashable:
         """Return what waits for a message: by the handler's order, over all topics of the app."""
         ordering = self._orders[self._topics[message.topic]]
-        record: Record = message._record  # noqa: SLF001 - the view's own record
+        record: Record = message._record
         return ordering.identity(record)
 
     @staticmethod
-    def _finish(ledger: Ledger, offset: int) -> None:
-        undone = ledger.undone
+    def _finish(history: PartitionHistory, offset: int) -> None:
+        undone = history.undone
         at = bisect_left(undone, offset)
         if at == len(undone) or undone[at] != offset:
             return
         del undone[at]
-        chain = ledger.chains.get(ledger.identities.pop(offset))
+        chain = history.chains.get(history.identities.pop(offset))
         if chain is not None:
             at = bisect_left(chain, offset)
             if at < len(chain) and chain[at] == offset:
@@ -179,30 +180,30 @@ class Judge:
     def done(self, messages: Iterable[Message]) -> None:
         """Note that a handler is done with these."""
         for message in messages:
-            self._finish(self.ledgers[message.topic, message.partition], message.offset)
+            self._finish(self.histories[message.topic, message.partition], message.offset)
 
     def given_up(self, messages: Iterable[Message]) -> None:
         """Note that these failed; where the handler's choice is to drop them, that may be the end of them."""
         for message in messages:
-            ledger = self.ledgers[message.topic, message.partition]
-            if self._handlers[ledger.topic].on_failure is OnFailure.DROP:
-                self._finish(ledger, message.offset)
+            history = self.histories[message.topic, message.partition]
+            if self._handlers[history.topic].on_failure is OnFailure.DROP:
+                self._finish(history, message.offset)
 
     def removed(self, place: Place) -> None:
         """Note that a log was compacted, or that its beginning was deleted: what is gone need not be handled."""
-        self.look()
-        ledger = self._ledger(place)
+        self.read_logs()
+        history = self._history(place)
         there = {record.offset() for record in self._broker.records_from(*place, 0)}
-        for offset in [one for one in ledger.undone if one not in there]:
-            self._finish(ledger, offset)
+        for offset in [one for one in history.undone if one not in there]:
+            self._finish(history, offset)
 
     def cut(self, place: Place, former_end: int) -> None:
-        """Note that a log was cut at its end: offsets up to its former end are given once more, and not judged."""
-        ledger = self._ledger(place)
-        ledger.excused = max(ledger.excused, former_end)
+        """Note that a log was cut at its end: offsets up to its former end are given once more, and not checked."""
+        history = self._history(place)
+        history.excused = max(history.excused, former_end)
         end = self._broker.ends(*place)[2]
-        for offset in [one for one in ledger.undone if one >= end]:
-            self._finish(ledger, offset)
+        for offset in [one for one in history.undone if one >= end]:
+            self._finish(history, offset)
         self._read[place] = min(self._read[place], end)
 
     # What the engine does
@@ -230,23 +231,23 @@ class Judge:
             place = message.topic, message.partition
             if place not in mine:
                 raise InvariantBroken(f"{who} began {message}, whose partition it does not have")
-            if place not in self.ledgers or message.offset not in self.ledgers[place].ids:
-                self.look()
-            if place not in self.ledgers or message.offset not in self.ledgers[place].ids:
+            if place not in self.histories or message.offset not in self.histories[place].ids:
+                self.read_logs()
+            if place not in self.histories or message.offset not in self.histories[place].ids:
                 raise InvariantBroken(f"{who} began {message}, which is not a committed message")
             # What is done elsewhere since the last look is found by another.
             if self._before(message, with_it):
-                self.look()
+                self.read_logs()
             if earlier := self._before(message, with_it):
                 raise InvariantBroken(f"I2: {who} began {message} before {earlier}, which are not done")
             with_it.add(message.offset)
 
     def _before(self, message: Message, with_it: Container[int]) -> list[int]:
         """Return what should have been done before a message: of one batch, its place in it counts."""
-        ledger = self.ledgers[message.topic, message.partition]
-        if ledger.is_retry:
+        history = self.histories[message.topic, message.partition]
+        if history.is_retry:
             return []
-        chain = ledger.chains.get(self.identity(message), [])
+        chain = history.chains.get(self.identity(message), [])
         return [earlier for earlier in chain[: bisect_left(chain, message.offset)] if earlier not in with_it]
 
     def may_commit(self, who: str, points: Sequence[TopicPartition]) -> None:
@@ -255,9 +256,9 @@ class Judge:
         Raises:
             InvariantBroken: one tells of something as done that is not.
         """
-        self.look()
+        self.read_logs()
         for point in points:
-            undone = self.ledgers[point.topic, point.partition].undone
+            undone = self.histories[point.topic, point.partition].undone
             if undone and undone[0] < point.offset:
                 raise InvariantBroken(f"I3: {who} commits {point} although {undone[0]} is not done")
             told = decode(point.offset, point.metadata, owner_of(self._group, point.topic, point.partition))
@@ -269,10 +270,10 @@ class Judge:
     def unfinished(self) -> list[str]:
         """Return what is not done, by partition."""
         return [
-            f"{topic}[{partition}]: {ledger.undone[:5]}"
-            for (topic, partition), ledger in sorted(self.ledgers.items())
-            if ledger.undone
+            f"{topic}[{partition}]: {history.undone[:5]}"
+            for (topic, partition), history in sorted(self.histories.items())
+            if history.undone
         ]
 
 
-__all__ = ["HandlerCall", "InvariantBroken", "Judge", "Ledger"]
+__all__ = ["HandlerCall", "InvariantBroken", "InvariantChecker", "PartitionHistory"]

@@ -13,12 +13,12 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from penstock.clients.cluster import RebalanceCallback
-from penstock.testing import codes
-from penstock.testing.assignor import Place
-from penstock.testing.clock import TestClock
-from penstock.testing.coordinator import Coordinator
-from penstock.testing.fetching import Fetcher, error_message
-from penstock.testing.group import Change, Gone, Member
+from penstock.testing.memory import codes
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.coordinator import Coordinator
+from penstock.testing.memory.fetching import Fetcher, error_message
+from penstock.testing.memory.group import Change, Gone, Member
 
 #: librdkafka's defaults.
 _SESSION_MS = 45_000

@@ -9,8 +9,8 @@ from typing import Self
 from confluent_kafka import Message
 
 from penstock.errors import StoppedError
-from penstock.testing.log import Headers, LoggedTransaction, Outcome, PartitionLog
-from penstock.testing.topics import Topics
+from penstock.testing.memory.log import Headers, LoggedTransaction, Outcome, PartitionLog
+from penstock.testing.memory.topics import Topics
 
 
 class TestTransaction:

@@ -20,10 +20,10 @@ from penstock.consumer.retry_topics import RetriedRecord
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 from penstock.message import Message
-from penstock.testing.assignor import Place
-from penstock.testing.broker import TestBroker
-from penstock.testing.judge import HandlerCall, InvariantBroken, Judge
-from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from simulation.invariant_checker import HandlerCall, InvariantBroken, InvariantChecker
 
 #: By how much the clock's sums may be off.
 _ROUNDING_S = 1e-6
@@ -50,7 +50,7 @@ class Instance:
         app: the app it runs.
         settings: the options.
         broker: where it runs.
-        judge: who is told of what it does.
+        checker: who is told of what it does.
         wait: called with the instance and seconds where it waits for handlers in a rebalance callback.
     """
 
@@ -60,16 +60,16 @@ class Instance:
         app: App,
         settings: ConsumerSettings,
         broker: TestBroker,
-        judge: Judge,
+        checker: InvariantChecker,
         *,
         wait: Callable[[Instance, float], None],
     ) -> None:
         self.name = name
         self.state = State.RUNNING
-        self._judge = judge
+        self._checker = checker
         self._broker = broker
         self._clock = broker.clock
-        middlewares = app._middlewares  # noqa: SLF001 - the app is run as `App.start` runs it
+        middlewares = app._middlewares
         self.consumer = SteppedConsumer(
             app.name, app.handlers, settings, broker, middlewares, wait=lambda seconds: wait(self, seconds)
         )
@@ -124,7 +124,7 @@ class Instance:
             raise InvariantBroken(f"{self} gave {places} back after {waited:g} s while {held[0].messages} is under way")
 
     def _commits(self, points: Sequence[TopicPartition]) -> None:
-        self._judge.may_commit(self.name, points)
+        self._checker.may_commit(self.name, points)
         for point in points:
             assignment = self.consumer.engine.assignments.get(point.topic, point.partition)
             if assignment is None:
@@ -184,12 +184,12 @@ class Instance:
         if work is None or worker.assignment is None:
             return
         messages = tuple(_as_fetched(one) for one in (work if isinstance(work, list) else (work,)))
-        identities: frozenset[Hashable] = frozenset(self._judge.identity(message) for message in messages)
+        identities: frozenset[Hashable] = frozenset(self._checker.identity(message) for message in messages)
         made = HandlerCall(messages, identities, worker.assignment)
         retried = worker.assignment.route.source is not None
         # A message of a retry topic holds nobody but while it is in its handler.
         busy = self.calls.values() if retried else (*self.calls.values(), *self._waiting())
-        self._judge.may_begin(self.name, made, self.owned, busy)
+        self._checker.may_begin(self.name, made, self.owned, busy)
         self.calls[worker] = made
 
     def _waiting(self) -> Iterator[HandlerCall]:
@@ -205,12 +205,12 @@ class Instance:
         if isinstance(outcome, DeferredCompletion):
             self.deferred[outcome] = made
         elif outcome is None:
-            self._judge.done(made.messages)
+            self._checker.done(made.messages)
         self._end(worker, outcome, made.messages if isinstance(outcome, Failed) else ())
 
     def fail(self, worker: SteppedWorker, error: BaseException, done: Sequence[Message] = ()) -> None:
         """Let a call fail; of a batch some messages may be done all the same."""
-        self._judge.done(done)
+        self._checker.done(done)
         self._end(worker, Failed(error), [one for one in self.calls[worker].messages if one not in done])
 
     def put_off(self, worker: SteppedWorker) -> None:
@@ -221,7 +221,7 @@ class Instance:
         self._end(worker, completion, made.messages if made.assignment.route.handler.deferred_timeout else ())
 
     def _end(self, worker: SteppedWorker, outcome: Outcome, failed: Sequence[Message] = ()) -> None:
-        self._judge.given_up(failed)
+        self._checker.given_up(failed)
         del self.calls[worker]
         worker.go_on(outcome)
         self._note(worker)
@@ -232,16 +232,16 @@ class Instance:
         if completion.decided:
             return
         if error is None:
-            self._judge.done(made.messages)
+            self._checker.done(made.messages)
             completion.complete()
         else:
-            self._judge.given_up(made.messages)
+            self._checker.given_up(made.messages)
             completion.fail(error)
 
 
 def _as_fetched(message: Message) -> Message:
     """Return a message with the place that it was fetched from, where it is shown with that of its origin."""
-    record = message._record  # noqa: SLF001 - which record it is a view of
+    record = message._record
     return Message(record.fetched) if isinstance(record, RetriedRecord) else message
 
 

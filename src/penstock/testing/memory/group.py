@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from penstock.testing.assignor import Place, assign
+from penstock.testing.memory.assignor import Place, assign
 
 
 class Gone(Enum):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from penstock.testing import codes
-from penstock.testing.clock import TestClock
-from penstock.testing.coordinator import CommitRequest, Coordinator
-from penstock.testing.faults import Effect, Fault, Faults, Operation, as_error
-from penstock.testing.group import Member
+from penstock.testing.memory import codes
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.coordinator import CommitRequest, Coordinator
+from penstock.testing.memory.faults import Effect, Fault, Faults, Operation, as_error
+from penstock.testing.memory.group import Member
 
 #: Seconds that a call waits for an answer (librdkafka's `socket.timeout.ms`).
 ANSWER_S = 60.0

@@ -12,7 +12,7 @@ from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import ConfigurationError, PenstockError, raised
-from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 
 ResultT = TypeVar("ResultT")
 

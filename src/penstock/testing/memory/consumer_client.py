@@ -14,15 +14,15 @@ from typing import Any
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from penstock.clients.cluster import RebalanceCallback
-from penstock.testing import codes
-from penstock.testing.assignor import Place
-from penstock.testing.clock import TestClock
-from penstock.testing.committing import ANSWER_S, Committing, failed
-from penstock.testing.coordinator import Coordinator
-from penstock.testing.faults import Faults, Operation
-from penstock.testing.fetching import FetchedPartition, Fetcher
-from penstock.testing.log import PartitionLog
-from penstock.testing.membership import Membership
+from penstock.testing.memory import codes
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.committing import ANSWER_S, Committing, failed
+from penstock.testing.memory.coordinator import Coordinator
+from penstock.testing.memory.faults import Faults, Operation
+from penstock.testing.memory.fetching import FetchedPartition, Fetcher
+from penstock.testing.memory.log import PartitionLog
+from penstock.testing.memory.membership import Membership
 
 
 class MemoryConsumer:

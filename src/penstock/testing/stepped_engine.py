@@ -27,11 +27,11 @@ from penstock.consumer.polling.back_pressure import GRACE_S
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError
-from penstock.testing.assignor import Place
-from penstock.testing.broker import TestBroker
-from penstock.testing.clock import TestClock
-from penstock.testing.consumer_client import MemoryConsumer
-from penstock.testing.producer_client import MemoryProducer
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.consumer_client import MemoryConsumer
+from penstock.testing.memory.producer_client import MemoryProducer
 
 
 def _nothing(_client: object, _partitions: list[TopicPartition]) -> None:
