@@ -36,7 +36,7 @@ from penstock.transactions.coordinator.recovery.fencing import decode_claim
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
 from penstock.transactions.stores.relay.done_log import decode_ids, encode_ids
-from penstock.transactions.wire.done_records import Carried, Carry, Note, decode_done, encode_done
+from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.records import (
     Author,
@@ -199,17 +199,17 @@ def op_records() -> list[bytes]:
 
 def done_records() -> list[bytes]:
     notes = [Note(new_id(), at, v, 1, 2, at, 0) for at in range(9) for v in list(Verdict)[:4]]
-    carries = [
-        Carry(Note(one.transaction_id, 9, Verdict.UNKNOWN, 1, 2, 3, 4), (Carried(8, 1_700_000_000_000, one),))
+    snapshots = [
+        Snapshot(Note(one.transaction_id, 9, Verdict.UNKNOWN, 1, 2, 3, 4), (SnapshotHalf(8, 1_700_000_000_000, one),))
         for one in (half(), half(headers=(), key=None))
     ]
     several = half(part=(1, 2))
-    whole = Carry(
+    whole = Snapshot(
         Note(several.transaction_id, 9, Verdict.COMMIT, 0, 0, 3, 4),
-        (Carried(8, 5, several), Carried(9, 5, several._replace(part=(2, 2)))),
+        (SnapshotHalf(8, 5, several), SnapshotHalf(9, 5, several._replace(part=(2, 2)))),
     )
     first = struct.pack(">BI36sqBHq", 1, 1, new_id().encode(), 9, 2, 2, 1_000)
-    return [encode_done(notes), encode_done(notes[:1], carries), encode_done((), [whole]), first]
+    return [encode_done(notes), encode_done(notes[:1], snapshots), encode_done((), [whole]), first]
 
 
 def offset_maps() -> list[tuple[int, str]]:

@@ -124,7 +124,7 @@ def test_what_is_decided_waits_for_the_right_that_its_coordinator_lacks(partitio
 
 def test_what_only_keeps_logs_from_being_trimmed_holds_nothing() -> None:
     one, delete = decided(), topic_right(Operation.DELETE, "store.half")
-    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be trimmed"})
+    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be truncated"})
     assert obstacles(0, [one], [status], 0.0) == {}
     assert obstacles(1, [one], [status], 0.0) == {}
 

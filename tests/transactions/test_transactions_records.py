@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.done_records import Carried, Carry, Done, Note, decode_done, encode_done
+from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf, decode_done, encode_done
 from penstock.transactions.wire.ids import is_id, new_id
 from penstock.transactions.wire.records import (
     CHECK_NUMBER,
@@ -98,15 +98,15 @@ notes = counts | st.builds(
 )
 
 
-def carried(note: Note, half: Half, count: int) -> Carry:
-    """Return a transaction of so many messages as it is carried."""
+def snapshotted(note: Note, half: Half, count: int) -> Snapshot:
+    """Return a transaction of so many messages as it is snapshotted."""
     first = half._replace(transaction_id=note.transaction_id)
     parts = [first._replace(part=(number + 1, count) if count > 1 else None) for number in range(count)]
     note = note._replace(half_offset=max(note.half_offset, count))
-    return Carry(note, tuple(Carried(number, note.answered_ms, part) for number, part in enumerate(parts)))
+    return Snapshot(note, tuple(SnapshotHalf(number, note.answered_ms, part) for number, part in enumerate(parts)))
 
 
-carries = st.builds(carried, notes, halves, st.integers(1, 3))
+snapshots = st.builds(snapshotted, notes, halves, st.integers(1, 3))
 fields = st.sampled_from(
     [
         "tx",
@@ -143,9 +143,9 @@ def test_a_batch_of_ops_reads_back_as_it_was_written(batch: list[Op]) -> None:
     assert decode_ops(encode_ops(batch)) == batch
 
 
-@given(st.lists(notes, max_size=5), st.lists(carries, max_size=2))
-def test_a_done_record_reads_back_as_it_was_written(written: list[Note], carried: list[Carry]) -> None:
-    assert decode_done(encode_done(written, carried)) == Done(written, carried)
+@given(st.lists(notes, max_size=5), st.lists(snapshots, max_size=2))
+def test_a_done_record_reads_back_as_it_was_written(written: list[Note], snapshotted: list[Snapshot]) -> None:
+    assert decode_done(encode_done(written, snapshotted)) == Done(written, snapshotted)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD, Verdict.TICK])
@@ -161,18 +161,18 @@ def test_a_carry_whose_halves_are_not_those_of_one_transaction_is_refused() -> N
 
     for halves in (
         (),
-        (Carried(7, 0, half._replace(transaction_id=new_id())),),
-        (Carried(8, 0, half),),
-        (Carried(6, 0, half), Carried(7, 0, half)),
-        (Carried(6, 0, first), Carried(7, 0, first)),
-        (Carried(7, 0, first), Carried(7, 0, second)),
-        (Carried(6, 0, first), Carried(7, 0, second._replace(group="others"))),
-        (Carried(6, 0, first), Carried(7, 0, second._replace(part=(2, 3)))),
+        (SnapshotHalf(7, 0, half._replace(transaction_id=new_id())),),
+        (SnapshotHalf(8, 0, half),),
+        (SnapshotHalf(6, 0, half), SnapshotHalf(7, 0, half)),
+        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, first)),
+        (SnapshotHalf(7, 0, first), SnapshotHalf(7, 0, second)),
+        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second._replace(group="others"))),
+        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second._replace(part=(2, 3)))),
     ):
         with pytest.raises(MessageFormatError, match="done record"):
-            decode_done(encode_done((), [Carry(note, halves)]))
-    whole = Carry(note, (Carried(6, 0, first), Carried(7, 0, second)))
-    assert decode_done(encode_done((), [whole])).carries == [whole]
+            decode_done(encode_done((), [Snapshot(note, halves)]))
+    whole = Snapshot(note, (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second)))
+    assert decode_done(encode_done((), [whole])).snapshots == [whole]
 
 
 def test_a_header_name_that_no_client_writes_is_refused_in_a_carry() -> None:
@@ -180,7 +180,7 @@ def test_a_header_name_that_no_client_writes_is_refused_in_a_carry() -> None:
     note = Note(half.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
 
     with pytest.raises(MessageFormatError, match="zero byte"):
-        decode_done(encode_done((), [Carry(note, (Carried(7, 0, half),))]))
+        decode_done(encode_done((), [Snapshot(note, (SnapshotHalf(7, 0, half),))]))
 
 
 def test_a_half_of_a_group_that_no_decision_could_name_is_refused() -> None:
@@ -244,13 +244,13 @@ def test_garbage_bytes_raise_nothing_but_a_format_error(value: bytes | None) -> 
         decode_done(value)
 
 
-@given(batches, st.lists(notes, min_size=1, max_size=3), st.lists(carries, max_size=1), st.data())
+@given(batches, st.lists(notes, min_size=1, max_size=3), st.lists(snapshots, max_size=1), st.data())
 def test_a_record_cut_or_lengthened_anywhere_is_refused(
-    batch: list[Op], written: list[Note], carried: list[Carry], data: st.DataObject
+    batch: list[Op], written: list[Note], snapshotted: list[Snapshot], data: st.DataObject
 ) -> None:
     records: list[tuple[bytes, Callable[[bytes], object]]] = [
         (encode_ops(batch), decode_ops),
-        (encode_done(written, carried), decode_done),
+        (encode_done(written, snapshotted), decode_done),
     ]
     for value, decode in records:
         cut = data.draw(st.integers(0, len(value) - 1))

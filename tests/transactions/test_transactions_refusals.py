@@ -1,4 +1,4 @@
-"""Decisions and records that must not count: second, unknown, foreign, forged."""
+"""ReadyQueue and records that must not count: second, unknown, foreign, forged."""
 
 from __future__ import annotations
 

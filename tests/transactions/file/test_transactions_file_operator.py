@@ -109,7 +109,7 @@ def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found
 def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing is trimmed, and each coordinator begins with what its predecessors wrote there.
+    # Nothing is truncated, and each coordinator begins with what its predecessors wrote there.
     monkeypatch.setattr("penstock.transactions.stores.file.settler._TEND_S", 600.0)
     transaction_id = bench.prepare(bench.half(b"v")).halves[0].transaction_id
     for life in (1, 2):

@@ -23,7 +23,7 @@ _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_
 _FIRST_OP_BYTES = 1 << 20
 
 
-class TwoLogs:
+class LogReader:
     """Reads both logs. Used by the coordinator's thread.
 
     Args:
@@ -134,4 +134,4 @@ def _take(reader: Consumer, timeout_s: float, most: int) -> list[Message]:
         return [first, *(reader.consume(most - 1, 0) if most > 1 else ())]
 
 
-__all__ = ["TwoLogs", "is_out_of_range"]
+__all__ = ["LogReader", "is_out_of_range"]

@@ -184,7 +184,7 @@ def is_topic_name(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _constant(group: str, topic: str) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
-    """Return the headers that most halves of a group share."""
+    """Return the headers that most halves of a group batch."""
     return (GROUP, group.encode()), (TOPIC, topic.encode())
 
 

@@ -1,4 +1,4 @@
-"""Acknowledged sends: one idempotent Kafka producer that many threads share, and a thread that serves its reports.
+"""Acknowledged sends: one idempotent Kafka producer that many threads batch, and a thread that serves its reports.
 
 A sender gets a `Receipt` and waits on it. Thousands of receipts may be open: a waiting thread holds a lock, nothing
 else, and no two senders wait for each other.

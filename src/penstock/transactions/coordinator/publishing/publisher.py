@@ -37,8 +37,8 @@ from penstock.clients.rights import Operation, Right, group_right, is_missing_ri
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.state.pending import size_of
-from penstock.transactions.coordinator.state.state_machine import Pending, Share
-from penstock.transactions.wire.done_records import Carry, encode_done
+from penstock.transactions.coordinator.state.state_machine import CommitBatch, Pending
+from penstock.transactions.wire.done_records import Snapshot, encode_done
 from penstock.transactions.wire.records import Verdict, encode_discarded
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.end_watch import CONTEXT, EndWatch, UnknownEndError
@@ -98,8 +98,8 @@ _TARGETS_FAULT = frozenset(
 )
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
-#: Bytes of carried transactions in one done record, about; one that is larger has a record of its own.
-_CARRIED_BYTES = 512 << 10
+#: Bytes of snapshotted transactions in one done record, about; one that is larger has a record of its own.
+_SNAPSHOT_BYTES = 512 << 10
 
 
 class NotPublishedError(PenstockError):
@@ -278,11 +278,11 @@ class Publisher:
             del producer
             self.doing = ""
 
-    def publish(self, shares: Mapping[int, Share], group_metadata: Any, produced: Callable[[], None]) -> None:
-        """Settle what the partitions' shares hold in one Kafka transaction. After an error it can only be closed.
+    def publish(self, batches: Mapping[int, CommitBatch], group_metadata: Any, produced: Callable[[], None]) -> None:
+        """Settle what the partitions' batches hold in one Kafka transaction. After an error it can only be closed.
 
         Args:
-            shares: by half partition.
+            batches: by half partition.
             group_metadata: the coordinator's membership, as the client library gives it.
             produced: called when all is in the client library's hands.
 
@@ -303,16 +303,16 @@ class Publisher:
             self._added.begin()
             self._may_commit = [None]
             producer.begin_transaction()
-            for share in shares.values():
-                self._produce_decided(producer, share)
+            for batch in batches.values():
+                self._produce_decided(producer, batch)
             if self._apart:
                 produced()
                 self._await_delivery(producer, _DELIVERY_S)
-            for partition, share in shares.items():
-                self._produce_done(producer, partition, share)
+            for partition, batch in batches.items():
+                self._produce_done(producer, partition, batch)
             produced()
             self._do("send_offsets_to_transaction")
-            producer.send_offsets_to_transaction(self._positions(shares), group_metadata, _TIMEOUT_S)
+            producer.send_offsets_to_transaction(self._positions(batches), group_metadata, _TIMEOUT_S)
             self._await_delivery(producer, _DELIVERY_S if self._apart else _IMPATIENT_S)
         except KafkaException as error:
             self._failed_with(producer, reason(error), error)
@@ -422,19 +422,19 @@ class Publisher:
         except KafkaException as error:
             _log.debug("a failed producer could not be purged: %s", reason(error))
 
-    def _positions(self, shares: Mapping[int, Share]) -> list[TopicPartition]:
+    def _positions(self, batches: Mapping[int, CommitBatch]) -> list[TopicPartition]:
         if self._apart:
-            return [TopicPartition(self._topics.discarded, partition, 0) for partition in shares]
+            return [TopicPartition(self._topics.discarded, partition, 0) for partition in batches]
         positions, claim = [], self._claim()
-        for partition, share in shares.items():
-            beside = f"{claim} {share.log_ids}".rstrip()
-            positions.append(TopicPartition(self._topics.half, partition, share.half_checkpoint, beside))
-            positions.append(TopicPartition(self._topics.op, partition, share.op_checkpoint, share.log_ids))
-            positions.append(TopicPartition(self._topics.done, partition, share.done_checkpoint, share.log_ids))
+        for partition, batch in batches.items():
+            beside = f"{claim} {batch.log_ids}".rstrip()
+            positions.append(TopicPartition(self._topics.half, partition, batch.half_checkpoint, beside))
+            positions.append(TopicPartition(self._topics.op, partition, batch.op_checkpoint, batch.log_ids))
+            positions.append(TopicPartition(self._topics.done, partition, batch.done_checkpoint, batch.log_ids))
         return positions
 
-    def _produce_decided(self, producer: Producer, share: Share) -> None:
-        for pending in share.decided:
+    def _produce_decided(self, producer: Producer, batch: CommitBatch) -> None:
+        for pending in batch.decided:
             if pending.verdict is Verdict.COMMIT:
                 self._produce_messages(producer, pending)
             elif pending.verdict is Verdict.DISCARD:
@@ -443,13 +443,13 @@ class Publisher:
                     failed = partial(self._refused, pending)
                     producer.produce(self._topics.discarded, half.value, half.key, -1, failed, headers=headers)
 
-    def _produce_done(self, producer: Producer, partition: int, share: Share) -> None:
-        notes = share.notes()
+    def _produce_done(self, producer: Producer, partition: int, batch: CommitBatch) -> None:
+        notes = batch.notes()
         for start in range(0, len(notes), _NOTES_PER_RECORD):
             value = encode_done(notes[start : start + _NOTES_PER_RECORD])
             producer.produce(self._topics.done, value, None, partition, self._not_written)
-        for carries in _in_records(share.carried):
-            producer.produce(self._topics.done, encode_done((), carries), None, partition, self._not_written)
+        for snapshots in _in_records(batch.snapshots):
+            producer.produce(self._topics.done, encode_done((), snapshots), None, partition, self._not_written)
 
     def _produce_messages(self, producer: Producer, pending: Pending) -> None:
         produce = producer.produce
@@ -500,17 +500,17 @@ class Publisher:
         self._failure = self._failure or f"{self._topics.done} was not written: {reason(error)}"
 
 
-def _in_records(carries: Sequence[Carry]) -> Iterator[Sequence[Carry]]:
+def _in_records(snapshots: Sequence[Snapshot]) -> Iterator[Sequence[Snapshot]]:
     """Yield what goes into one done record each."""
-    group: list[Carry] = []
+    group: list[Snapshot] = []
     size = 0
-    for carry in carries:
-        carried = sum(size_of(half) for _, _, half in carry.halves)
-        if group and size + carried > _CARRIED_BYTES:
+    for snapshot in snapshots:
+        snapshotted = sum(size_of(half) for _, _, half in snapshot.halves)
+        if group and size + snapshotted > _SNAPSHOT_BYTES:
             yield group
             group, size = [], 0
-        group.append(carry)
-        size += carried
+        group.append(snapshot)
+        size += snapshotted
     if group:
         yield group
 

@@ -17,7 +17,7 @@ from penstock.transactions.wire.records import Verdict
 _Place = int
 
 
-class Aside:
+class SetAside:
     """What is set aside in one half partition. Not thread-safe: its coordinator's thread drives it."""
 
     def __init__(self) -> None:
@@ -166,4 +166,4 @@ def _decided(pending: Pending) -> tuple[int, int]:
     return pending.decided_at, pending.decided_index
 
 
-__all__ = ["Aside"]
+__all__ = ["SetAside"]
