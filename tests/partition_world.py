@@ -15,8 +15,9 @@ from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.recovered_state import live_snapshots, without_payloads
 from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState
 from penstock.transactions.wire.done_records import Done
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 GROUP = "orders"
 ENDS = frozenset({Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD})

@@ -20,7 +20,8 @@ from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
 from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
 from penstock.transactions.coordinator.state.state_machine import PartitionState
-from penstock.transactions.wire.records import Author, Half, Op
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op
 from simulation.varied import ONE_SEED, RUNS
 
 CHUNK = 500

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.publishing.publisher import NotPublishedError, Publisher
 from penstock.transactions.coordinator.state.state_machine import CommitBatch
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: Set when the process goes on after a freeze.
 THAWED = threading.Event()

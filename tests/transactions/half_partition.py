@@ -13,7 +13,8 @@ from penstock.transactions.coordinator.recovery.recovery import RecoveredPartiti
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import Half, Op, encode_half, encode_op
+from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.ops import Op, encode_op
 
 
 @dataclass(frozen=True)

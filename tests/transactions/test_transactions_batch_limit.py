@@ -12,8 +12,9 @@ from penstock.transactions.coordinator import coordinator
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit, message_bytes
 from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 
 
 def run(limit: BatchLimit, cost_s: float, groups: int, size_bytes: int = 128) -> int:

@@ -19,8 +19,9 @@ from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import NO_ID, new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 #: The broker's time at the beginning of a test, in seconds; nobody else's clock says so.

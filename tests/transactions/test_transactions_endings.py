@@ -32,8 +32,9 @@ from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
 from penstock.transactions.coordinator.state.state_machine import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Done, Note
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.end_watch import EndWatch, UnknownEndError
 from penstock.transactions.writing.missing_rights import MissingRights

@@ -6,8 +6,9 @@ from half_partition import fetched, half_record, op_record, taken_over
 
 from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
 from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 
 
 def test_a_partition_counts_as_taken_over_only_when_all_that_was_in_its_logs_is_read() -> None:

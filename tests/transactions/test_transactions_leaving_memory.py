@@ -15,8 +15,9 @@ from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 MANY = 2_000

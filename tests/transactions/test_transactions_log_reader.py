@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from penstock.transactions.coordinator.log_reader import LogReader
-from penstock.transactions.wire.records import DECISION_BYTES
+from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
 TOPICS = StoreTopics("penstock", 1)

@@ -19,8 +19,9 @@ from penstock.transactions.coordinator import log_upkeep as log_tending
 from penstock.transactions.coordinator.half_partition import Counts
 from penstock.transactions.coordinator.log_upkeep import TEND_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until

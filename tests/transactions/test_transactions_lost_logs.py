@@ -12,7 +12,7 @@ from transaction_tools import Bench, prepared
 from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 LOGS = ["half", "op", "done"]

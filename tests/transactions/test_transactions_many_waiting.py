@@ -18,7 +18,7 @@ from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import pinning
 from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: Bytes that docs/transactions.md states for each pending transaction.
 STATED_BYTES = 1_300

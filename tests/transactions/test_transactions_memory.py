@@ -15,7 +15,7 @@ from penstock.transactions.coordinator import half_partition as owned
 from penstock.transactions.coordinator.logs import payload_reader
 from penstock.transactions.coordinator.logs.log_identity import HALF
 from penstock.transactions.coordinator.state.ready.payloads import Payloads
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 #: Bytes of payloads in memory, in place of 64 MiB.

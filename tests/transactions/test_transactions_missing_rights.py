@@ -12,7 +12,8 @@ from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targ
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.status import Status, decode_status, encode_status
 from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer
 from penstock.transactions.writing.faults import AddWatch, is_forbidden
 from penstock.transactions.writing.missing_rights import MissingRights

@@ -14,8 +14,9 @@ from kafka_tools import read_all
 from penstock.transactions import HalfMessage, Transaction, TransactionState
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
 from penstock.transactions.coordinator.state.state_machine import PartitionState, Pending, Refusal
 from penstock.transactions.wire.done_records import Note
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 DECISIONS = {Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD}
 

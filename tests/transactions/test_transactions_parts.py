@@ -11,8 +11,9 @@ from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatc
 from penstock.transactions.coordinator.state.state_machine import PartitionState, Refusal
 from penstock.transactions.messages import Outgoing
 from penstock.transactions.wire.done_records import Note
+from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 ID = new_id()

@@ -17,8 +17,9 @@ from penstock.transactions.coordinator.state.recovered_state import restored, wi
 from penstock.transactions.coordinator.state.snapshot import to_snapshot
 from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState
 from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: Bytes that a payload of this test takes in memory, and a budget for four of them.
 PAYLOAD = b"v" * 800

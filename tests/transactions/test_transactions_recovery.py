@@ -23,7 +23,7 @@ from penstock.transactions.coordinator.recovery.fencing import Fence, decode_cla
 from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, RecoveryReader
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 

@@ -19,7 +19,8 @@ from penstock.transactions import Coordinator, HalfMessage, Transaction, Transac
 from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.stores.kafka.store import StoredHalves
-from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from waiting import wait_until
 
 _HOUR_S = 3600

@@ -5,8 +5,9 @@ from __future__ import annotations
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
 from penstock.transactions.coordinator.state.ready.set_aside import SetAside
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.target_quarantine import TargetQuarantine
 
 

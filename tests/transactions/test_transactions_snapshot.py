@@ -9,8 +9,9 @@ from penstock.transactions.coordinator.state.recovered_state import live_snapsho
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Done
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 GAP = 50
 

@@ -17,8 +17,9 @@ from half_partition import half_record, op_record, taken_over
 from penstock.transactions.coordinator.half_partition import Counts
 from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
 from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: A time that does not come while a test runs, in milliseconds.
 NEXT_YEAR_MS = 4_000_000_000_000

@@ -27,7 +27,9 @@ from penstock.transactions.stores.file.administration import FileAdministration
 from penstock.transactions.stores.file.frames import FRAME_BYTES, HEADER_BYTES
 from penstock.transactions.stores.file.looking import look
 from penstock.transactions.stores.file.redo import SUFFIX
-from penstock.transactions.wire.records import Half, Verdict, encode_discarded
+from penstock.transactions.wire.discarded import encode_discarded
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD

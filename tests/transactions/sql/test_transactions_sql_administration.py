@@ -10,7 +10,7 @@ from conformance.store_cases import counted, settled
 
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions import TransactionState, new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
 NO_CHECKS = {"transaction_timeout_s": 600.0}

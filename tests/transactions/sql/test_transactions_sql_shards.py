@@ -23,7 +23,7 @@ from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
 from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound, Outcome, Publishable
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 if TYPE_CHECKING:
     from penstock.transactions.coordinator.half_partition import HalfPartition

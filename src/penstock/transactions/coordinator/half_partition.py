@@ -27,7 +27,8 @@ from penstock.transactions.coordinator.state.snapshot import GAP, to_snapshot
 from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState, Pending, Refusal
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
-from penstock.transactions.wire.records import Half, Op, Verdict, decode_half, decode_ops
+from penstock.transactions.wire.half import Half, decode_half
+from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.writing.acked_producer import wire_headers
 
 _log = logging.getLogger("penstock.transactions")

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from penstock.clients.gc_pause import collection_put_off
 from penstock.transactions.coordinator.logs.log_identity import HALF, OP
-from penstock.transactions.wire.records import DECISION_BYTES
+from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
 #: What a reader is told whose next offset is not there: it stands still until it is told where to go on.

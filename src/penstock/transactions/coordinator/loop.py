@@ -33,7 +33,8 @@ from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
 from penstock.transactions.coordinator.state.state_machine import CommitBatch, Pending
 from penstock.transactions.coordinator.status import Status
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 from penstock.transactions.writing.target_quarantine import TargetQuarantine

@@ -41,8 +41,10 @@ from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.coordinator.status import STALE_S, Status, decode_status
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.operator.obstacles import Obstacle, obstacles
+from penstock.transactions.wire.discarded import decode_discarded
 from penstock.transactions.wire.done_records import Done, Note, decode_done
-from penstock.transactions.wire.records import Half, Op, Verdict, decode_discarded, decode_half, decode_ops
+from penstock.transactions.wire.half import Half, decode_half
+from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 from penstock.transactions.writing.missing_rights import is_group_forbidden

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.ids import ID_LENGTH, id_bytes, id_text, is_id
-from penstock.transactions.wire.records import Half, Verdict, decode_half, encode_half
+from penstock.transactions.wire.half import Half, decode_half, encode_half
+from penstock.transactions.wire.ids import id_bytes, id_text
+from penstock.transactions.wire.ops import Verdict
 
 _VERSION = 2
-_DONE_1 = struct.Struct(">BI")
-_NOTE_1 = struct.Struct(f">{ID_LENGTH}sqBHq")
 #: Version, notes, snapshots.
 _DONE = struct.Struct(">BII")
 _NOTE = struct.Struct(">16sQBHQqI")
@@ -42,7 +41,7 @@ class Note(NamedTuple):
     #: Append time of the last answered check in milliseconds since the epoch; 0 when there was none.
     answered_ms: int
     #: Place of the decision, or of the last answer: offset of its op record and index there. An offset of -1: there is
-    #: none, as in a count without an answer; version 1 did not write places down.
+    #: none, as in a count without an answer.
     op_offset: int = -1
     op_index: int = 0
 
@@ -113,20 +112,9 @@ def decode_done(value: bytes | None) -> Done:
     """
     content = value or b""
     try:
-        return _decode_done_1(content) if content[:1] == b"\x01" else _decode_done(content)
+        return _decode_done(content)
     except (struct.error, ValueError, KeyError) as error:
         raise MessageFormatError(f"a done record that does not read: {error}; it is ignored") from error
-
-
-def _decode_done_1(content: bytes) -> Done:
-    _, count = _DONE_1.unpack_from(content)
-    notes = [
-        Note(raw_id.decode("ascii"), offset, _VERDICTS[verdict], checks, answered)
-        for raw_id, offset, verdict, checks, answered in _NOTE_1.iter_unpack(content[_DONE_1.size :])
-    ]
-    if count != len(notes) or not all(is_id(note.transaction_id) for note in notes):
-        raise ValueError(f"{len(notes)} notes in place of {count}, or one of no transaction")
-    return Done(notes, [])
 
 
 def _decode_done(content: bytes) -> Done:

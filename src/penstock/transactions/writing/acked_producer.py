@@ -23,7 +23,7 @@ from penstock.errors import MessageFormatError, StoppedError, raised
 from penstock.message import Record, headers_of
 from penstock.options import ClientConfig, reserved
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import WireHeaders
+from penstock.transactions.wire.half import WireHeaders
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -18,7 +18,8 @@ from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -22,8 +22,9 @@ from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID
-from penstock.transactions.wire.records import Author, CheckRequest, Op, Verdict, encode_check_request, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer, Report
 from penstock.transactions.writing.missing_rights import MissingRights

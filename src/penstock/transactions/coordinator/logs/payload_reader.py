@@ -28,7 +28,7 @@ from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
 from penstock.transactions.coordinator.state.ready.payloads import PAYLOAD_BYTES
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot, decode_done
-from penstock.transactions.wire.records import Half, decode_half
+from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 

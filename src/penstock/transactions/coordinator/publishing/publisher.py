@@ -38,8 +38,9 @@ from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.state.pending import size_of
 from penstock.transactions.coordinator.state.state_machine import CommitBatch, Pending
+from penstock.transactions.wire.discarded import encode_discarded
 from penstock.transactions.wire.done_records import Snapshot, encode_done
-from penstock.transactions.wire.records import Verdict, encode_discarded
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.end_watch import CONTEXT, EndWatch, UnknownEndError
 from penstock.transactions.writing.faults import AddWatch, is_forbidden

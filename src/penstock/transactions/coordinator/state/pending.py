@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf
-from penstock.transactions.wire.records import BY_OPERATOR, EXHAUSTED, Author, Half, Op, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: A place in the op log that is none.
 NOWHERE = (-1, 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock.transactions.coordinator.state.pending import Pending, key_hashes, payload_of, without_payload
 from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedPayloads, UnloadedSnapshot
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from penstock.transactions.coordinator.state.ready.payloads import Payloads
 from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch, ReadyQueue
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, restored
 from penstock.transactions.wire.done_records import Note, Snapshot, UnloadedSnapshot
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: The offset of an op record that is gone.
 _NO_PLACE = -1

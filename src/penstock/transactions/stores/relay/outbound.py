@@ -33,7 +33,7 @@ from penstock.clients.rights import Operation, Right, is_missing_right, topic_ri
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.stores.relay.done_log import DoneLog, encode_ids
-from penstock.transactions.wire.records import Line
+from penstock.transactions.wire.half import Line
 from penstock.transactions.writing.end_watch import CONTEXT, EndWatch, UnknownEndError
 from penstock.transactions.writing.faults import AddWatch, Blamed, Fault, blamed, is_forbidden
 from penstock.transactions.writing.missing_rights import MissingRights

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: Bytes of payloads in the memory of one coordinator, about. What is being published may come on top of it.
 PAYLOAD_BYTES = 64 << 20

@@ -18,7 +18,8 @@ from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
 from penstock.transactions.coordinator.state.ready.loading import Loading
 from penstock.transactions.coordinator.state.ready.set_aside import SetAside
 from penstock.transactions.wire.done_records import Note, Snapshot
-from penstock.transactions.wire.records import Line, Verdict
+from penstock.transactions.wire.half import Line
+from penstock.transactions.wire.ops import Verdict
 
 #: How many delayed transactions are let go in one round.
 _DUE = 10_000

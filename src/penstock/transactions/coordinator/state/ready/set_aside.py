@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: A hash of a target and a key: payloads may have left the memory. Two that share one by chance are one line.
 _Place = int
