@@ -75,6 +75,11 @@ class Half(NamedTuple):
         return f"<Half {self.transaction_id} for {self.topic}>"
 
     @property
+    def message(self) -> tuple[str, int | None, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:
+        """The message as it is published: topic, partition, key, value and headers."""
+        return self[2:7]
+
+    @property
     def line(self) -> Line | None:
         """Within what halves are published in the order they were sent; None where order does not matter."""
         # Without the group, one that is down would hold the messages of another that happens to have the same keys.

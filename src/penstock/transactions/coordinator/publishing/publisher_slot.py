@@ -25,7 +25,6 @@ from penstock.clients.kafka import reason
 from penstock.errors import StoppedError
 from penstock.transactions.coordinator.publishing.publisher import (
     AbortedError,
-    IdLostError,
     InDoubtError,
     NotPublishedError,
     Publisher,
@@ -33,6 +32,7 @@ from penstock.transactions.coordinator.publishing.publisher import (
 from penstock.transactions.coordinator.recovery.recovery import DoneRead
 from penstock.transactions.coordinator.state.state_machine import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.writing.errors import IdLostError
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -182,7 +182,7 @@ class PublisherSlot:
             f"{publisher.doing or flight.label} of {self.transactional_id} has not returned for {flight.age_s:.1f} s: "
             "it is left behind, with its producer"
         )
-        given_up: NotPublishedError = AbortedError(text) if publisher.forbid_commit() else InDoubtError(text)
+        given_up: NotPublishedError = AbortedError(text) if publisher.give_up() else InDoubtError(text)
         self._flight = None
         self._leave()
         return CommitResult(given_up, flight.age_s)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.transactions.stores.relay.outbound import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
