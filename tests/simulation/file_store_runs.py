@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.journal import Change, Decide, Journal, Prepare, Settle
 from penstock.transactions.stores.file.redo import MARK, SUFFIX, NoRoomError
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_text
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 from simulation.torn_disk import PowerCut, TornDisk
 
 GROUPS = ("orders", "bank")

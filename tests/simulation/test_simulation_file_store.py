@@ -20,7 +20,8 @@ from penstock.transactions.stores.file.entries import Entry, Prepared
 from penstock.transactions.stores.file.journal import Decide, Journal
 from penstock.transactions.stores.file.ledger import Kept, Ledger
 from penstock.transactions.stores.file.redo import SUFFIX, RedoLog
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from simulation.file_store_runs import Lost, run
 from simulation.torn_disk import TornDisk
 from simulation.varied import ONE_SEED, RUNS

@@ -16,8 +16,8 @@ from confluent_kafka import Producer
 
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.publishing.publisher import NotPublishedError, Publisher
-from penstock.transactions.coordinator.state.state_machine import Share
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.coordinator.state.state_machine import CommitBatch
+from penstock.transactions.wire.ops import Verdict
 
 #: Set when the process goes on after a freeze.
 THAWED = threading.Event()
@@ -34,10 +34,10 @@ def main() -> None:
     commit, produce = Publisher._commit, Publisher._produce_decided
     settling: set[Publisher] = set()
 
-    def noting_produce(self: Publisher, producer: Producer, share: Share) -> None:
-        if any(pending.verdict is Verdict.COMMIT for pending in share.decided):
+    def noting_produce(self: Publisher, producer: Producer, batch: CommitBatch) -> None:
+        if any(pending.verdict is Verdict.COMMIT for pending in batch.decided):
             settling.add(self)
-        produce(self, producer, share)
+        produce(self, producer, batch)
 
     def halting_commit(self: Publisher, producer: Producer) -> None:
         if self not in settling:

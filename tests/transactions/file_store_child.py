@@ -15,7 +15,8 @@ from typing import Any
 from penstock.transactions import new_id
 from penstock.transactions.store import CoordinatorOptions
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 
 THREADS = 4
 

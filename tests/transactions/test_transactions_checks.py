@@ -14,8 +14,10 @@ import pytest
 from penstock.transactions.bulkhead import Slots
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.producer.check_responder import Checker
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 

@@ -13,8 +13,9 @@ from penstock.errors import ConfigurationError
 from penstock.transactions import Coordinator, HalfMessage, TransactionState
 from penstock.transactions.coordinator.checks.discard_policy import Discarding, Exhausted
 from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 _HALF = Half(new_id(), "g", "t", None, None, b"v", (), None)

@@ -15,7 +15,7 @@ from penstock.transactions.coordinator import half_partition as owned
 from penstock.transactions.coordinator.logs import payload_reader
 from penstock.transactions.coordinator.logs.log_identity import HALF
 from penstock.transactions.coordinator.state.ready.payloads import Payloads
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 #: Bytes of payloads in memory, in place of 64 MiB.
@@ -126,9 +126,9 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
 
     def all_carried() -> bool:
         partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
-        carried = sum(len(one.settlement._carried) for one in partitions)
-        is_below = all(one.checkpoints[0] > one.settlement.half_position - 600 for one in partitions)
-        return carried == count and is_below
+        snapshotted = sum(len(one.state._snapshotted) for one in partitions)
+        is_below = all(one.checkpoints[0] > one.state.half_position - 600 for one in partitions)
+        return snapshotted == count and is_below
 
     wait_until(all_carried, 60)
     coordinator.stop()
@@ -201,7 +201,7 @@ def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_t
     coordinator = bench.coordinator(transaction_timeout=60.0)
     wait_until(lambda: coordinator.statistics().pending == len(stored) and sum(one.dropped for one in seen) > 0, 30)
     partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
-    pending = [one for partition in partitions for one in partition.settlement.pending.values()]
+    pending = [one for partition in partitions for one in partition.state.pending.values()]
     lost = {one.half.transaction_id for one in pending if one.dropped is not None}
 
     cut(bench, HALF)

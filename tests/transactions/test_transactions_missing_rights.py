@@ -12,7 +12,8 @@ from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targ
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.status import Status, decode_status, encode_status
 from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer
 from penstock.transactions.writing.faults import AddWatch, is_forbidden
 from penstock.transactions.writing.missing_rights import MissingRights
@@ -124,7 +125,7 @@ def test_what_is_decided_waits_for_the_right_that_its_coordinator_lacks(partitio
 
 def test_what_only_keeps_logs_from_being_trimmed_holds_nothing() -> None:
     one, delete = decided(), topic_right(Operation.DELETE, "store.half")
-    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be trimmed"})
+    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be truncated"})
     assert obstacles(0, [one], [status], 0.0) == {}
     assert obstacles(1, [one], [status], 0.0) == {}
 

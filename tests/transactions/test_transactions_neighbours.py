@@ -18,7 +18,7 @@ from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, Outgoing
 from penstock.transactions.model import TransactionState
 from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 #: Seconds within which publishing goes on after a broker is back; wanted are 10, on a machine with nothing else to do.

@@ -18,7 +18,9 @@ from penstock.errors import DecisionNotStoredError, HalfNotStoredError, Publicat
 from penstock.transactions import TransactionalProducer
 from penstock.transactions.producer.deadlines import Patience
 from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 

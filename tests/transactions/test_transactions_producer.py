@@ -27,7 +27,8 @@ from penstock.errors import (
 from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
 from penstock.transactions.producer.futures import Pledge
 from penstock.transactions.producer.in_flight import InFlight
-from penstock.transactions.wire.records import Op, Verdict, decode_half, decode_ops
+from penstock.transactions.wire.half import decode_half
+from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from waiting import wait_until
 
 

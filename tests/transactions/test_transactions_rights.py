@@ -30,7 +30,7 @@ from penstock.transactions import HalfMessage, TransactionalProducer, Transactio
 from penstock.transactions.coordinator import log_upkeep as log_tending
 from penstock.transactions.operator.audit import Act
 from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing import acked_producer as delivery
 from rights import Right, give, on_group, on_topic, on_transactional_id, take

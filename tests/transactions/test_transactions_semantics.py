@@ -16,7 +16,8 @@ from penstock.transactions import HalfMessage, Outgoing, Transaction, Transactio
 from penstock.transactions.coordinator.publishing.publisher import Publisher
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.records import Author, Op, Verdict, decode_half, decode_ops
+from penstock.transactions.wire.half import decode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN

@@ -22,8 +22,9 @@ from penstock.transactions.coordinator.status import Status, StatusLog, decode_s
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
 from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import Report
 from penstock.transactions.writing.missing_rights import MissingRights

@@ -22,7 +22,7 @@ from kafka_tools import STEADY, read_all
 from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker
 from penstock.transactions.store import Settler
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 OPTIONS = {"transaction_timeout_s": 600.0}

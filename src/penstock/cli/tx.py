@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
     from penstock.cli.tx_places import Hands
-    from penstock.transactions.wire.records import Verdict
+    from penstock.transactions.wire.ops import Verdict
 
 _ROW_LIMIT = 50
 
@@ -253,7 +253,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
 def _decide(place: Place, verdict: str, ids: Sequence[str], reason: str, timeout_s: float) -> None:
     """Decide transactions one after the other, and fail if one of the decisions does not stand."""
-    from penstock.transactions.wire.records import Verdict
+    from penstock.transactions.wire.ops import Verdict
 
     _check_ids(ids)
     with place.open() as store:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.options import ClientConfig
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.operator.audit import Audited
-    from penstock.transactions.wire.records import Verdict
+    from penstock.transactions.wire.ops import Verdict
 
 
 class FileHands:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.operator.audit import Audited
-    from penstock.transactions.wire.records import Verdict
+    from penstock.transactions.wire.ops import Verdict
 
 _LOOK_S = 0.2
 

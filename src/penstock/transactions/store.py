@@ -17,7 +17,9 @@ from penstock.options import a_telemetry, positive
 from penstock.transactions.coordinator.checks.discard_policy import require_discard
 from penstock.transactions.coordinator.state.check_schedule import require_checks
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 if TYPE_CHECKING:
     from penstock.telemetry import Telemetry

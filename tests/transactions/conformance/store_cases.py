@@ -20,7 +20,9 @@ from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
 from penstock.transactions.store import CoordinatorOptions, Prepared, Settler, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.store import KafkaStore
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 #: Seconds: short enough for a test, long enough that a decision is stored well before the first check.

@@ -12,7 +12,7 @@ from conformance.store_cases import KafkaBench, StoreBench, counted, settled
 from penstock.errors import StoppedError
 from penstock.transactions import new_id
 from penstock.transactions.store import CoordinatorOptions
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
 

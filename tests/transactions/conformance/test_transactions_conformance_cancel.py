@@ -9,7 +9,7 @@ from conformance.store_cases import StoreBench, settled
 
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions import new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 #: A coordinator that asks nobody during the test.

@@ -11,7 +11,8 @@ from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, 
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.store import Prepared
-from penstock.transactions.wire.records import CheckRequest, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN

@@ -9,7 +9,8 @@ from conformance.store_cases import KafkaBench, StoreBench
 
 from penstock.errors import TransactionRefusedError
 from penstock.transactions import Transaction, TransactionalProducer, TransactionState
-from penstock.transactions.wire.records import Author, CheckRequest, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 def producer_on(bench: StoreBench, **options: Any) -> TransactionalProducer:

@@ -21,7 +21,8 @@ from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.store import CoordinatorOptions
-from penstock.transactions.wire.records import REASON, Verdict
+from penstock.transactions.wire.discarded import REASON
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, DISCARD = Verdict.COMMIT, Verdict.DISCARD

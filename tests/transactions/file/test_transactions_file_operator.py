@@ -27,7 +27,9 @@ from penstock.transactions.stores.file.administration import FileAdministration
 from penstock.transactions.stores.file.frames import FRAME_BYTES, HEADER_BYTES
 from penstock.transactions.stores.file.looking import look
 from penstock.transactions.stores.file.redo import SUFFIX
-from penstock.transactions.wire.records import Half, Verdict, encode_discarded
+from penstock.transactions.wire.discarded import encode_discarded
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
@@ -109,7 +111,7 @@ def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found
 def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing is trimmed, and each coordinator begins with what its predecessors wrote there.
+    # Nothing is truncated, and each coordinator begins with what its predecessors wrote there.
     monkeypatch.setattr("penstock.transactions.stores.file.settler._TEND_S", 600.0)
     transaction_id = bench.prepare(bench.half(b"v")).halves[0].transaction_id
     for life in (1, 2):

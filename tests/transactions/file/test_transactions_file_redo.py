@@ -24,8 +24,9 @@ from penstock.transactions.stores.file.entries import (
 from penstock.transactions.stores.file.folder import OsFolder
 from penstock.transactions.stores.file.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
 from penstock.transactions.stores.file.redo import MARK, SUFFIX, NoRoomError, RedoLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 from simulation.torn_disk import PowerCut, TornDisk
 
 SEGMENT = 700

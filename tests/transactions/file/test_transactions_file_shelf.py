@@ -6,7 +6,7 @@ from penstock.transactions.stores.file.ledger import Kept
 from penstock.transactions.stores.file.shelf import Shelf
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 
 def kept(number: int, deliver_at_ms: int | None = None) -> Kept:

@@ -41,7 +41,8 @@ from penstock.transactions.stores.file.table import SUFFIX as TABLE_SUFFIX
 from penstock.transactions.stores.file.table import State, read_table
 from penstock.transactions.stores.file.writer import ToldChanged, Writer
 from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK

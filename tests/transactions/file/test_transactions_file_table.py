@@ -11,7 +11,7 @@ import pytest
 from penstock.transactions import new_id
 from penstock.transactions.stores.file.ledger import Kept
 from penstock.transactions.stores.file.table import RECORD_BYTES, SUFFIX, State, Table, read_table
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 
 def kept(number: int = 1, verdict: Verdict | None = None) -> Kept:

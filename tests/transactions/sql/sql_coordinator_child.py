@@ -2,7 +2,7 @@
 
 Arguments: bootstrap servers, prefix, the database's address, and when to stand still so that the kill falls there:
 `never`, `before commit` (all of the Kafka transaction is sent, its end is not), `after commit` (it ended, and the
-database does not know) or `after mark` (the database knows, the done log is not trimmed).
+database does not know) or `after mark` (the database knows, the done log is not truncated).
 """
 
 from __future__ import annotations

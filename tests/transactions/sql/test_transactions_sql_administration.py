@@ -10,7 +10,7 @@ from conformance.store_cases import counted, settled
 
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions import TransactionState, new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
 NO_CHECKS = {"transaction_timeout_s": 600.0}
@@ -98,7 +98,7 @@ def test_a_resumed_transaction_is_published_though_the_done_log_knows_that_it_wa
     transaction_id = sql_bench.prepare(sql_bench.half(b"v")).halves[0].transaction_id
     administration.decide(transaction_id, DISCARD, "ann@host")
     settled(settler, discarded=1)
-    # Nobody publishes meanwhile, and nothing is trimmed.
+    # Nobody publishes meanwhile, and nothing is truncated.
     sql_bench.reopen()
     administration = sql_bench.sql_store.administration()
     administration.resume(transaction_id, "ann@host")

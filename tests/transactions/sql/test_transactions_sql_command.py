@@ -11,7 +11,7 @@ from conformance.store_cases import settled
 
 from commands import Command, commands
 from penstock.transactions import new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 

@@ -27,7 +27,7 @@ from penstock.errors import (
 from penstock.transactions import TransactionalProducer, TransactionState, new_id
 from penstock.transactions.store import CoordinatorOptions
 from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK

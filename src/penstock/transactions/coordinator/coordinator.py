@@ -22,24 +22,24 @@ from penstock.clients.kafka import admin_client
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.options import ClientConfig, a_telemetry, positive, positive_int, reserved, seconds
-from penstock.transactions.coordinator.checks.check_scheduler import Questions
-from penstock.transactions.coordinator.checks.check_sender import Asker
+from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
+from penstock.transactions.coordinator.checks.check_sender import CheckSender
 from penstock.transactions.coordinator.checks.discard_policy import Discarding, require_discard
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
 from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
-from penstock.transactions.coordinator.loop import Settling
+from penstock.transactions.coordinator.loop import CoordinatorLoop
 from penstock.transactions.coordinator.membership import Membership
 from penstock.transactions.coordinator.metrics import observe
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import Publisher
-from penstock.transactions.coordinator.publishing.publisher_slot import Slot
+from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.coordinator.recovery.fencing import Fence, encode_claim, transactional_names
-from penstock.transactions.coordinator.recovery.recoveries import TakingOver
-from penstock.transactions.coordinator.recovery.recovery import DoneRead, Inheritance, LogReader
+from penstock.transactions.coordinator.recovery.recoveries import Recoveries
+from penstock.transactions.coordinator.recovery.recovery import DoneRead, RecoveredPartition, RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import INCOMPLETE_S, CheckPolicy, require_checks
-from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit
+from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
 from penstock.transactions.coordinator.status import StatusLog
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.rationed_log import RationedLog
@@ -248,10 +248,10 @@ class Coordinator:
         left = LeftBehind(f"the coordinator of {self._prefix}")
         self._payloads = payloads = PayloadReader(servers, self._config, topics, left)
 
-        def own(number: int, inheritance: Inheritance) -> OwnedPartition:
-            return OwnedPartition(
+        def own(number: int, recovered: RecoveredPartition) -> HalfPartition:
+            return HalfPartition(
                 number,
-                inheritance,
+                recovered,
                 policy=self._policy,
                 counts=self._counts,
                 log=self._ration,
@@ -261,18 +261,18 @@ class Coordinator:
             )
 
         names = transactional_names(topics, self._instance or new_id())
-        slots: list[Slot] = []
+        slots: list[PublisherSlot] = []
 
         def ids() -> list[str]:
             return [slot.transactional_id for slot in slots] or names.all
 
         fence = Fence(servers, self._config, topics, ids, left)
-        logs = LogReader(servers, self._config, topics, stopping.is_set, fence, rights=self._rights)
+        logs = RecoveryReader(servers, self._config, topics, stopping.is_set, fence, rights=self._rights)
         membership = Membership(
             servers,
             self._config,
             topics=topics,
-            taking_over=TakingOver(logs.take_over, self._prefix, left),
+            recoveries=Recoveries(logs.recover, self._prefix, left),
             own=own,
             instance=self._instance,
             session_timeout_s=self._session_timeout,
@@ -286,22 +286,22 @@ class Coordinator:
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)
 
-        slots += [Slot(partial(make, apart=False), read_done, name, left) for name in names.common]
-        slots += [Slot(partial(make, apart=True), read_done, name, left) for name in names.apart]
+        slots += [PublisherSlot(partial(make, apart=False), read_done, name, left) for name in names.common]
+        slots += [PublisherSlot(partial(make, apart=True), read_done, name, left) for name in names.apart]
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        asker = Asker(self._admin, sends, topics, self._ration, clock, rights=self._rights)
+        sender = CheckSender(self._admin, sends, topics, self._ration, clock, rights=self._rights)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
-        questions = Questions(
+        questions = CheckScheduler(
             policy=self._policy,
-            asker=asker,
+            sender=sender,
             discarding=discarding,
             half_end=membership.logs.known_half_end,
             counts=self._counts,
             ration=self._ration,
         )
-        settling = Settling(
+        settling = CoordinatorLoop(
             servers,
             topics=topics,
             admin=self._admin,
@@ -310,7 +310,7 @@ class Coordinator:
             apart=slots[len(names.common) :],
             gate=GroupGate(logs.await_coordinator, left),
             left=left,
-            limit=GroupLimit(self._target_latency),
+            limit=BatchLimit(self._target_latency),
             questions=questions,
             status=StatusLog(sends, topics, self._rights).tell,
             counts=self._counts,
@@ -328,7 +328,7 @@ class Coordinator:
 
     def _run(
         self,
-        settling: Settling,
+        settling: CoordinatorLoop,
         membership: Membership,
         sends: AckedProducer,
         discarding: Discarding,
@@ -354,7 +354,7 @@ class Coordinator:
                 self._payloads.close()
             self._leave(settling, membership, sends, left)
 
-    def _leave(self, settling: Settling, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
+    def _leave(self, settling: CoordinatorLoop, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
         last: list[tuple[str, Callable[[], object]]] = [
             ("leaving the group", membership.leave),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 if TYPE_CHECKING:
-    from penstock.transactions.coordinator.half_partition import OwnedPartition
+    from penstock.transactions.coordinator.half_partition import HalfPartition
 
 
 @dataclass(slots=True)
@@ -47,25 +47,25 @@ class Counts:
     finish_seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def statistics(self, partitions: Sequence[OwnedPartition]) -> CoordinatorStatistics:
+    def statistics(self, partitions: Sequence[HalfPartition]) -> CoordinatorStatistics:
         """Return a snapshot together with what is pending now."""
         with self.lock:
             return self._statistics(partitions)
 
-    def _statistics(self, partitions: Sequence[OwnedPartition]) -> CoordinatorStatistics:
+    def _statistics(self, partitions: Sequence[HalfPartition]) -> CoordinatorStatistics:
         now = time.monotonic()
         ages = [
             p.clock.now_ms(now) - birth
             for p in partitions
-            if p.settlement.pending and (birth := p.oldest_birth_ms) is not None
+            if p.state.pending and (birth := p.oldest_birth_ms) is not None
         ]
         return CoordinatorStatistics(
             partitions=sum(p.taken_over for p in partitions),
-            pending=sum(len(p.settlement.pending) for p in partitions),
+            pending=sum(len(p.state.pending) for p in partitions),
             held_by_key=sum(p.behind for p in partitions),
-            delayed=sum(len(p.settlement.decisions.delays) for p in partitions),
+            delayed=sum(len(p.state.queue.delays) for p in partitions),
             oldest_pending_age=max(0.0, max(ages) / 1000) if ages else 0.0,
-            held=sum(len(p.settlement.decisions.aside) for p in partitions),
+            held=sum(len(p.state.queue.set_aside) for p in partitions),
             committed=self.committed,
             rolled_back=self.rolled_back,
             discarded=self.discarded,

@@ -1,4 +1,4 @@
-"""One half partition while this coordinator owns it: records in, counts, timers and the trimming of its logs.
+"""One half partition while this coordinator owns it: records in, counts, timers and the truncation of its logs.
 
 State hangs on this object, never on the partition number: after a partition is lost and taken again, a new object
 starts from what the logs say.
@@ -18,24 +18,25 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 from penstock.errors import MessageFormatError
 from penstock.transactions.coordinator.counts import Counts
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
-from penstock.transactions.coordinator.logs.payload_reload import Reader, Reloading
+from penstock.transactions.coordinator.logs.payload_reload import PayloadReload, Reader
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
-from penstock.transactions.coordinator.recovery.recovery import Inheritance
+from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
-from penstock.transactions.coordinator.state.snapshot import GAP, to_carry
-from penstock.transactions.coordinator.state.state_machine import Pending, Refusal, Settlement, Share
+from penstock.transactions.coordinator.state.snapshot import GAP, to_snapshot
+from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState, Pending, Refusal
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.done_records import Carry, Unread
-from penstock.transactions.wire.records import Half, Op, Verdict, decode_half, decode_ops
+from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.half import Half, decode_half
+from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.writing.acked_producer import wire_headers
 
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds without anything to settle after which positions that moved are written down.
 _IDLE_S = 2.0
-#: Seconds between two looks for what is to be carried.
-_CARRY_S = 0.5
+#: Seconds between two looks for what is to be snapshotted.
+_SNAPSHOT_S = 0.5
 #: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
 #: stored, so nearly always it comes with the next fetch.
 _HALF_S = 0.1
@@ -61,12 +62,12 @@ class _OpRecord(NamedTuple):
     since: float
 
 
-class OwnedPartition:
-    """Drives the settlement and the checks of one half partition. Used by the coordinator's thread.
+class HalfPartition:
+    """Drives the state and the checks of one half partition. Used by the coordinator's thread.
 
     Args:
         number: the half partition.
-        inheritance: what it starts from.
+        recovered: what it starts from.
         policy: when to check.
         counts: the coordinator's counts.
         log: where refusals are said.
@@ -78,7 +79,7 @@ class OwnedPartition:
     def __init__(
         self,
         number: int,
-        inheritance: Inheritance,
+        recovered: RecoveredPartition,
         *,
         policy: CheckPolicy,
         counts: Counts,
@@ -88,13 +89,13 @@ class OwnedPartition:
         reader: Reader | None = None,
     ) -> None:
         self.number = number
-        self.settlement = Settlement(inheritance.half_position, inheritance.op_position)
-        self.schedule = CheckSchedule(policy, self.settlement.find)
+        self.state = PartitionState(recovered.half_position, recovered.op_position)
+        self.schedule = CheckSchedule(policy, self.state.find)
         self._counts = counts
         self._log = log
         self._may_publish_to = may_publish_to
-        carries = [one for one in inheritance.carries if self._may_carry(*one)]
-        for pending in self.settlement.remember(inheritance.notes, carries):
+        snapshots = [one for one in recovered.snapshots if self._may_restore(*one)]
+        for pending in self.state.remember(recovered.notes, snapshots):
             self.schedule.add(pending)
         self.clock = clock
         # Logs of which it was said that producers stamp their records.
@@ -112,49 +113,49 @@ class OwnedPartition:
         self.ticked_at = float("-inf")
         # When something was last chosen to be settled, in monotonic seconds.
         self._idle_since = time.monotonic()
-        # When to look next for what is to be carried, in monotonic seconds.
-        self._carry_at = 0.0
+        # When to look next for what is to be snapshotted, in monotonic seconds.
+        self._snapshot_due = 0.0
         #: Birth of the oldest pending half in milliseconds, or None. Other threads read it.
         self.oldest_birth_ms: int | None = None
         #: Transactions that stand behind an earlier one of their key.
         self.behind = 0
         #: From where the done log has to be read to learn what a transaction in doubt became.
-        self.done_end = inheritance.done_end
+        self.done_end = recovered.done_end
         #: Positions as last committed.
-        self.checkpoints = (inheritance.half_position, inheritance.op_position)
+        self.checkpoints = (recovered.half_position, recovered.op_position)
         #: Below which the done log is not needed, as committed; and as it is to be committed next.
-        self.done_committed = self.done_checkpoint = inheritance.done_position
+        self.done_committed = self.done_checkpoint = recovered.done_position
         #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
-        self.trimmed_to = {HALF: 0, OP: 0, DONE: 0}
+        self.truncated_to = {HALF: 0, OP: 0, DONE: 0}
         # Where logs began when it was found that somebody else had deleted what is needed.
         self._cut_to = {HALF: 0, OP: 0, DONE: 0}
         #: Topic ids of the logs that the positions belong to, as far as they are known.
-        self.ids = dict(inheritance.ids)
-        self._reloading: Reloading | None = None
+        self.ids = dict(recovered.ids)
+        self._reloading: PayloadReload | None = None
         if reader is not None:
-            self._reloading = Reloading(number, self.settlement, self.schedule, reader, self.ids)
+            self._reloading = PayloadReload(number, self.state, self.schedule, reader, self.ids)
         #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
         self.asked: dict[str, list[tuple[float, int, str]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
         self.taken_over = False
-        self._ends_found = (inheritance.half_end, inheritance.op_end)
+        self._ends_found = (recovered.half_end, recovered.op_end)
         # Whatever notes of strangers say, nothing lies above the ends.
-        halves = min(max((note.half_offset for note in inheritance.notes), default=-1) + 1, inheritance.half_end)
-        ops = min(max((note.op_offset for note in inheritance.notes), default=-1) + 1, inheritance.op_end)
-        self._marks = DoneMarks(Mark(inheritance.done_end, halves, ops))
-        counts.lost += inheritance.lost
-        counts.forged += inheritance.unreadable
+        halves = min(max((note.half_offset for note in recovered.notes), default=-1) + 1, recovered.half_end)
+        ops = min(max((note.op_offset for note in recovered.notes), default=-1) + 1, recovered.op_end)
+        self._marks = DoneMarks(Mark(recovered.done_end, halves, ops))
+        counts.lost += recovered.lost
+        counts.forged += recovered.unreadable
 
-    def _may_carry(self, place: int, carry: Carry | Unread) -> bool:
-        """Tell whether a carried transaction may be published: its halves are judged as those of the half log are."""
-        if all(self._may_publish_to(one.half.topic) for one in carry.halves):
+    def _may_restore(self, place: int, snapshot: Snapshot | UnloadedSnapshot) -> bool:
+        """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
+        if all(self._may_publish_to(one.half.topic) for one in snapshot.halves):
             return True
         self._counts.forged += 1
         self._log.warn(
-            "carry",
+            "snapshot",
             "transaction %s: its record at %d in done partition %d is refused: it is addressed to a topic of the store "
             "or of Kafka itself",
-            carry.note.transaction_id,
+            snapshot.note.transaction_id,
             place,
             self.number,
         )
@@ -164,28 +165,28 @@ class OwnedPartition:
         """Take a record of the half log in; it was read at `now`, in monotonic seconds."""
         offset, birth_ms = message.offset() or 0, self._append_ms("half", message, now)
         self.halves_read_to_ms = birth_ms
-        settlement = self.settlement
-        if offset < settlement.half_position:
+        state = self.state
+        if offset < state.half_position:
             return
-        self._count_lost("half", settlement.half_position, offset)
+        self._count_lost("half", state.half_position, offset)
         try:
             half = self._read_half(message)
         except MessageFormatError as bad:
-            settlement.skip_half(offset)
+            state.skip_half(offset)
             self._counts.forged += 1
             self._log.warn("half", "half partition %d, offset %d: %s", self.number, offset, bad)
             return
-        pending = settlement.add_half(offset, half, birth_ms)
+        pending = state.add_half(offset, half, birth_ms)
         if isinstance(pending, Pending):
             # Of the halves of one transaction the first and the last say when it is checked.
             if pending.offset == offset or pending.is_complete:
                 self.schedule.add(pending)
         elif pending is not None:
             self._refuse(half.transaction_id, offset, pending, forged=True)
-        if settlement.payloads.bytes > settlement.payloads.limit:
-            settlement.payloads.make_room()
-        if settlement.has_ahead:
-            for op_offset, refusal in settlement.join_ahead(half.transaction_id):
+        if state.payloads.bytes > state.payloads.limit:
+            state.payloads.make_room()
+        if state.has_ahead:
+            for op_offset, refusal in state.join_ahead(half.transaction_id):
                 self._refuse(half.transaction_id, op_offset, refusal)
 
     def feed_op(self, message: Message, now: float) -> None:
@@ -198,7 +199,7 @@ class OwnedPartition:
         except MessageFormatError as bad:
             ops, needs = bad, -1
         record = _OpRecord(offset, appended_ms, ops, needs, now)
-        if self._waiting or needs >= self.settlement.half_position:
+        if self._waiting or needs >= self.state.half_position:
             self._waiting.append(record)
         else:
             self._decide(record)
@@ -228,7 +229,7 @@ class OwnedPartition:
     @property
     def op_read_to(self) -> int:
         """The next offset of the op log that was not read; what waits was read."""
-        return self._waiting[-1].offset + 1 if self._waiting else self.settlement.op_position
+        return self._waiting[-1].offset + 1 if self._waiting else self.state.op_position
 
     @property
     def waits_for_halves(self) -> bool:
@@ -239,26 +240,26 @@ class OwnedPartition:
         """Let the decisions of an op record take effect."""
         offset, appended_ms, ops, _, _ = record
         self.ops_read_to_ms = appended_ms
-        settlement = self.settlement
-        if offset < settlement.op_position:
+        state = self.state
+        if offset < state.op_position:
             return
-        self._count_lost("op", settlement.op_position, offset)
+        self._count_lost("op", state.op_position, offset)
         if isinstance(ops, MessageFormatError):
-            settlement.skip_op(offset)
+            state.skip_op(offset)
             self._counts.forged += 1
             self._log.warn("op", "op partition %d, offset %d: %s", self.number, offset, ops)
             return
-        answers = settlement.answers
+        answers = state.answers
         for index, op in enumerate(ops):
             if op.verdict is Verdict.TICK:
                 continue
-            refusal = settlement.add_op(offset, op, appended_ms, index)
+            refusal = state.add_op(offset, op, appended_ms, index)
             if refusal is not None:
                 self._refuse(op.transaction_id, offset, refusal)
                 if refusal is Refusal.SETTLED_OR_UNKNOWN:
                     self._unknown.append(offset)
-        settlement.skip_op(offset)
-        self._counts.answered_checks += settlement.answers - answers
+        state.skip_op(offset)
+        self._counts.answered_checks += state.answers - answers
 
     def _count_lost(self, log: str, expected: int, offset: int) -> None:
         """Tell of a gap: nothing but a deletion leaves one, for no Kafka transaction writes to these logs."""
@@ -290,14 +291,14 @@ class OwnedPartition:
         waiting = self._waiting
         while waiting and self._has_halves(waiting[0]):
             self._decide(waiting.popleft())
-        first = next(iter(self.settlement.pending.values()), None)
+        first = next(iter(self.state.pending.values()), None)
         self.oldest_birth_ms = None if first is None else first.birth_ms
-        self.behind = self.settlement.decisions.keys.behind
+        self.behind = self.state.queue.keys.behind
         half_end, op_end = self._ends_found
-        self.taken_over = self.settlement.half_position >= half_end and self.settlement.op_position >= op_end
+        self.taken_over = self.state.half_position >= half_end and self.state.op_position >= op_end
         if self.taken_over:
             # What is due waits until then: that it was cancelled in time may not be read yet.
-            self.settlement.now_ms = self.clock.sure_ms(now)
+            self.state.now_ms = self.clock.sure_ms(now)
         if self._reloading is not None:
             lost = list(self._reloading.tend(now))
             for log in {log for log, _ in lost}:
@@ -310,7 +311,7 @@ class OwnedPartition:
         decision was read was never stored. As long as that is not known, as when the leader of the half log does not
         answer, the record waits, and all behind it: else later decisions of its key would pass it.
         """
-        if record.needs < self.settlement.half_position:
+        if record.needs < self.state.half_position:
             return True
         return self._half_end_asked >= record.since and self._half_end <= record.needs
 
@@ -329,32 +330,32 @@ class OwnedPartition:
         self._half_end, self._half_end_asked = end, asked
 
     def sweep(self, half_end: int, read_to: int) -> None:
-        """Refuse decisions whose half cannot come any more; `read_to` as `Settlement.sweep_ahead` has it."""
-        dropped = self.settlement.sweep_ahead(half_end, read_to)
+        """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_ahead` has it."""
+        dropped = self.state.sweep_ahead(half_end, read_to)
         if dropped:
             self._counts.refused += dropped
             self._log.warn(
                 "ahead", "op partition %d: %d decisions refused: no such half was ever stored", self.number, dropped
             )
 
-    def settled(self, share: Share) -> None:
-        """Take in that a share was committed."""
+    def settled(self, batch: CommitBatch) -> None:
+        """Take in that a batch was committed."""
         now_ms = self.clock.now_ms(time.monotonic())
         with self._counts.lock:
-            for pending in share.decided:
+            for pending in batch.decided:
                 self._counts.settled(pending, now_ms)
-            begun = self.settlement.apply(share, self._marks.end)
+            begun = self.state.apply(batch, self._marks.end)
         for pending in begun:
             self.schedule.add(pending)
-        if share.moves:
-            self.checkpoints = (share.half_checkpoint, share.op_checkpoint)
-            self.done_committed = share.done_checkpoint
+        if batch.moves:
+            self.checkpoints = (batch.half_checkpoint, batch.op_checkpoint)
+            self.done_committed = batch.done_checkpoint
 
-    def settled_in_doubt(self, inheritance_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
+    def settled_in_doubt(self, done_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
         """Take in what the done log told after a Kafka transaction ended in doubt.
 
         Args:
-            inheritance_end: the end of the done log as it was read.
+            done_end: the end of the done log as it was read.
             outcome: what is settled, and what is pending since.
         """
         settled, begun = outcome
@@ -363,60 +364,60 @@ class OwnedPartition:
             self._counts.settled(pending, now_ms)
         for pending in begun:
             self.schedule.add(pending)
-        self.done_end = inheritance_end
+        self.done_end = done_end
 
-    def share(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> Share | None:
-        """Choose what the next Kafka transaction settles here, and what it carries, or return None.
+    def next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
+        """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 
         Args:
             limit: most decisions to take.
             out: names the topic for whose sake a transaction cannot be published with others now, or None.
             room_bytes: bytes of messages to take at most.
         """
-        share = self._share(limit, out, room_bytes)
-        return None if share is None else self._placed(share)
+        batch = self._next_batch(limit, out, room_bytes)
+        return None if batch is None else self._placed(batch)
 
     def in_memory(self, some: Sequence[Pending], now: float) -> list[Pending]:
         """Return the first of them whose payloads are in memory; those of the others are asked for."""
         for pending in some:
-            if pending.dropped is not None and not self.settlement.payloads.want(pending, now):
+            if pending.dropped is not None and not self.state.payloads.want(pending, now):
                 break
         return list(takewhile(lambda one: one.dropped is None, some))
 
-    def claim(self) -> Share:
-        """Return a share that settles nothing: what is written is who owns the partition."""
-        return self._placed(Share([], [], *self.settlement.checkpoints()))
+    def claim(self) -> CommitBatch:
+        """Return a batch that settles nothing: what is written is who owns the partition."""
+        return self._placed(CommitBatch([], [], *self.state.checkpoints()))
 
-    def _placed(self, share: Share) -> Share:
-        share.done_checkpoint, share.log_ids = self.done_checkpoint, encode_ids(self.ids)
-        return share
+    def _placed(self, batch: CommitBatch) -> CommitBatch:
+        batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
+        return batch
 
-    def _share(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> Share | None:
+    def _next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
         # Before all is read that its predecessors left, what is pending is not known.
-        carry, now = [], time.monotonic()
-        if self.taken_over and now >= self._carry_at:
-            # Not past one that is being settled: what is carried would come behind its end in the done log.
-            chosen = to_carry(self.settlement, self._marks.end, GAP, now)
-            carry = list(takewhile(lambda one: not one.in_flight, chosen))
+        snapshot, now = [], time.monotonic()
+        if self.taken_over and now >= self._snapshot_due:
+            # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
+            chosen = to_snapshot(self.state, self._marks.end, GAP, now)
+            snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
-            self._carry_at = now + (0.0 if carry else _CARRY_S)
-        share = self.settlement.share(limit, out, carry, room_bytes)
-        if share is None and self.taken_over and now >= self._idle_since + _IDLE_S:
+            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
+        batch = self.state.next_batch(limit, out, snapshot, room_bytes)
+        if batch is None and self.taken_over and now >= self._idle_since + _IDLE_S:
             # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
             self._idle_since = now
-            checkpoints = self.settlement.checkpoints()
+            checkpoints = self.state.checkpoints()
             is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
-            return None if is_as_written else Share([], [], *checkpoints)
-        if share is not None:
+            return None if is_as_written else CommitBatch([], [], *checkpoints)
+        if batch is not None:
             self._idle_since = now
-        return share
+        return batch
 
     def mark(self, done_end: int) -> None:
         """Remember where the done log ends now: when the half checkpoint is here, records below it are not needed."""
         self.done_end = done_end
-        self._marks.add(Mark(done_end, self.settlement.half_position, self.settlement.op_position))
+        self._marks.add(Mark(done_end, self.state.half_position, self.state.op_position))
 
-    def trim_points(self) -> dict[str, int]:
+    def truncation_points(self) -> dict[str, int]:
         """Return the offsets below which the logs are not needed any more, by log.
 
         For the done log that is what was committed: whoever takes over knows then that nothing else was deleted.
@@ -426,36 +427,36 @@ class OwnedPartition:
             op = min(op, self._unknown[0])
         return {HALF: half, OP: op, DONE: self.done_committed}
 
-    def trimmed(self, log: str, offset: int) -> None:
+    def truncated(self, log: str, offset: int) -> None:
         """Take in that a log was deleted below an offset.
 
         What the done log says of halves and ops is needed as long as those are there: without committed positions they
-        would be read again. So it is trimmed last.
+        would be read again. So it is truncated last.
         """
-        self.trimmed_to[log] = offset
+        self.truncated_to[log] = offset
         # They stand in the order of the done log.
-        carried = [p.carried_at or 0 for p in islice(self.settlement.carried, 1)]
-        low = self._marks.low(self.trimmed_to[HALF], self.trimmed_to[OP], carried)
+        snapshotted = [p.snapshot_at or 0 for p in islice(self.state.snapshotted, 1)]
+        low = self._marks.low(self.truncated_to[HALF], self.truncated_to[OP], snapshotted)
         self.done_checkpoint = max(self.done_checkpoint, low)
 
     def make_anew(self, log: str, low: int, done_end: int) -> None:
         """Take in that a log was deleted and made again: what is pending is kept.
 
-        Both logs are to be read on from the positions of the settlement.
+        Both logs are to be read on from the positions of the state.
 
         Args:
             log: which.
             low: where it begins now.
             done_end: where the done log ends.
         """
-        settlement = self.settlement
-        self.trimmed_to[log] = self._cut_to[log] = low
+        state = self.state
+        self.truncated_to[log] = self._cut_to[log] = low
         if log == HALF:
-            self.tell_of_lost(settlement.lose_half_log(low), log)
+            self.tell_of_lost(state.lose_half_log(low), log)
             if self._unknown:
                 # What waits is read again behind them.
                 self._waiting.clear()
-                settlement.op_position = self._unknown[0]
+                state.op_position = self._unknown[0]
                 self._unknown.clear()
             self._half_end_asked = float("-inf")
             self._ends_found = (0, self._ends_found[1])
@@ -463,19 +464,19 @@ class OwnedPartition:
             while self._waiting:
                 # They were read, and are not in the log any more.
                 self._decide(self._waiting.popleft())
-            settlement.lose_op_log(low)
+            state.lose_op_log(low)
             self._ends_found = (self._ends_found[0], 0)
         else:
-            self.tell_of_lost(settlement.lose_done_log(), log)
+            self.tell_of_lost(state.lose_done_log(), log)
             self.done_committed = self.done_checkpoint = low
             self.done_end = done_end
         # What the done log says up to here speaks of nothing in the new log.
-        self._marks = DoneMarks(Mark(done_end, settlement.half_position, settlement.op_position))
+        self._marks = DoneMarks(Mark(done_end, state.half_position, state.op_position))
         self._write_down()
 
     def _write_down(self) -> None:
         """Let the positions be committed soon, with all that is here alone."""
-        self._carry_at = 0.0
+        self._snapshot_due = 0.0
         self.checkpoints = (-1, -1)
 
     def cut(self, log: str, low: int) -> int:
@@ -483,18 +484,18 @@ class OwnedPartition:
 
         What was read and is pending is written down anew, as soon as it can be.
         """
-        settlement = self.settlement
+        state = self.state
         self._write_down()
-        self.trimmed_to[log] = self._cut_to[log] = low
+        self.truncated_to[log] = self._cut_to[log] = low
         if log == HALF:
-            lost = max(0, low - settlement.half_position)
-            self.tell_of_lost(settlement.cut_half_log(low), log)
+            lost = max(0, low - state.half_position)
+            self.tell_of_lost(state.cut_half_log(low), log)
         elif log == OP:
-            lost = max(0, low - settlement.op_position)
-            settlement.cut_op_log(low)
+            lost = max(0, low - state.op_position)
+            state.cut_op_log(low)
         else:
             lost = low - self.done_committed
-            settlement.lose_done_log(low)
+            state.lose_done_log(low)
             self.done_committed = self.done_checkpoint = low
         self._counts.lost += lost
         return lost
@@ -519,10 +520,10 @@ class OwnedPartition:
         if low <= self._cut_to[log]:
             return False
         if log == HALF:
-            first = next(iter(self.settlement.uncarried), None)
-            return self.settlement.half_position < low or (first is not None and first.offset < low)
+            first = next(iter(self.state.only_in_half_log), None)
+            return self.state.half_position < low or (first is not None and first.offset < low)
         if log == OP:
-            return self.settlement.checkpoints()[1] < low
+            return self.state.checkpoints()[1] < low
         return self.done_committed < low
 
     def _refuse(self, transaction_id: str, offset: int, refusal: Refusal, *, forged: bool = False) -> None:
@@ -541,4 +542,4 @@ class OwnedPartition:
         )
 
 
-__all__ = ["Counts", "OwnedPartition"]
+__all__ = ["Counts", "HalfPartition"]

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from penstock.clients.gc_pause import collection_put_off
 from penstock.transactions.coordinator.logs.log_identity import HALF, OP
-from penstock.transactions.wire.records import DECISION_BYTES
+from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
 #: What a reader is told whose next offset is not there: it stands still until it is told where to go on.
@@ -23,7 +23,7 @@ _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_
 _FIRST_OP_BYTES = 1 << 20
 
 
-class TwoLogs:
+class LogReader:
     """Reads both logs. Used by the coordinator's thread.
 
     Args:
@@ -134,4 +134,4 @@ def _take(reader: Consumer, timeout_s: float, most: int) -> list[Message]:
         return [first, *(reader.consume(most - 1, 0) if most > 1 else ())]
 
 
-__all__ = ["TwoLogs", "is_out_of_range"]
+__all__ = ["LogReader", "is_out_of_range"]

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, is_missing_right, topic_right
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
-from penstock.transactions.coordinator.log_reader import TwoLogs
+from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.log_reader import LogReader
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import (
     DONE,
@@ -48,13 +48,13 @@ _ANSWER_S = 5.0
 class _Asked(NamedTuple):
     """How far a partition was read when the brokers were asked."""
 
-    partition: OwnedPartition
+    partition: HalfPartition
     half_position: int
     op_position: int
     done_end: int
 
 
-class LogTending:
+class LogUpkeep:
     """Tends the logs. Used by the coordinator's thread; never waits.
 
     Args:
@@ -71,7 +71,7 @@ class LogTending:
         self,
         admin: AdminClient,
         topics: StoreTopics,
-        logs: TwoLogs,
+        logs: LogReader,
         counts: Counts,
         ration: RationedLog,
         *,
@@ -90,20 +90,20 @@ class LogTending:
         # An answer that was not acted upon yet, with how far the logs had been read when it was asked for: the next
         # question may be under way by the time, and what was read since lies behind the ends of this one.
         self._look: tuple[Look, Mapping[int, _Asked]] | None = None
-        self._asked_at, self._trimmed_at = float("-inf"), begun
+        self._asked_at, self._truncated_at = float("-inf"), begun
         # Readers that stand still, by log and partition, since a monotonic second.
         self._stands: dict[tuple[str, int], float] = {}
         # Partitions whose ops are not read on.
-        self._paused: dict[int, OwnedPartition] = {}
+        self._paused: dict[int, HalfPartition] = {}
         # Deletions under way, by log and partition: from whom, and below which offset.
-        self._deleting: dict[tuple[str, int], tuple[OwnedPartition, int, Future[Any]]] = {}
+        self._deleting: dict[tuple[str, int], tuple[HalfPartition, int, Future[Any]]] = {}
 
     def stands_still(self, message: Message, now: float) -> None:
         """Take in that a reader found its next offset not there: it stands still until that is looked into."""
         log = HALF if message.topic() == self._topics.half else OP
         self._stands.setdefault((log, message.partition() or 0), now)
 
-    def look(self, owned: Mapping[int, OwnedPartition], now: float) -> None:
+    def look(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         """Ask how far the logs go where somebody waits for that, or it was not asked for some time; take the answer.
 
         Called often, also while a Kafka transaction is under way.
@@ -122,7 +122,7 @@ class LogTending:
         if now - self._asked_at >= (_SOON_S if is_wanted else TEND_S) and not self._bounds.is_asked:
             self._ask(owned, now)
 
-    def _bound_waiting(self, owned: Mapping[int, OwnedPartition]) -> None:
+    def _bound_waiting(self, owned: Mapping[int, HalfPartition]) -> None:
         """Read no more ops of a partition while many wait for halves, or they would fill the memory."""
         for number, partition in owned.items():
             is_paused = self._paused.get(number) is partition
@@ -133,11 +133,10 @@ class LogTending:
                 del self._paused[number]
                 self._logs.resume_ops(number)
 
-    def _ask(self, owned: Mapping[int, OwnedPartition], now: float) -> None:
+    def _ask(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         self._asked_at = now
         self._asked = {
-            number: _Asked(p, p.settlement.half_position, p.settlement.op_position, p.done_end)
-            for number, p in owned.items()
+            number: _Asked(p, p.state.half_position, p.state.op_position, p.done_end) for number, p in owned.items()
         }
         try:
             self._bounds.ask(owned, now)
@@ -148,7 +147,7 @@ class LogTending:
         for name, why in look.failures.items():
             self._ration.warn(f"bounds {name}", "it is not known where %s begins and ends: %s; asking again", name, why)
 
-    def tend(self, owned: Mapping[int, OwnedPartition], now: float) -> None:
+    def tend(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         """Act upon the last answer, and delete what is not needed.
 
         Called while no Kafka transaction is under way or in doubt: where the done log ended when the answer came, all
@@ -161,9 +160,9 @@ class LogTending:
             for number, asked in read_to.items():
                 if owned.get(number) is asked.partition:
                     self._compare(asked, look)
-        if now - self._trimmed_at >= TEND_S:
-            self._trimmed_at = now
-            self._trim(owned)
+        if now - self._truncated_at >= TEND_S:
+            self._truncated_at = now
+            self._truncate(owned)
 
     def _compare(self, asked: _Asked, look: Look) -> None:
         """Find out what became of the logs of a partition since they were read."""
@@ -180,7 +179,7 @@ class LogTending:
                 self._tell(log, number, position, bounds, fate)
                 self._counts.lost += 1
                 partition.make_anew(log, bounds.low, done.end)
-                self._read_from(HALF, number, partition.settlement.half_position)
+                self._read_from(HALF, number, partition.state.half_position)
                 self._read_from(OP, number, partition.op_read_to)
             elif partition.is_needed_below(log, bounds.low):
                 self._tell(log, number, None if log == DONE else position, bounds, Fate.CUT)
@@ -192,7 +191,7 @@ class LogTending:
         half = look.bounds.get((HALF, number))
         if half is not None and HALF in look.ids:
             partition.half_log_is_intact(asked.op_position)
-        if half is not None and partition.settlement.has_ahead:
+        if half is not None and partition.state.has_ahead:
             partition.sweep(half.end, asked.op_position)
         if done is not None:
             partition.mark(done.end)
@@ -206,22 +205,22 @@ class LogTending:
         self._stands.pop((log, number), None)
         self._logs.restart(log, number, offset)
 
-    def _let_go_on(self, partition: OwnedPartition, look: Look) -> None:
+    def _let_go_on(self, partition: HalfPartition, look: Look) -> None:
         """Let readers go on that stood still before the brokers were asked: their log has their offset after all."""
-        settlement, number = partition.settlement, partition.number
-        for log, position in ((HALF, settlement.half_position), (OP, partition.op_read_to)):
+        state, number = partition.state, partition.number
+        for log, position in ((HALF, state.half_position), (OP, partition.op_read_to)):
             since = self._stands.get((log, number))
             if since is not None and since <= look.asked_at and (log, number) in look.bounds:
                 self._read_from(log, number, position)
 
-    def _trim(self, owned: Mapping[int, OwnedPartition]) -> None:
+    def _truncate(self, owned: Mapping[int, HalfPartition]) -> None:
         """Delete what lies below the points, save where a deletion is under way."""
         self._stands = {key: since for key, since in self._stands.items() if key[1] in owned}
         wanted = {
             (log, number): (partition, point)
             for number, partition in owned.items()
-            for log, point in partition.trim_points().items()
-            if point > partition.trimmed_to[log] and (log, number) not in self._deleting
+            for log, point in partition.truncation_points().items()
+            if point > partition.truncated_to[log] and (log, number) not in self._deleting
         }
         if not wanted:
             return
@@ -229,12 +228,12 @@ class LogTending:
         try:
             futures = self._admin.delete_records(list(places), request_timeout=_ANSWER_S)
         except KafkaException as error:
-            self._ration.warn("trim", "the logs of %s cannot be trimmed: %s", self._topics.prefix, reason(error))
+            self._ration.warn("truncate", "the logs of %s cannot be truncated: %s", self._topics.prefix, reason(error))
             return
         for place, future in futures.items():
             self._deleting[places[place]] = (*wanted[places[place]], future)
 
-    def _take_deletions(self, owned: Mapping[int, OwnedPartition]) -> None:
+    def _take_deletions(self, owned: Mapping[int, HalfPartition]) -> None:
         """Take in what became of deletions: what failed is tried again, after some time."""
         for key in [key for key, (_, _, future) in self._deleting.items() if future.done()]:
             partition, point, future = self._deleting.pop(key)
@@ -246,16 +245,16 @@ class LogTending:
             else:
                 self._rights.granted(topic_right(Operation.DELETE, self._names[log]))
                 if owned.get(number) is partition:
-                    partition.trimmed(log, point)
+                    partition.truncated(log, point)
 
     def _tell_not_deleted(self, topic: str, number: int, point: int, error: KafkaException) -> None:
         if is_missing_right(error):
-            what = f"topic {topic} cannot be trimmed, so that what is settled stays in it and it grows"
+            what = f"topic {topic} cannot be truncated, so that what is settled stays in it and it grows"
             self._rights.refused(what, topic_right(Operation.DELETE, topic))
             return
         what = "what is settled stays in it, and it grows; it is tried again"
-        text = "%s[%d] cannot be trimmed below offset %d: %s; %s"
-        self._ration.warn(f"trim {topic}", text, topic, number, point, reason(error), what)
+        text = "%s[%d] cannot be truncated below offset %d: %s; %s"
+        self._ration.warn(f"truncate {topic}", text, topic, number, point, reason(error), what)
 
 
-__all__ = ["TEND_S", "LogTending"]
+__all__ = ["TEND_S", "LogUpkeep"]

@@ -20,20 +20,21 @@ from confluent_kafka.admin import AdminClient
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.kafka import hidden_topics, partition_counts, reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
-from penstock.transactions.coordinator.checks.check_scheduler import Questions
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
+from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
 from penstock.transactions.coordinator.log_reader import is_out_of_range
-from penstock.transactions.coordinator.log_upkeep import LogTending
+from penstock.transactions.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.coordinator.membership import Membership
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
-from penstock.transactions.coordinator.publishing.publisher_slot import SLOW_S, Landing, Slot
+from penstock.transactions.coordinator.publishing.publisher_slot import SLOW_S, CommitResult, PublisherSlot
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
-from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit, message_bytes
-from penstock.transactions.coordinator.state.state_machine import Pending, Share
+from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit, message_bytes
+from penstock.transactions.coordinator.state.state_machine import CommitBatch, Pending
 from penstock.transactions.coordinator.status import Status
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 from penstock.transactions.writing.target_quarantine import TargetQuarantine
@@ -69,23 +70,23 @@ class _Flight:
     """A Kafka transaction under way.
 
     Attributes:
-        shares: what it settles, with the objects they were taken from: by the time it ends a partition may be lost, or
+        batches: what it settles, with the objects they were taken from: by the time it ends a partition may be lost, or
             lost and taken again.
         done_from: where the done logs ended, or before, as it began: its records come behind.
         topic: for whose sake it is tried apart; None for the common one.
     """
 
-    shares: Mapping[int, tuple[OwnedPartition, Share]]
+    batches: Mapping[int, tuple[HalfPartition, CommitBatch]]
     done_from: Mapping[int, int]
     topic: str | None = None
 
     def count(self) -> int:
         """Return how many transactions it settles."""
-        return sum(len(share.decided) for _, share in self.shares.values())
+        return sum(len(batch.decided) for _, batch in self.batches.values())
 
     def decided(self) -> Iterable[Pending]:
         """Yield the transactions that it settles."""
-        return (pending for _, share in self.shares.values() for pending in share.decided)
+        return (pending for _, batch in self.batches.values() for pending in batch.decided)
 
     def size_bytes(self) -> int:
         """Return how large the messages are that it publishes."""
@@ -93,13 +94,13 @@ class _Flight:
 
     def mark(self, *, in_flight: bool) -> None:
         """Note on all that it settles or writes down again that it is under way, or is not any more."""
-        for partition, share in self.shares.values():
-            for pending in share.decided:
+        for partition, batch in self.batches.values():
+            for pending in batch.decided:
                 pending.in_flight = in_flight
-            for carry in share.carried:
-                carried = partition.settlement.pending.get(carry.note.transaction_id)
-                if carried is not None:
-                    carried.in_flight = in_flight
+            for snapshot in batch.snapshots:
+                snapshotted = partition.state.pending.get(snapshot.note.transaction_id)
+                if snapshotted is not None:
+                    snapshotted.in_flight = in_flight
 
 
 @dataclass(slots=True)
@@ -114,14 +115,14 @@ class _Lane:
         lost_ids: transactional ids that the slot had lost by then.
     """
 
-    slot: Slot
+    slot: PublisherSlot
     flight: _Flight | None = None
     doubted: _Flight | None = None
     topic: str = ""
     lost_ids: int = 0
 
 
-class Settling:
+class CoordinatorLoop:
     """What the coordinator's thread does. Used by that thread alone.
 
     Args:
@@ -151,12 +152,12 @@ class Settling:
         topics: StoreTopics,
         admin: AdminClient,
         membership: Membership,
-        slots: Sequence[Slot],
-        apart: Sequence[Slot],
+        slots: Sequence[PublisherSlot],
+        apart: Sequence[PublisherSlot],
         gate: GroupGate,
         left: LeftBehind,
-        limit: GroupLimit,
-        questions: Questions,
+        limit: BatchLimit,
+        questions: CheckScheduler,
         status: Callable[[Status, float], None],
         counts: Counts,
         ration: RationedLog,
@@ -179,7 +180,7 @@ class Settling:
         self._asked = slots[0]
         self._turn = 0
         # Partitions beside whose positions the name of this coordinator stands.
-        self._claimed: dict[int, OwnedPartition] = {}
+        self._claimed: dict[int, HalfPartition] = {}
         # Nothing is published before, in monotonic seconds: what was aborted is not tried again at once.
         self._not_before = 0.0
         self._unnamed = 0
@@ -198,9 +199,7 @@ class Settling:
         self._quarantine = TargetQuarantine()
         # Topics that were found to be missing.
         self._absent: set[str] = set()
-        self._tending = LogTending(
-            admin, topics, membership.logs, counts, ration, rights=rights, begun=time.monotonic()
-        )
+        self._tending = LogUpkeep(admin, topics, membership.logs, counts, ration, rights=rights, begun=time.monotonic())
         self._released = time.monotonic()
 
     def round(self) -> None:
@@ -235,7 +234,7 @@ class Settling:
                 Status(
                     self._slots[0].name,
                     int(time.time() * 1000),
-                    (*self._owned, *self._membership.taking_over.partitions),
+                    (*self._owned, *self._membership.recoveries.partitions),
                     self._counts.slow_call,
                     self._counts.slow_call_s,
                     self._counts.left_behind,
@@ -288,27 +287,27 @@ class Settling:
         self._land_apart(now)
         self._counts.left_behind = self._left.hanging
         calls = [slot.slow_call() for slot in slots]
-        taking = self._membership.taking_over.slow_call(now)
+        taking = self._membership.recoveries.slow_call(now)
         if taking[1] >= SLOW_S:
             calls.append(taking)
         self._counts.slow_call, self._counts.slow_call_s = max(calls, key=lambda one: one[1], default=("", 0.0))
 
-    def _learn(self, slot: Slot, flight: _Flight) -> bool:
+    def _learn(self, slot: PublisherSlot, flight: _Flight) -> bool:
         """Take in what became of a transaction in doubt, if that is known by now."""
         found = slot.answer()
         if found is None:
             return False
         self._counts.recoveries += 1
         flight.mark(in_flight=False)
-        for number, (partition, share) in flight.shares.items():
+        for number, (partition, batch) in flight.batches.items():
             if self._owned.get(number) is partition:
                 done = found[number]
                 # Others may be there that are under way, or have landed meanwhile: they are told of elsewhere.
-                ids = {one.half.transaction_id for one in (*share.decided, *share.answered)}
-                carried = {carry.note.transaction_id for carry in share.carried}
-                outcome = partition.settlement.settle(
+                ids = {one.half.transaction_id for one in (*batch.decided, *batch.answered)}
+                snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
+                outcome = partition.state.settle(
                     [note for note in done.notes if note.transaction_id in ids],
-                    [one for one in done.carries if one[1].note.transaction_id in carried],
+                    [one for one in done.snapshots if one[1].note.transaction_id in snapshotted],
                 )
                 partition.settled_in_doubt(done.end, outcome)
                 for pending in outcome[0]:
@@ -321,7 +320,7 @@ class Settling:
             return 0
         if self._doubted is not None or any(lane.flight is not None for lane in self._apart):
             return _ALOFT_S
-        if not any(p.settlement.has_work for p in self._owned.values()):
+        if not any(p.state.has_work for p in self._owned.values()):
             return _IDLE_S
         is_late = time.monotonic() < self._not_before or not (self._gate.is_open and self._slots[self._turn].is_ready)
         return _BUSY_S if is_late else 0
@@ -329,13 +328,13 @@ class Settling:
     def _is_crowded(self) -> bool:
         """Tell whether as much as the next Kafka transaction takes waits for it already."""
         under_way = 0 if self._flight is None else self._flight.count()
-        return sum(p.settlement.decisions.ready for p in self._owned.values()) - under_way >= self._limit.decisions
+        return sum(p.state.queue.ready for p in self._owned.values()) - under_way >= self._limit.decisions
 
     def _read(self, timeout_s: float) -> None:
         half_topic = self._topics.half
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
         limit = self._limit.decisions
-        undecided = sum(len(p.settlement.pending) - len(p.settlement.decided) for p in self._owned.values())
+        undecided = sum(len(p.state.pending) - len(p.state.decided) for p in self._owned.values())
         for_halves = any(p.waits_for_halves for p in self._owned.values())
         records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
         now = time.monotonic()
@@ -367,32 +366,32 @@ class Settling:
     def _hidden(self, topics: Iterable[str]) -> Mapping[str, str]:
         return {one: self._rights.lacks(topic_right(Operation.WRITE, one)) for one in topics}
 
-    def _publish(self, slot: Slot) -> None:
+    def _publish(self, slot: PublisherSlot) -> None:
         """Begin the next common transaction, if there is something for it."""
-        shares: dict[int, Share] = {}
+        batches: dict[int, CommitBatch] = {}
         # Each partition has its part of the group: one that is crowded does not keep the others out.
         parts = max(1, len(self._owned))
         limit, room_bytes = max(1, self._limit.decisions // parts), max(1, self._limit.bytes // parts)
         for number, partition in self._owned.items():
-            share = partition.share(limit, self._out, room_bytes)
-            if share is not None:
-                shares[number] = share
-                if len(share.decided) >= self._limit.decisions:
+            batch = partition.next_batch(limit, self._out, room_bytes)
+            if batch is not None:
+                batches[number] = batch
+                if len(batch.decided) >= self._limit.decisions:
                     # It may be that not even two of them fit into the client's buffer.
                     break
             elif self._claimed.get(number) is not partition:
                 # Nothing to settle: what is written is who owns it now, for those who may have to take it over.
-                shares[number] = partition.claim()
-        if not shares:
+                batches[number] = partition.claim()
+        if not batches:
             return
-        self._flight = self._taking_off(shares, None)
+        self._flight = self._taking_off(batches, None)
         self._asked = slot
-        slot.begin(shares, self._membership.group_metadata())
+        slot.begin(batches, self._membership.group_metadata())
 
-    def _taking_off(self, shares: Mapping[int, Share], topic: str | None) -> _Flight:
+    def _taking_off(self, batches: Mapping[int, CommitBatch], topic: str | None) -> _Flight:
         flight = _Flight(
-            {number: (self._owned[number], share) for number, share in shares.items()},
-            {number: self._owned[number].done_end for number in shares},
+            {number: (self._owned[number], batch) for number, batch in batches.items()},
+            {number: self._owned[number].done_end for number in batches},
             topic,
         )
         flight.mark(in_flight=True)
@@ -401,33 +400,33 @@ class Settling:
     def _land(self, flight: _Flight, timeout_s: float) -> None:
         """Take in how the common transaction under way ended, if it has, or does so in time."""
         slot = self._asked
-        landing = slot.land(timeout_s)
-        if landing is None:
+        result = slot.land(timeout_s)
+        if result is None:
             return
         self._flight = None
         self._turn = (self._turn + 1) % len(self._slots)
-        if landing.error is None:
+        if result.error is None:
             self._unnamed = 0
             self._settled(flight)
             self._counts.groups += flight.count() > 0
-            self._limit.measured(flight.count(), flight.size_bytes(), landing.took_s)
-            for number, (partition, _) in flight.shares.items():
+            self._limit.measured(flight.count(), flight.size_bytes(), result.took_s)
+            for number, (partition, _) in flight.batches.items():
                 self._claimed[number] = partition
             return
-        if isinstance(landing.error, InDoubtError):
-            _log.warning("%s; its producer is replaced and the done log asked", landing.error)
+        if isinstance(result.error, InDoubtError):
+            _log.warning("%s; its producer is replaced and the done log asked", result.error)
             self._gate.shut()
             self._doubted = flight
             slot.ask(flight.done_from)
             return
         flight.mark(in_flight=False)
-        self._not_published(landing.error, flight)
+        self._not_published(result.error, flight)
 
     def _settled(self, flight: _Flight) -> None:
         """Take in that a transaction was committed."""
         flight.mark(in_flight=False)
-        for partition, share in flight.shares.values():
-            partition.settled(share)
+        for partition, batch in flight.batches.values():
+            partition.settled(batch)
         if self._quarantine:
             for pending in flight.decided():
                 self._quarantine.forget(pending.half.transaction_id)
@@ -490,15 +489,15 @@ class Settling:
                 self._quarantine.try_now(topic, now)
         for topic in self._quarantine.release(self._has_unrefused, now):
             for partition in self._owned.values():
-                partition.settlement.decisions.release(topic)
+                partition.state.queue.release(topic)
 
     def _has_unrefused(self, topic: str) -> bool:
         """Tell whether something waits for a topic's sake that was not refused."""
         return any(self._candidates(partition, topic, 1) for partition in self._owned.values())
 
-    def _candidates(self, partition: OwnedPartition, topic: str, most: int) -> list[Pending]:
+    def _candidates(self, partition: HalfPartition, topic: str, most: int) -> list[Pending]:
         is_refused = self._quarantine.is_refused
-        return partition.settlement.decisions.aside.take(
+        return partition.state.queue.set_aside.take(
             topic, most, lambda pending: is_refused(pending.half.transaction_id)
         )
 
@@ -507,7 +506,7 @@ class Settling:
         found = [
             (self._quarantine.tried_at(pending.half.transaction_id), number, pending)
             for number, partition in self._owned.items()
-            for pending in partition.settlement.decisions.aside.fronts(topic)
+            for pending in partition.state.queue.set_aside.fronts(topic)
             if not pending.in_flight and self._quarantine.is_refused(pending.half.transaction_id)
         ]
         return min(found, key=lambda one: one[0])[1:] if found else None
@@ -519,7 +518,7 @@ class Settling:
             if lane.flight is not None or lane.doubted is not None:
                 continue
             if waiting is None:
-                waiting = {t for p in self._owned.values() for t in p.settlement.decisions.aside.topics()}
+                waiting = {t for p in self._owned.values() for t in p.state.queue.set_aside.topics()}
             if not waiting:
                 return
             if lane.slot.lost_ids > lane.lost_ids:
@@ -544,31 +543,31 @@ class Settling:
             self._quarantine.fail(topic, missing, now)
             return
         width = self._quarantine.begin_try(topic, now)
-        shares: dict[int, Share] = {}
+        batches: dict[int, CommitBatch] = {}
         retried = self._retried(topic) if self._quarantine.retries(topic, now) else None
         if retried is not None:
             number, pending = retried
             if self._owned[number].in_memory([pending], now):
-                shares[number] = Share([pending], [], -1, -1, moves=False)
+                batches[number] = CommitBatch([pending], [], -1, -1, moves=False)
         else:
             for number, partition in self._owned.items():
                 chosen = partition.in_memory(self._candidates(partition, topic, width), now)
                 chosen = self._not_too_large(chosen, now)
                 width -= len(chosen)
                 if chosen:
-                    shares[number] = Share(chosen, [], -1, -1, moves=False)
+                    batches[number] = CommitBatch(chosen, [], -1, -1, moves=False)
                 if width <= 0:
                     break
-        if not shares:
+        if not batches:
             self._quarantine.end_try(topic)
             self._quarantine.postpone(topic, now)
             return
-        if self._is_under_way({half.topic for share in shares.values() for p in share.decided for half in p.halves}):
+        if self._is_under_way({half.topic for batch in batches.values() for p in batch.decided for half in p.halves}):
             # What was there before it entered quarantine goes first.
             self._quarantine.end_try(topic)
             return
-        lane.flight, lane.topic = self._taking_off(shares, topic), topic
-        lane.slot.begin(shares, self._membership.group_metadata())
+        lane.flight, lane.topic = self._taking_off(batches, topic), topic
+        lane.slot.begin(batches, self._membership.group_metadata())
 
     def _is_under_way(self, topics: set[str]) -> bool:
         """Tell whether the common transaction under way, or in doubt, has messages for one of these topics."""
@@ -585,9 +584,9 @@ class Settling:
                     return chosen[:at]
         return chosen
 
-    def _missing(self, topic: str, partition: OwnedPartition) -> str | None:
+    def _missing(self, topic: str, partition: HalfPartition) -> str | None:
         """Say why nothing need be tried: the topic is not there."""
-        for pending in partition.settlement.decisions.aside.fronts(topic):
+        for pending in partition.state.queue.set_aside.fronts(topic):
             for half in pending.halves if pending.verdict is Verdict.COMMIT else ():
                 wanted = 1 if half.partition is None else half.partition + 1
                 why = self._targets.missing(half.topic, wanted, time.monotonic())
@@ -606,14 +605,14 @@ class Settling:
                 self._quarantine.end_try(lane.doubted.topic or "")
                 lane.doubted = None
             flight = lane.flight
-            landing = None if flight is None else lane.slot.land()
-            if flight is None or landing is None:
+            result = None if flight is None else lane.slot.land()
+            if flight is None or result is None:
                 continue
             lane.flight = None
-            self._landed_apart(lane, flight, landing, now)
+            self._landed_apart(lane, flight, result, now)
 
-    def _landed_apart(self, lane: _Lane, flight: _Flight, landing: Landing, now: float) -> None:
-        topic, error = flight.topic or "", landing.error
+    def _landed_apart(self, lane: _Lane, flight: _Flight, result: CommitResult, now: float) -> None:
+        topic, error = flight.topic or "", result.error
         if isinstance(error, InDoubtError):
             _log.warning("%s; its producer is replaced and the done log asked", error)
             self._gate.shut()
@@ -658,9 +657,9 @@ class Settling:
 
     def _refile(self, flight: _Flight, topic: str) -> None:
         """Have those wait for a topic's sake that go there, too: it was that topic's fault."""
-        for partition, share in flight.shares.values():
-            aside = partition.settlement.decisions.aside
-            for pending in share.decided:
+        for partition, batch in flight.batches.values():
+            aside = partition.state.queue.set_aside
+            for pending in batch.decided:
                 if pending.half.transaction_id in aside and any(half.topic == topic for half in pending.halves):
                     aside.refile(pending, topic)
 
@@ -702,4 +701,4 @@ def _target(pending: Pending, topics: StoreTopics) -> str:
     return topics.discarded if pending.verdict is Verdict.DISCARD else pending.half.topic
 
 
-__all__ = ["Settling"]
+__all__ = ["CoordinatorLoop"]

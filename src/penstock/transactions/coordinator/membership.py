@@ -2,7 +2,7 @@
 
 One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
 protocol; others read half and op of the same partitions (`two_logs`), which no group assignor would keep together.
-What partitions were left with is found out beside it (`taking_over`).
+What partitions were left with is found out beside it (`recoveries`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.half_partition import OwnedPartition
-from penstock.transactions.coordinator.log_reader import TwoLogs
-from penstock.transactions.coordinator.recovery.recoveries import TakingOver
-from penstock.transactions.coordinator.recovery.recovery import Inheritance
+from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.log_reader import LogReader
+from penstock.transactions.coordinator.recovery.recoveries import Recoveries
+from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 
@@ -40,7 +40,7 @@ class Membership:
         bootstrap_servers: Kafka's addresses.
         config: settings of consumers, by librdkafka's names.
         topics: the store's topics.
-        taking_over: finds out what partitions were left with.
+        recoveries: finds out what partitions were left with.
         own: makes the object that drives a partition taken over.
         instance: name of this member, the same after a restart: then it gets its partitions back at once.
         session_timeout_s: seconds after which a member that fell silent loses its partitions.
@@ -56,19 +56,19 @@ class Membership:
         config: ClientConfig,
         *,
         topics: StoreTopics,
-        taking_over: TakingOver,
-        own: Callable[[int, Inheritance], OwnedPartition],
+        recoveries: Recoveries,
+        own: Callable[[int, RecoveredPartition], HalfPartition],
         instance: str | None,
         session_timeout_s: float,
         rights: MissingRights,
     ) -> None:
         self._topics = topics
         #: The partitions that come to it.
-        self.taking_over = taking_over
+        self.recoveries = recoveries
         self._own = own
         self._rights = rights
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
-        self.owned: dict[int, OwnedPartition] = {}
+        self.owned: dict[int, HalfPartition] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
         self._was_cut_off = False
         # The user's own.
@@ -104,7 +104,7 @@ class Membership:
         reader.pop("group.instance.id", None)
         self._member = clients.consumer(bootstrap_servers, member)
         #: The logs of the partitions owned.
-        self.logs = TwoLogs(lambda: clients.consumer(bootstrap_servers, reader), topics)
+        self.logs = LogReader(lambda: clients.consumer(bootstrap_servers, reader), topics)
 
     def join(self) -> None:
         """Join the group of coordinators."""
@@ -128,9 +128,9 @@ class Membership:
             )
         if error is not None and is_missing_right(error):
             self._tell_lacking(error)
-        for number, inheritance in self.taking_over.found(time.monotonic()):
-            self.owned[number] = self._own(number, inheritance)
-            self.logs.add(number, inheritance.half_position, inheritance.op_position)
+        for number, recovered in self.recoveries.found(time.monotonic()):
+            self.owned[number] = self._own(number, recovered)
+            self.logs.add(number, recovered.half_position, recovered.op_position)
 
     def _tell_lacking(self, error: KafkaError) -> None:
         is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
@@ -165,11 +165,11 @@ class Membership:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
-        self.taking_over.begin(place.partition for place in partitions)
+        self.recoveries.begin(place.partition for place in partitions)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for place in partitions:
-            self.taking_over.forget(place.partition)
+            self.recoveries.forget(place.partition)
             if self.owned.pop(place.partition, None) is not None:
                 self.logs.remove(place.partition)
         consumer.incremental_unassign(partitions)

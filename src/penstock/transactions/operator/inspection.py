@@ -31,18 +31,20 @@ from penstock.transactions.coordinator.logs.log_bounds import topic_ids
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP
 from penstock.transactions.coordinator.recovery.recovery import (
     DoneRead,
-    Inheritance,
+    RecoveredPartition,
     committed_at,
-    inherited,
+    recovered_partition,
     tell_of_log,
 )
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.coordinator.status import STALE_S, Status, decode_status
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.operator.obstacles import Obstacle, obstacles
+from penstock.transactions.wire.discarded import decode_discarded
 from penstock.transactions.wire.done_records import Done, Note, decode_done
-from penstock.transactions.wire.records import Half, Op, Verdict, decode_discarded, decode_half, decode_ops
+from penstock.transactions.wire.half import Half, decode_half
+from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 from penstock.transactions.writing.missing_rights import is_group_forbidden
@@ -148,7 +150,7 @@ class Discarded:
 class _Partition:
     """What was read of one half partition."""
 
-    settlement: Settlement
+    state: PartitionState
     decisions: dict[tuple[int, int], Op] = field(default_factory=dict)
 
 
@@ -185,14 +187,14 @@ class Inspection:
             MissingRightError: this client may not read it.
         """
         numbers = range(self._topics.partitions)
-        inheritances = self._inheritances(numbers)
+        recovered = self._inheritances(numbers)
         read: dict[int, _Partition] = {}
-        for number, inheritance in inheritances.items():
-            read[number] = _Partition(Settlement(inheritance.half_position, inheritance.op_position))
-            read[number].settlement.remember(inheritance.notes, inheritance.carries)
-        for message in self.read(self._topics.half, {n: one.half_position for n, one in inheritances.items()}):
-            _take_half(read[message.partition() or 0].settlement, message)
-        for message in self.read(self._topics.op, {n: one.op_position for n, one in inheritances.items()}):
+        for number, one in recovered.items():
+            read[number] = _Partition(PartitionState(one.half_position, one.op_position))
+            read[number].state.remember(one.notes, one.snapshots)
+        for message in self.read(self._topics.half, {n: one.half_position for n, one in recovered.items()}):
+            _take_half(read[message.partition() or 0].state, message)
+        for message in self.read(self._topics.op, {n: one.op_position for n, one in recovered.items()}):
             _take_op(read[message.partition() or 0], message)
         statuses, now_ms = self.seen_statuses(), time.time() * 1000
         found = [one for number, partition in read.items() for one in _found(number, partition, statuses, now_ms)]
@@ -251,15 +253,15 @@ class Inspection:
     def partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has; 0 where there is none."""
 
-        def count(asker: Consumer) -> int:
-            found = asker.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+        def count(sender: Consumer) -> int:
+            found = sender.list_topics(topic, timeout=_ANSWER_S).topics[topic]
             if found.error is not None and is_missing_right(found.error):
                 raise KafkaException(found.error)
             return len(found.partitions)
 
         return self._ask(count, topic)
 
-    def _inheritances(self, numbers: Iterable[int]) -> dict[int, Inheritance]:
+    def _inheritances(self, numbers: Iterable[int]) -> dict[int, RecoveredPartition]:
         """Return what a coordinator would start from, and say where a log is not what was read."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
         ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
@@ -274,13 +276,13 @@ class Inspection:
         for number in numbers:
             logs = {log: committed_at(committed[name, number], *bounds[log][number]) for log, name in names.items()}
             read = DoneRead(bounds[DONE][number][1], done[number])
-            found[number] = inherited(logs, ids, read, partial(tell_of_log, names, number))
+            found[number] = recovered_partition(logs, ids, read, partial(tell_of_log, names, number))
         return found
 
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
         wanted = [TopicPartition(topic, number) for number in numbers]
         return self._ask(
-            lambda asker: {one.partition: asker.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
+            lambda sender: {one.partition: sender.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
         )
 
     def _consumer(self, isolation: str) -> Consumer:
@@ -358,11 +360,11 @@ class Inspection:
         )
 
 
-def _committed(places: list[TopicPartition], asker: Consumer) -> list[TopicPartition]:
+def _committed(places: list[TopicPartition], sender: Consumer) -> list[TopicPartition]:
     try:
-        found = asker.committed(places, _COMMITTED_S)
+        found = sender.committed(places, _COMMITTED_S)
     except KafkaException:
-        if is_group_forbidden(asker):
+        if is_group_forbidden(sender):
             raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
         raise
     for one in found:
@@ -371,21 +373,21 @@ def _committed(places: list[TopicPartition], asker: Consumer) -> list[TopicParti
     return found
 
 
-def _take_half(settlement: Settlement, message: Message) -> None:
+def _take_half(state: PartitionState, message: Message) -> None:
     offset = message.offset() or 0
-    if offset < settlement.half_position:
+    if offset < state.half_position:
         return
     try:
         half = decode_half(message.key(), message.value(), wire_headers(message))
     except MessageFormatError:
-        settlement.skip_half(offset)
+        state.skip_half(offset)
         return
-    settlement.add_half(offset, half, message.timestamp()[1])
+    state.add_half(offset, half, message.timestamp()[1])
 
 
 def _take_op(partition: _Partition, message: Message) -> None:
-    offset, settlement = message.offset() or 0, partition.settlement
-    if offset < settlement.op_position:
+    offset, state = message.offset() or 0, partition.state
+    if offset < state.op_position:
         return
     try:
         ops = decode_ops(message.value())
@@ -393,15 +395,15 @@ def _take_op(partition: _Partition, message: Message) -> None:
         ops = []
     for index, op in enumerate(ops):
         if op.verdict is not Verdict.TICK:
-            settlement.add_op(offset, op, message.timestamp()[1], index)
+            state.add_op(offset, op, message.timestamp()[1], index)
             partition.decisions[offset, index] = op
-    settlement.skip_op(offset)
+    state.skip_op(offset)
 
 
 def _found(number: int, partition: _Partition, statuses: Sequence[Status], now_ms: float) -> Iterator[Found]:
-    keys = partition.settlement.decisions.keys
-    in_the_way = obstacles(number, partition.settlement.pending.values(), statuses, now_ms)
-    for pending in partition.settlement.pending.values():
+    keys = partition.state.queue.keys
+    in_the_way = obstacles(number, partition.state.pending.values(), statuses, now_ms)
+    for pending in partition.state.pending.values():
         line = pending.half.line
         head = None if line is None else keys.head(line)
         held_by = None if head is None or head is pending else head.half.transaction_id

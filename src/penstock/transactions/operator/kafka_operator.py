@@ -25,7 +25,8 @@ from penstock.transactions.operator.inspection import Discarded, Found, Inspecti
 from penstock.transactions.operator.obstacles import Cause, told_lines
 from penstock.transactions.operator.resuming import Resuming, marked
 from penstock.transactions.wire.done_records import Note
-from penstock.transactions.wire.records import Author, Op, Verdict, encode_half, encode_op
+from penstock.transactions.wire.half import encode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer, LateProducer
 

@@ -8,7 +8,7 @@ from enum import Enum
 
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.status import Status
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: Rights without which things are published all the same: to delete from logs, to see who can be asked.
 _HARMLESS = ("Delete", "Describe")

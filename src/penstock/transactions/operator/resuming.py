@@ -12,7 +12,7 @@ from dataclasses import replace
 from penstock.errors import TransactionError
 from penstock.transactions.operator.audit import Act, Audited, AuditLog, acts_on
 from penstock.transactions.operator.inspection import Discarded, Inspection
-from penstock.transactions.wire.records import Half
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.topics import StoreTopics
 
 

@@ -16,7 +16,8 @@ from penstock.errors import DecisionNotStoredError, raised
 from penstock.transactions.bulkhead import Slots
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.store import CheckSource, Store
-from penstock.transactions.wire.records import Author, CheckRequest, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.ops import Author, Verdict
 
 Check = Callable[[HalfMessage], TransactionState]
 

@@ -26,7 +26,8 @@ from penstock.transactions.model import ProducerStatistics, TransactionState, Wa
 from penstock.transactions.producer.deadlines import Patience
 from penstock.transactions.producer.in_flight import InFlight
 from penstock.transactions.store import Prepared, Store
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 
 if TYPE_CHECKING:
     from penstock.telemetry import SendSpans

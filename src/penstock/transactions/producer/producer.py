@@ -42,8 +42,8 @@ from penstock.transactions.producer.submission import Sending
 from penstock.transactions.producer.transaction import Desk, Transaction, TransactionOfSeveral
 from penstock.transactions.store import Store
 from penstock.transactions.stores.kafka.store import KafkaStore
+from penstock.transactions.wire.half import MAX_GROUP_BYTES, Half
 from penstock.transactions.wire.ids import is_id, new_id
-from penstock.transactions.wire.records import MAX_GROUP_BYTES, Half
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.core import Core, Flight
 from penstock.transactions.producer.futures import Pledge
-from penstock.transactions.wire.records import Half
+from penstock.transactions.wire.half import Half
 
 _log = logging.getLogger("penstock.transactions")
 

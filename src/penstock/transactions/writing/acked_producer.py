@@ -1,4 +1,4 @@
-"""Acknowledged sends: one idempotent Kafka producer that many threads share, and a thread that serves its reports.
+"""Acknowledged sends: one idempotent Kafka producer that many threads batch, and a thread that serves its reports.
 
 A sender gets a `Receipt` and waits on it. Thousands of receipts may be open: a waiting thread holds a lock, nothing
 else, and no two senders wait for each other.
@@ -23,7 +23,7 @@ from penstock.errors import MessageFormatError, StoppedError, raised
 from penstock.message import Record, headers_of
 from penstock.options import ClientConfig, reserved
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import WireHeaders
+from penstock.transactions.wire.half import WireHeaders
 
 _log = logging.getLogger("penstock.transactions")
 

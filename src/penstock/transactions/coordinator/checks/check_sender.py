@@ -18,12 +18,13 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
-from penstock.transactions.coordinator.half_partition import OwnedPartition
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID
-from penstock.transactions.wire.records import Author, CheckRequest, Op, Verdict, encode_check_request, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer, Report
 from penstock.transactions.writing.missing_rights import MissingRights
@@ -39,7 +40,7 @@ _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # n
 _NOT_ASKED = "questions to producers cannot be asked"
 
 
-class Asked(Enum):
+class SendOutcome(Enum):
     """What became of a question."""
 
     SENT = "sent"
@@ -53,7 +54,7 @@ class Asked(Enum):
     REFUSED = "refused"
 
 
-class Asker:
+class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
     Args:
@@ -86,16 +87,16 @@ class Asker:
         self._alive: dict[str, tuple[float, bool]] = {}
         self._asked: dict[str, Future[Any]] = {}
 
-    def check(self, partition: OwnedPartition, pending: Pending, now: float) -> Asked:
+    def check(self, partition: HalfPartition, pending: Pending, now: float) -> SendOutcome:
         """Ask the producer group of a half about it."""
         half = pending.half
         alive = self._is_alive(half.group, now)
         if alive is None:
-            return Asked.LATER
+            return SendOutcome.LATER
         if not alive:
-            return Asked.NOBODY
+            return SendOutcome.NOBODY
         if pending.dropped is not None:
-            return Asked.UNREAD
+            return SendOutcome.UNREAD
         number = pending.check_count + 1
         request = CheckRequest(half, partition.number, pending.offset, number)
         # Each check of a half goes to another partition, and so to another producer, where there are several.
@@ -103,16 +104,16 @@ class Asker:
         headers, report = encode_check_request(request), partial(self._is_stored, half.transaction_id)
         try:
             if not self._sends.try_send(self._topics.check, to, half.key, half.value, headers=headers, report=report):
-                return Asked.LATER
+                return SendOutcome.LATER
         except KafkaException as error:
             return self._not_asked(pending, error)
         pending.requested = number
-        return Asked.SENT
+        return SendOutcome.SENT
 
-    def _not_asked(self, pending: Pending, error: KafkaException) -> Asked:
+    def _not_asked(self, pending: Pending, error: KafkaException) -> SendOutcome:
         half = pending.half
         if self._is_lacking(self._topics.check, _NOT_ASKED, error.args[0]):
-            return Asked.LATER
+            return SendOutcome.LATER
         if not pending.is_unaskable:
             pending.is_unaskable = True
             _log.error(
@@ -124,7 +125,7 @@ class Asker:
                 pending.size_bytes,
                 reason(error),
             )
-        return Asked.REFUSED
+        return SendOutcome.REFUSED
 
     def _is_stored(self, transaction_id: str, error: KafkaError | None, _: Message) -> None:
         """Take the report on a question, in the delivery thread: one that is not stored is asked again, and said."""
@@ -214,4 +215,4 @@ class Asker:
         return None
 
 
-__all__ = ["Asked", "Asker"]
+__all__ = ["CheckSender", "SendOutcome"]

@@ -17,7 +17,8 @@ from penstock.errors import ConfigurationError, raised
 from penstock.options import a_plain_function
 from penstock.transactions.bulkhead import Slots
 from penstock.transactions.model import DiscardPolicy, HalfMessage, TransactionState
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -25,14 +25,14 @@ from penstock.clients.kafka import reason
 from penstock.errors import StoppedError
 from penstock.transactions.coordinator.publishing.publisher import (
     AbortedError,
-    IdLostError,
     InDoubtError,
     NotPublishedError,
     Publisher,
 )
 from penstock.transactions.coordinator.recovery.recovery import DoneRead
-from penstock.transactions.coordinator.state.state_machine import Share
+from penstock.transactions.coordinator.state.state_machine import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.writing.errors import IdLostError
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -61,7 +61,7 @@ ReadDone = Callable[[Mapping[int, int]], Mapping[int, DoneRead]]
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class CommitResult:
     """How a Kafka transaction ended.
 
     Attributes:
@@ -73,7 +73,7 @@ class Landing:
     took_s: float
 
 
-class Slot:
+class PublisherSlot:
     """One place for a Kafka transaction under way.
 
     Args:
@@ -134,10 +134,10 @@ class Slot:
         publisher = self._publisher
         return (publisher.doing if publisher is not None else "") or call.label, call.age_s
 
-    def begin(self, shares: Mapping[int, Share], group_metadata: Any) -> None:
-        """Settle what the partitions' shares hold in one Kafka transaction; its end is told by `land`.
+    def begin(self, batches: Mapping[int, CommitBatch], group_metadata: Any) -> None:
+        """Settle what the partitions' batches hold in one Kafka transaction; its end is told by `land`.
 
-        What is decided in the shares must not change until then. It returns when all is in the client library's hands:
+        What is decided in the batches must not change until then. It returns when all is in the client library's hands:
         each record handed over lets go of the interpreter, and beside a thread that reads it takes five milliseconds to
         get it back. A group of 500 took most of a second so.
         """
@@ -148,14 +148,14 @@ class Slot:
 
         def publish() -> None:
             try:
-                publisher.publish(shares, group_metadata, produced.set)
+                publisher.publish(batches, group_metadata, produced.set)
             finally:
                 produced.set()
 
         self._flight = thread.start("a Kafka transaction", publish)
         produced.wait(_PRODUCED_S)
 
-    def land(self, timeout_s: float = 0.0) -> Landing | None:
+    def land(self, timeout_s: float = 0.0) -> CommitResult | None:
         """Return how the Kafka transaction under way ended, or None while it is not known yet.
 
         Raises:
@@ -170,8 +170,8 @@ class Slot:
                 flight.result()
             except NotPublishedError as error:
                 self._replace()
-                return Landing(error, took_s)
-            return Landing(None, took_s)
+                return CommitResult(error, took_s)
+            return CommitResult(None, took_s)
         self._tell_if_slow(flight)
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
@@ -182,10 +182,10 @@ class Slot:
             f"{publisher.doing or flight.label} of {self.transactional_id} has not returned for {flight.age_s:.1f} s: "
             "it is left behind, with its producer"
         )
-        given_up: NotPublishedError = AbortedError(text) if publisher.forbid_commit() else InDoubtError(text)
+        given_up: NotPublishedError = AbortedError(text) if publisher.give_up() else InDoubtError(text)
         self._flight = None
         self._leave()
-        return Landing(given_up, flight.age_s)
+        return CommitResult(given_up, flight.age_s)
 
     def ask(self, doubt: Mapping[int, int]) -> None:
         """Have the done logs read once the next producer is open: the last transaction ended in doubt.
@@ -297,4 +297,4 @@ class Slot:
         _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)
 
 
-__all__ = ["OPEN_LIMIT_S", "PUBLISH_LIMIT_S", "SLOW_S", "AbortedError", "Landing", "Slot"]
+__all__ = ["OPEN_LIMIT_S", "PUBLISH_LIMIT_S", "SLOW_S", "AbortedError", "CommitResult", "PublisherSlot"]

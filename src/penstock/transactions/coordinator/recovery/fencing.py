@@ -20,8 +20,8 @@ from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.kafka import reason
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.publishing.publisher import TRANSACTION_TIMEOUT_MS
 from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.producer_settings import TRANSACTION_TIMEOUT_MS
 
 _log = logging.getLogger("penstock.transactions")
 

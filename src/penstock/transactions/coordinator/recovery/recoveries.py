@@ -19,7 +19,7 @@ from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.clients.kafka import reason
 from penstock.clients.rights import is_missing_right
 from penstock.errors import StoppedError
-from penstock.transactions.coordinator.recovery.recovery import Inheritance, Step
+from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, Step
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
@@ -31,7 +31,7 @@ _BACK_OFF_S = 0.2
 _LACKING_S = 1.0
 
 #: Finds out what partitions were left with.
-TakeOver = Callable[[Iterable[int], Step], dict[int, Inheritance]]
+TakeOver = Callable[[Iterable[int], Step], dict[int, RecoveredPartition]]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class _Attempt:
 
     partitions: list[int]
     thread: Disposable
-    call: Call[dict[int, Inheritance]] | None = None
+    call: Call[dict[int, RecoveredPartition]] | None = None
     doing: str = "taking partitions over"
     begun: float = field(default_factory=time.monotonic)
     stepped_at: float = field(default_factory=time.monotonic)
@@ -51,17 +51,17 @@ class _Attempt:
         self.stepped_at = time.monotonic()
 
 
-class TakingOver:
+class Recoveries:
     """What is being taken over. Used by the coordinator's thread; waits for nothing.
 
     Args:
-        take_over: finds out what partitions were left with.
+        recover: finds out what partitions were left with.
         name: what the names of its threads end with.
         left: counts threads that were left behind.
     """
 
-    def __init__(self, take_over: TakeOver, name: str, left: LeftBehind) -> None:
-        self._take_over = take_over
+    def __init__(self, recover: TakeOver, name: str, left: LeftBehind) -> None:
+        self._take_over = recover
         self._name = name
         self._left = left
         self._ration = RationedLog()
@@ -88,13 +88,13 @@ class TakingOver:
         """A partition was taken away: what is found out about it counts no more."""
         self._wanted.pop(partition, None)
 
-    def found(self, now: float) -> list[tuple[int, Inheritance]]:
+    def found(self, now: float) -> list[tuple[int, RecoveredPartition]]:
         """Return what was found out about partitions that are still wanted, once; begin again what failed.
 
         Raises:
             Exception: what nobody foresaw: a mistake of penstock's.
         """
-        found: list[tuple[int, Inheritance]] = []
+        found: list[tuple[int, RecoveredPartition]] = []
         for attempt in dict.fromkeys(self._wanted.values()):
             call = attempt.call
             if call is None:
@@ -117,13 +117,13 @@ class TakingOver:
         return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)
 
     def _take_in(
-        self, attempt: _Attempt, call: Call[dict[int, Inheritance]], now: float
-    ) -> list[tuple[int, Inheritance]]:
+        self, attempt: _Attempt, call: Call[dict[int, RecoveredPartition]], now: float
+    ) -> list[tuple[int, RecoveredPartition]]:
         attempt.call = None
         attempt.thread.close()
         numbers = self._still_wanted(attempt)
         try:
-            inherited = call.result()
+            recovered_partition = call.result()
         except KafkaException as error:
             self._ration.warn("later", "partitions %s cannot be taken over yet: %s", numbers, reason(error))
             self._failed.append((now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S), attempt))
@@ -132,7 +132,7 @@ class TakingOver:
             return []
         for number in numbers:
             del self._wanted[number]
-        return [(number, inherited[number]) for number in numbers]
+        return [(number, recovered_partition[number]) for number in numbers]
 
     def _still_wanted(self, attempt: _Attempt) -> list[int]:
         return [number for number in attempt.partitions if self._wanted.get(number) is attempt]
@@ -142,4 +142,4 @@ def _nothing() -> None:
     """Nothing is left to close: the call that hangs closes by itself."""
 
 
-__all__ = ["TakingOver"]
+__all__ = ["Recoveries"]

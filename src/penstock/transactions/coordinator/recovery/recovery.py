@@ -41,9 +41,9 @@ from penstock.transactions.coordinator.logs.log_identity import (
     starts_of,
 )
 from penstock.transactions.coordinator.recovery.fencing import Fence
-from penstock.transactions.coordinator.state.recovered_state import live_carries, without_payloads
+from penstock.transactions.coordinator.state.recovered_state import live_snapshots, without_payloads
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.done_records import Carry, Done, Note, Unread, decode_done
+from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedSnapshot, decode_done
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights, is_group_forbidden
 
@@ -65,7 +65,7 @@ Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Inheritance:
+class RecoveredPartition:
     """What the owner of a half partition starts from.
 
     Attributes:
@@ -75,7 +75,7 @@ class Inheritance:
         op_end: the end of the op log then.
         notes: what the done log says.
         done_end: the end of the done log when it was read.
-        carries: pending transactions that the done log holds whole, each with the offset of its record.
+        snapshots: pending transactions that the done log holds whole, each with the offset of its record.
         done_position: the offset below which the done log is known not to be needed.
         ids: topic ids of the three logs, as far as they are known.
         lost: records that are gone and were not read, at least.
@@ -89,7 +89,7 @@ class Inheritance:
     op_end: int
     notes: list[Note]
     done_end: int
-    carries: list[tuple[int, Carry | Unread]] = field(default_factory=list)
+    snapshots: list[tuple[int, Snapshot | UnloadedSnapshot]] = field(default_factory=list)
     done_position: int = 0
     ids: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
@@ -117,12 +117,12 @@ class DoneRead:
         return [note for _, record in self.records for note in record.notes]
 
     @property
-    def carries(self) -> list[tuple[int, Carry | Unread]]:
+    def snapshots(self) -> list[tuple[int, Snapshot | UnloadedSnapshot]]:
         """Transactions that are pending still and written down whole."""
-        return live_carries(self.records)
+        return live_snapshots(self.records)
 
 
-class LogReader:
+class RecoveryReader:
     """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
 
     Args:
@@ -168,7 +168,7 @@ class LogReader:
     def _consumer(self, isolation: str) -> Consumer:
         return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
 
-    def take_over(self, partitions: Iterable[int], step: Step) -> dict[int, Inheritance]:
+    def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
         """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
 
         Args:
@@ -184,14 +184,14 @@ class LogReader:
         ids = topic_ids(self._admin, self._topics)
         committed = self._committed(wanted, step)
         done = self.done(wanted, {}, step, ends_predecessors=True)
-        inheritances = {}
+        recovered = {}
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
-            inheritances[p] = inherited(found, ids, done[p], partial(tell_of_log, self._names, p))
+            recovered[p] = recovered_partition(found, ids, done[p], partial(tell_of_log, self._names, p))
         self._rights.granted(
             group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
         )
-        return inheritances
+        return recovered
 
     def await_coordinator(self) -> None:
         """Return once the coordinator of the group answers, or it is known that it does not.
@@ -387,12 +387,12 @@ def tell_of_log(names: Mapping[str, str], partition: int, log: str, found: Commi
     _log.error(explained(log, f"{names[log]}[{partition}]", found, start.fate))
 
 
-def inherited(
+def recovered_partition(
     committed: Mapping[str, Committed],
     ids: Mapping[str, str],
     done: DoneRead,
     tell: Callable[[str, Committed, Start], None],
-) -> Inheritance:
+) -> RecoveredPartition:
     """Return what a half partition starts from. Pure.
 
     Args:
@@ -411,16 +411,16 @@ def inherited(
         notes = [note._replace(half_offset=-1) for note in notes]
     if starts[OP].fate is Fate.ANEW:
         notes = [note._replace(op_offset=-1) for note in notes]
-    # Decisions on the new halves may have been read, and refused as unknown.
+    # ReadyQueue on the new halves may have been read, and refused as unknown.
     op_position = committed[OP].low if starts[HALF].fate is Fate.ANEW else starts[OP].offset
-    return Inheritance(
+    return RecoveredPartition(
         starts[HALF].offset,
         op_position,
         committed[HALF].end,
         committed[OP].end,
         notes,
         done.end,
-        done.carries,
+        done.snapshots,
         starts[DONE].offset,
         {**known_ids(committed), **ids},
         sum(start.lost for start in starts.values()),
@@ -429,4 +429,12 @@ def inherited(
     )
 
 
-__all__ = ["DoneRead", "Inheritance", "LogReader", "Step", "committed_at", "inherited", "tell_of_log"]
+__all__ = [
+    "DoneRead",
+    "RecoveredPartition",
+    "RecoveryReader",
+    "Step",
+    "committed_at",
+    "recovered_partition",
+    "tell_of_log",
+]

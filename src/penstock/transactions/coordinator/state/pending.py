@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from penstock.transactions.wire.done_records import Carried, Carry, Note
-from penstock.transactions.wire.records import BY_OPERATOR, EXHAUSTED, Author, Half, Op, Verdict
+from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED
+from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: A place in the op log that is none.
 NOWHERE = (-1, 0)
-#: What a carried header takes beside its name and content; what penstock's own fields take, generously.
+#: What a snapshotted header takes beside its name and content; what penstock's own fields take, generously.
 _HEADER_BYTES = 8
 _FIELDS_BYTES = 1_000
 #: What payloads take in memory beside their content, generously.
@@ -87,7 +89,6 @@ class Pending:
         "answered_ms",
         "author",
         "birth_ms",
-        "carried_at",
         "check_count",
         "check_due",
         "decided_at",
@@ -103,6 +104,7 @@ class Pending:
         "parts",
         "payload_bytes",
         "requested",
+        "snapshot_at",
         "turn",
         "verdict",
     )
@@ -121,7 +123,7 @@ class Pending:
         #: Place of the decision: offset of the op record, and index in it.
         self.decided_at = -1
         self.decided_index = 0
-        #: That record is needed until the transaction is settled, or carried with its decision.
+        #: That record is needed until the transaction is settled, or snapshotted with its decision.
         self.is_op_open = False
         #: Answered checks, and the append time of the last answer in milliseconds.
         self.check_count = 0
@@ -143,7 +145,7 @@ class Pending:
         #: Append time of its first half in milliseconds, by the broker's clock.
         self.birth_ms = 0
         #: The done log holds it whole at or above this offset; None: only the half log does.
-        self.carried_at: int | None = None
+        self.snapshot_at: int | None = None
         #: Bytes of its payloads, whether they are in memory or not.
         self.payload_bytes = payload_of(half)
         #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
@@ -269,10 +271,10 @@ class Pending:
             self.decided_index,
         )
 
-    def carry(self) -> Carry:
+    def snapshot(self) -> Snapshot:
         """Return all of it, to be written down again."""
         places = zip(self.offsets, self.halves, strict=True)
-        return Carry(self.note(), tuple(Carried(offset, self.birth_ms, half) for offset, half in places))
+        return Snapshot(self.note(), tuple(SnapshotHalf(offset, self.birth_ms, half) for offset, half in places))
 
 
 __all__ = ["NOWHERE", "Parts", "Pending", "key_hashes", "payload_of", "size_of", "without_payload"]

@@ -19,14 +19,15 @@ from itertools import takewhile
 from penstock.transactions.coordinator.state.cancelling import may_cancel
 from penstock.transactions.coordinator.state.pending import NOWHERE, Pending
 from penstock.transactions.coordinator.state.ready.payloads import Payloads
-from penstock.transactions.coordinator.state.ready.ready_queue import Decisions, Share
-from penstock.transactions.coordinator.state.recovered_state import Inherited, restored
-from penstock.transactions.wire.done_records import Carry, Note, Unread
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch, ReadyQueue
+from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, restored
+from penstock.transactions.wire.done_records import Note, Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: The offset of an op record that is gone.
 _NO_PLACE = -1
-#: Decisions that move all messages of a transaction, and so need all of its halves.
+#: ReadyQueue that move all messages of a transaction, and so need all of its halves.
 _NEED_ALL = frozenset({Verdict.COMMIT, Verdict.DISCARD})
 
 
@@ -56,14 +57,14 @@ class _Ahead:
 
 
 @dataclass(slots=True)
-class Settlement:
+class PartitionState:
     """What one coordinator knows of one half partition it owns. Not thread-safe: its coordinator's thread drives it.
 
     Attributes:
         half_position: the next offset of the half log.
         op_position: the next offset of the op log.
         pending: transactions not settled, by id, in the order of the half log.
-        decisions: those of them that have a decision.
+        queue: those of them that have a decision.
         answered: pending transactions with a count of answered checks that is not in the done log yet.
         answers: how many answers of checks counted, whatever they said.
         now_ms: the broker's time, for what is delayed; the caller moves it on.
@@ -72,62 +73,64 @@ class Settlement:
     half_position: int
     op_position: int
     pending: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
-    decisions: Decisions = field(default_factory=Decisions)
+    queue: ReadyQueue = field(default_factory=ReadyQueue)
     answered: dict[str, Pending] = field(default_factory=dict)
     answers: int = 0
     now_ms: int = 0
-    _inherited: Inherited = field(default_factory=Inherited)
+    _inherited: RecoveredNotes = field(default_factory=RecoveredNotes)
     _ahead: dict[str, list[_Ahead]] = field(default_factory=dict)
-    # Decisions not applied, or ahead of their halves, by the offset of their op record: rising, for ops come so.
+    # ReadyQueue not applied, or ahead of their halves, by the offset of their op record: rising, for ops come so.
     _open_ops: OrderedDict[int, int] = field(default_factory=OrderedDict)
     # Halves brought back from the discarded topic before it is known here that they went there: place, half, birth.
     _reborn: dict[str, tuple[int, Half, int]] = field(default_factory=dict)
     # Pending transactions that are in the half log alone, by rising offsets.
-    _uncarried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
+    _only_in_half_log: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
     # Pending transactions that shall be written down as soon as can be, for a log that held something of them is gone.
     _at_risk: dict[str, Pending] = field(default_factory=dict)
-    # Those that the done log holds whole, in the order of their carries in it; and those of them whose decision is not
-    # in the carry, in the order of these.
-    _carried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
-    _carried_open: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
+    # Those with a snapshot in the done log, in the order of the snapshots; and those of them whose decision is newer
+    # than the snapshot, in the order of the decisions.
+    _snapshotted: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
+    _stale_snapshots: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
     #: Which payloads are in memory.
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:
-        self.payloads = Payloads(self.decisions, self._at_risk)
+        self.payloads = Payloads(self.queue, self._at_risk)
 
     def find(self, transaction_id: str) -> Pending | None:
         """Return a pending transaction, or None."""
         return self.pending.get(transaction_id)
 
-    def remember(self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry | Unread]] = ()) -> list[Pending]:
+    def remember(
+        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
+    ) -> list[Pending]:
         """Take in what the done log says, before the half log is read from the half checkpoint.
 
         Args:
             notes: in the order of the done log.
-            carries: the live ones, by `inherited.live_carries`, each with its offset in the done log.
+            snapshots: the live ones, by `recovered_partition.live_snapshots`, each with its offset in the done log.
 
         Returns:
-            What was carried and is pending, in the order of the half log.
+            What was snapshotted and is pending, in the order of the half log.
         """
         self._inherited.remember(notes, self.half_position, self.op_position)
-        carried = []
-        for pending in sorted((restored(place, carry) for place, carry in carries), key=lambda one: one.offset):
+        snapshotted = []
+        for pending in sorted((restored(place, snapshot) for place, snapshot in snapshots), key=lambda one: one.offset):
             self._keep(pending)
-            carried.append(pending)
-        by_place = sorted(carried, key=lambda one: one.carried_at or 0)
-        self._carried.update((pending.half.transaction_id, pending) for pending in by_place)
-        for pending in sorted(carried, key=lambda one: (one.decided_at, one.decided_index)):
+            snapshotted.append(pending)
+        by_place = sorted(snapshotted, key=lambda one: one.snapshot_at or 0)
+        self._snapshotted.update((pending.half.transaction_id, pending) for pending in by_place)
+        for pending in sorted(snapshotted, key=lambda one: (one.decided_at, one.decided_index)):
             if pending.verdict is not None:
-                self.decisions.add(pending)
-        return carried
+                self.queue.add(pending)
+        return snapshotted
 
     def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
         """Take the next half in.
 
         Returns:
             The pending transaction; None when the half tells nothing new: the done log says that it is settled, or it
-            was carried; or why it is refused.
+            was snapshotted; or why it is refused.
         """
         self.half_position = offset + 1
         transaction_id = half.transaction_id
@@ -153,7 +156,7 @@ class Settlement:
         pending.birth_ms = birth_ms
         if note is not None:
             pending.remember_checks(note)
-        self._uncarried[half.transaction_id] = pending
+        self._only_in_half_log[half.transaction_id] = pending
         self._keep(pending)
         return pending
 
@@ -161,7 +164,7 @@ class Settlement:
         self.pending[pending.half.transaction_id] = pending
         self.payloads.add(pending)
         if (line := pending.half.line) is not None:
-            self.decisions.keys.add(line, pending)
+            self.queue.keys.add(line, pending)
 
     def skip_half(self, offset: int) -> None:
         """Pass a record of the half log that is no half."""
@@ -280,22 +283,22 @@ class Settlement:
     @property
     def decided(self) -> Mapping[str, Pending]:
         """Pending transactions that have a decision, in the order in which the decisions took effect."""
-        return self.decisions.all
+        return self.queue.all
 
     @property
-    def uncarried(self) -> Iterable[Pending]:
+    def only_in_half_log(self) -> Iterable[Pending]:
         """Pending transactions that are in the half log alone, lowest first."""
-        return self._uncarried.values()
+        return self._only_in_half_log.values()
 
     @property
-    def carried(self) -> Iterable[Pending]:
+    def snapshotted(self) -> Iterable[Pending]:
         """Pending transactions that the done log holds whole, in the order in which it does."""
-        return self._carried.values()
+        return self._snapshotted.values()
 
     @property
-    def carried_open(self) -> Iterable[Pending]:
+    def stale_snapshots(self) -> Iterable[Pending]:
         """Those of them that were decided since, in the order of the decisions."""
-        return self._carried_open.values()
+        return self._stale_snapshots.values()
 
     @property
     def at_risk(self) -> Iterable[Pending]:
@@ -315,10 +318,10 @@ class Settlement:
         Returns:
             What is lost: its payload was there alone.
         """
-        lost = self.lose(self._uncarried.values())
+        lost = self.lose(self._only_in_half_log.values())
         self.half_position = low
-        self._at_risk.update(self._uncarried)
-        self._uncarried.clear()
+        self._at_risk.update(self._only_in_half_log)
+        self._only_in_half_log.clear()
         self._reborn.clear()
         self._inherited.forget_halves()
         return lost
@@ -330,10 +333,10 @@ class Settlement:
             What is lost: its payload was there alone.
         """
         self.half_position = max(self.half_position, low)
-        lost = self.lose(takewhile(lambda one: one.offset < low, self._uncarried.values()))
-        gone = {name: pending for name, pending in self._uncarried.items() if pending.offset < low}
+        lost = self.lose(takewhile(lambda one: one.offset < low, self._only_in_half_log.values()))
+        gone = {name: pending for name, pending in self._only_in_half_log.items() if pending.offset < low}
         for name in gone:
-            del self._uncarried[name]
+            del self._only_in_half_log[name]
         self._at_risk.update(gone)
         return lost
 
@@ -341,7 +344,7 @@ class Settlement:
         """Take in that the op log was made again and begins at `low`: places in the former one mean nothing."""
         self.op_position = low
         self._open_ops.clear()
-        self._carried_open.clear()
+        self._stale_snapshots.clear()
         self._inherited.places.clear()
         for pending in self.pending.values():
             pending.answered_at = NOWHERE
@@ -356,7 +359,7 @@ class Settlement:
     def cut_op_log(self, low: int) -> None:
         """Take in that the op log was deleted below `low`: decisions there that are not applied are here alone."""
         self.op_position = max(self.op_position, low)
-        for name, pending in self.decisions.all.items():
+        for name, pending in self.queue.all.items():
             if pending.is_op_open and pending.decided_at < low:
                 self._at_risk[name] = pending
 
@@ -371,15 +374,15 @@ class Settlement:
         Returns:
             What is lost: its payload was there alone.
         """
-        lost = self.lose(self._carried.values()) if low is None else []
+        lost = self.lose(self._snapshotted.values()) if low is None else []
         for name, pending in self.pending.items():
             self._at_risk[name] = pending
-            if pending.carried_at is not None and pending.dropped is not None:
-                pending.carried_at = max(pending.carried_at, low or 0)
-            elif pending.carried_at is not None:
-                pending.carried_at = None
-                self._carried.pop(name, None)
-                self._carried_open.pop(name, None)
+            if pending.snapshot_at is not None and pending.dropped is not None:
+                pending.snapshot_at = max(pending.snapshot_at, low or 0)
+            elif pending.snapshot_at is not None:
+                pending.snapshot_at = None
+                self._snapshotted.pop(name, None)
+                self._stale_snapshots.pop(name, None)
         return lost
 
     @property
@@ -409,7 +412,7 @@ class Settlement:
         if op.verdict in _NEED_ALL and not pending.is_complete:
             return Refusal.INCOMPLETE
         if pending.verdict is not None:
-            self.decisions.withdraw(pending)
+            self.queue.withdraw(pending)
             if pending.is_op_open:
                 self._close(pending.decided_at)
         self._decide(pending, op, offset, index)
@@ -424,10 +427,10 @@ class Settlement:
         pending.decided_index = index
         pending.is_op_open = True
         self._open(offset)
-        if pending.carried_at is not None:
-            self._carried_open[op.transaction_id] = pending
-            self._carried_open.move_to_end(op.transaction_id)
-        self.decisions.add(pending)
+        if pending.snapshot_at is not None:
+            self._stale_snapshots[op.transaction_id] = pending
+            self._stale_snapshots.move_to_end(op.transaction_id)
+        self.queue.add(pending)
 
     def _is_cancellation(self, pending: Pending, op: Op, appended_ms: int) -> bool:
         """Tell whether a decision takes a COMMIT back, so that it counts though it is not the first.
@@ -439,7 +442,7 @@ class Settlement:
         return (
             may_cancel(op.verdict, op.author)
             and pending.verdict is Verdict.COMMIT
-            and op.transaction_id in self.decisions.delays
+            and op.transaction_id in self.queue.delays
             and due_ms is not None
             and appended_ms < due_ms
         )
@@ -458,39 +461,39 @@ class Settlement:
     @property
     def has_work(self) -> bool:
         """Whether there is something to publish or to write down, apart from what waits."""
-        return bool(self.answered) or self.decisions.ready > 0
+        return bool(self.answered) or self.queue.ready > 0
 
-    def share(
+    def next_batch(
         self,
         limit: int,
         out: Callable[[Pending], str | None],
-        carry: Iterable[Pending] = (),
+        snapshot: Iterable[Pending] = (),
         room_bytes: int = 1 << 40,
-    ) -> Share | None:
+    ) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles, or return None when there is nothing.
 
-        Nothing changes here, save what is set aside: the share takes effect by `apply`, once it is committed.
+        Nothing changes here, save what is set aside: the batch takes effect by `apply`, once it is committed.
 
         Args:
             limit: most decisions to take.
             out: names the topic for whose sake a transaction cannot be published with others now, or None.
-            carry: pending transactions to write down whole.
+            snapshot: pending transactions to write down whole.
             room_bytes: bytes of messages to take at most; one transaction alone may have more.
         """
-        self.decisions.release_due(self.now_ms)
-        chosen = self.decisions.choose(limit, out, room_bytes)
-        carried = {p.half.transaction_id: p for p in carry if p.half.transaction_id not in chosen}
-        passed = {**chosen, **carried} if carried else chosen
+        self.queue.release_due(self.now_ms)
+        chosen = self.queue.choose(limit, out, room_bytes)
+        snapshotted = {p.half.transaction_id: p for p in snapshot if p.half.transaction_id not in chosen}
+        passed = {**chosen, **snapshotted} if snapshotted else chosen
         answered = [pending for name, pending in self.answered.items() if name not in passed]
-        if not chosen and not answered and not carried:
+        if not chosen and not answered and not snapshotted:
             return None
-        return Share(
+        return CommitBatch(
             list(chosen.values()),
             answered,
             self._half_checkpoint(passed),
             self._op_checkpoint(passed.values()),
             [pending.count() for pending in answered],
-            [pending.carry() for pending in carried.values()],
+            [pending.snapshot() for pending in snapshotted.values()],
         )
 
     def checkpoints(self) -> tuple[int, int]:
@@ -499,7 +502,7 @@ class Settlement:
 
     def _half_checkpoint(self, passed: dict[str, Pending]) -> int:
         reborn = min((offset for offset, _, _ in self._reborn.values()), default=self.half_position)
-        for transaction_id, pending in self._uncarried.items():
+        for transaction_id, pending in self._only_in_half_log.items():
             if transaction_id not in passed:
                 return min(pending.offset, reborn)
         return reborn
@@ -511,23 +514,23 @@ class Settlement:
         applied = Counter(pending.decided_at for pending in passed if pending.is_op_open)
         return next((at for at, count in self._open_ops.items() if count > applied[at]), self.op_position)
 
-    def apply(self, share: Share, done_from: int = 0) -> list[Pending]:
-        """Take in that a share was committed.
+    def apply(self, batch: CommitBatch, done_from: int = 0) -> list[Pending]:
+        """Take in that a batch was committed.
 
         Args:
-            share: as `share` returned it.
+            batch: as `next_batch` returned it.
             done_from: an offset of the done log at or below that of its records.
 
         Returns:
             What is pending now and was not before: it came back from the discarded topic meanwhile.
         """
-        for pending in share.decided:
+        for pending in batch.decided:
             self._forget(pending)
-        for note in share.counts:
+        for note in batch.counts:
             self._is_noted(note)
-        for carry in share.carried:
-            self._carry(done_from, carry)
-        return self._rebirths(share.decided)
+        for snapshot in batch.snapshots:
+            self._take_snapshot(done_from, snapshot)
+        return self._rebirths(batch.decided)
 
     def _rebirths(self, settled: Iterable[Pending]) -> list[Pending]:
         begun = []
@@ -537,22 +540,22 @@ class Settlement:
                 self.join_ahead(pending.half.transaction_id)
         if begun:
             # Others were read meanwhile, which lie above them.
-            self._uncarried = _by_offset(self._uncarried)
+            self._only_in_half_log = _by_offset(self._only_in_half_log)
             self.pending = _by_offset(self.pending)
             for line in {line for pending in begun if (line := pending.half.line) is not None}:
-                self.decisions.sort(line)
+                self.queue.sort(line)
         return begun
 
     def settle(
-        self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry | Unread]] = ()
+        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
     ) -> tuple[list[Pending], list[Pending]]:
         """Take in what the done log says after a Kafka transaction ended in doubt.
 
         Returns:
             What is settled, and what is pending now and was not before.
         """
-        for place, carry in carries:
-            self._carry(place, carry)
+        for place, snapshot in snapshots:
+            self._take_snapshot(place, snapshot)
         settled = []
         for note in notes:
             pending = self.pending.get(note.transaction_id)
@@ -570,26 +573,26 @@ class Settlement:
         if pending is not None and pending.check_count == note.check_count:
             del self.answered[note.transaction_id]
 
-    def _carry(self, done_from: int, carry: Carry | Unread) -> None:
+    def _take_snapshot(self, done_from: int, snapshot: Snapshot | UnloadedSnapshot) -> None:
         """Take in that the done log holds a pending transaction whole."""
-        pending = self.pending.get(carry.note.transaction_id)
-        if pending is None or pending.offset != min(half.offset for half in carry.halves):
+        pending = self.pending.get(snapshot.note.transaction_id)
+        if pending is None or pending.offset != min(half.offset for half in snapshot.halves):
             return
-        transaction_id = carry.note.transaction_id
-        pending.carried_at = done_from
-        self._uncarried.pop(transaction_id, None)
+        transaction_id = snapshot.note.transaction_id
+        pending.snapshot_at = done_from
+        self._only_in_half_log.pop(transaction_id, None)
         self._at_risk.pop(transaction_id, None)
-        self._carried[transaction_id] = pending
-        self._carried.move_to_end(transaction_id)
-        self._is_noted(carry.note)
+        self._snapshotted[transaction_id] = pending
+        self._snapshotted.move_to_end(transaction_id)
+        self._is_noted(snapshot.note)
         self.payloads.unwant(transaction_id)
         if not pending.is_op_open:
             return
-        # A decision that came while the carry was under way is not in it, nor that another one was taken back.
-        if (carry.note.op_offset, carry.note.op_index) != (pending.decided_at, pending.decided_index):
-            self._carried_open[transaction_id] = pending
+        # A decision that came while the snapshot was under way is not in it, nor that another one was taken back.
+        if (snapshot.note.op_offset, snapshot.note.op_index) != (pending.decided_at, pending.decided_index):
+            self._stale_snapshots[transaction_id] = pending
         else:
-            self._carried_open.pop(transaction_id, None)
+            self._stale_snapshots.pop(transaction_id, None)
             pending.is_op_open = False
             self._close(pending.decided_at)
 
@@ -597,11 +600,11 @@ class Settlement:
         transaction_id = pending.half.transaction_id
         del self.pending[transaction_id]
         self.payloads.forget(pending)
-        if pending.carried_at is None:
-            self._uncarried.pop(transaction_id, None)
+        if pending.snapshot_at is None:
+            self._only_in_half_log.pop(transaction_id, None)
         else:
-            self._carried.pop(transaction_id, None)
-            self._carried_open.pop(transaction_id, None)
+            self._snapshotted.pop(transaction_id, None)
+            self._stale_snapshots.pop(transaction_id, None)
         if self._at_risk:
             self._at_risk.pop(transaction_id, None)
         if self.answered:
@@ -609,7 +612,7 @@ class Settlement:
         if pending.is_op_open:
             pending.is_op_open = False
             self._close(pending.decided_at)
-        self.decisions.forget(pending)
+        self.queue.forget(pending)
 
     def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
         """Take in the payload of a transaction, which was read again.
@@ -617,7 +620,7 @@ class Settlement:
         Args:
             transaction_id: of the transaction.
             halves: its halves, with their offsets in the half log.
-            place: offset of its carry in the done log, if they were read there.
+            place: offset of its snapshot in the done log, if they were read there.
 
         Returns:
             The transaction; None where it is settled, or was in memory, or the halves are not its own.
@@ -625,8 +628,8 @@ class Settlement:
         pending = self.pending.get(transaction_id)
         if pending is None or not pending.load(halves):
             return None
-        if place is not None and pending.carried_at is not None:
-            pending.carried_at = max(pending.carried_at, place)
+        if place is not None and pending.snapshot_at is not None:
+            pending.snapshot_at = max(pending.snapshot_at, place)
         self.payloads.take_in(pending)
         return pending
 
@@ -652,4 +655,4 @@ def _by_offset(some: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
     return OrderedDict(sorted(some.items(), key=lambda one: one[1].offset))
 
 
-__all__ = ["Pending", "Refusal", "Settlement", "Share"]
+__all__ = ["CommitBatch", "PartitionState", "Pending", "Refusal"]

@@ -21,7 +21,8 @@ from penstock.transactions.stores.file.ledger import Kept
 from penstock.transactions.stores.file.looking import described
 from penstock.transactions.stores.file.opened import OpenStore
 from penstock.transactions.stores.file.store import FileStore
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
 

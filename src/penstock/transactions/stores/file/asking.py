@@ -12,7 +12,9 @@ from penstock.transactions.store import CoordinatorOptions
 from penstock.transactions.stores.file.ledger import Kept
 from penstock.transactions.stores.file.opened import OpenStore
 from penstock.transactions.stores.file.store import FileStore
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from penstock.transactions.stores.file.ledger import Kept
 from penstock.transactions.stores.file.opened import OpenStore
 from penstock.transactions.stores.file.outgoing import name_of, publishable
-from penstock.transactions.stores.relay.outbound import Publishable
+from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 
 #: Transactions in one Kafka transaction, at most.

@@ -12,8 +12,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
+from penstock.transactions.wire.half import Half, decode_half, encode_half
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
-from penstock.transactions.wire.records import Author, Half, Verdict, decode_half, encode_half
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 class Kind(IntEnum):

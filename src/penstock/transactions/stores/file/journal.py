@@ -27,7 +27,9 @@ from penstock.transactions.stores.file.folder import Folder
 from penstock.transactions.stores.file.frames import FRAME_BYTES, RECORD_BYTES, Record
 from penstock.transactions.stores.file.ledger import Kept, Ledger, is_discard_of_refused
 from penstock.transactions.stores.file.redo import NoRoomError, RedoLog
-from penstock.transactions.wire.records import MAX_CHECK_NUMBER, Author, Half, Verdict
+from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 #: Bytes of live halves that are written again in one frame, at most (and at least one half).
 _CARRY_BYTES = 1 << 20

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.transactions.stores.file.entries import Checked, Decided, Entry, Prepared
-from penstock.transactions.wire.records import Author, Half, Line, Verdict
+from penstock.transactions.wire.half import Half, Line
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 class _Decision(Protocol):

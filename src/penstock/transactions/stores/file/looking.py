@@ -16,7 +16,8 @@ from penstock.transactions.stores.file.entries import decode_entry
 from penstock.transactions.stores.file.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
 from penstock.transactions.stores.file.ledger import Kept, Ledger
 from penstock.transactions.stores.file.redo import SUFFIX
-from penstock.transactions.wire.records import Line, Verdict
+from penstock.transactions.wire.half import Line
+from penstock.transactions.wire.ops import Verdict
 
 #: Times that it is read before what does not fit together counts as damaged, and seconds between two.
 _TRIES = 5

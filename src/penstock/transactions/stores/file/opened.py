@@ -22,7 +22,8 @@ from penstock.transactions.stores.file.questions import Questions
 from penstock.transactions.stores.file.shelf import Shelf
 from penstock.transactions.stores.file.table import Table
 from penstock.transactions.stores.file.writer import Writer
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 

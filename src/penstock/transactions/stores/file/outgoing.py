@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from xxhash import xxh3_128_digest
 
 from penstock.transactions.stores.file.ledger import Kept
-from penstock.transactions.stores.relay.outbound import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_text
-from penstock.transactions.wire.records import BY_OPERATOR, EXHAUSTED, Author, Half, Verdict, encode_discarded
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 def name_of(kept: Kept) -> str:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from penstock.transactions.wire.records import CheckRequest
+from penstock.transactions.wire.check_request import CheckRequest
 
 #: Questions that may wait for one producer; what is more is asked later.
 _WAITING = 1_000

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from penstock.transactions.stores.file.ledger import Kept
 from penstock.transactions.stores.relay.quarantine import Reason
-from penstock.transactions.wire.records import Line, Verdict
+from penstock.transactions.wire.half import Line
+from penstock.transactions.wire.ops import Verdict
 
 
 class Shelf:

@@ -43,7 +43,9 @@ from penstock.transactions.stores.file.lock import FolderLock
 from penstock.transactions.stores.file.opened import OpenStore
 from penstock.transactions.stores.file.questions import Source
 from penstock.transactions.stores.file.redo import NoRoomError
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics, require_prefix
 
 #: Bytes of a segment of the redo log.

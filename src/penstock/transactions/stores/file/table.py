@@ -23,7 +23,7 @@ from typing import NamedTuple
 from xxhash import xxh32_intdigest
 
 from penstock.transactions.stores.file.ledger import Kept
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -15,7 +15,7 @@ from penstock.clients.rights import Operation, group_right, is_missing_right, to
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import CheckRequest, decode_check_request
+from penstock.transactions.wire.check_request import CheckRequest, decode_check_request
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 from penstock.transactions.writing.missing_rights import MissingRights

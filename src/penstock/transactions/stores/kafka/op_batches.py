@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.errors import DecisionNotStoredError, StoppedError
 from penstock.transactions.store import ToldDecided
-from penstock.transactions.wire.records import Op, encode_ops
+from penstock.transactions.wire.ops import Op, encode_ops
 from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")

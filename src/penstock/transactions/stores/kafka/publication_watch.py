@@ -20,7 +20,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import ToldSettled
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 

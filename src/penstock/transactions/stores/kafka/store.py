@@ -24,7 +24,9 @@ from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.op_batches import OpBatches
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
 from penstock.transactions.stores.kafka.why_unseen import WhyUnseen, looker
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Op, Verdict, encode_half
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
 from penstock.transactions.writing.acked_producer import AckedProducer, Report
 

@@ -128,9 +128,9 @@ class DoneLog:
         if error is None:
             self._rights.granted(right)
         elif isinstance(error, KafkaException) and is_missing_right(error):
-            self._rights.refused(f"topic {self.topic} cannot be trimmed, so that it grows", right)
+            self._rights.refused(f"topic {self.topic} cannot be truncated, so that it grows", right)
         else:
-            _log.warning("%s[%d] could not be trimmed: %s; it is tried again", self.topic, self.partition, error)
+            _log.warning("%s[%d] could not be truncated: %s; it is tried again", self.topic, self.partition, error)
 
     def _bounds(self) -> tuple[int, int]:
         # A reader of committed records would be told how far it may read, which can be less.

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.transactions.stores.relay.outbound import Outcome, Publishable, lanes_of
+from penstock.transactions.stores.relay.publishable import Outcome, Publishable, lanes_of
 from penstock.transactions.writing.faults import Fault
 from penstock.transactions.writing.target_quarantine import TargetQuarantine
 

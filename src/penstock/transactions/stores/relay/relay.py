@@ -25,7 +25,8 @@ from penstock.clients.kafka import reason
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.relay.bounded_outbound import BoundedOutbound
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound, Outcome, Publishable
+from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.publishable import Outcome, Publishable
 from penstock.transactions.stores.relay.quarantine import Quarantine, Reason
 
 _log = logging.getLogger("penstock.transactions")
@@ -250,6 +251,10 @@ class Relay:
         stopped = self._quarantine.main_ended(main.entries, outcome, now)
         self._settle(outcome, known_to, groups)
         main.clear()
+        if outcome.is_spent:
+            # Both paths open together: the done log is read once for what either has.
+            self._main.is_open, self._main.open_at = False, now
+            self._leave_both()
         if stopped:
             self._refused_at = now
             self._say(outcome)
@@ -349,6 +354,7 @@ class Relay:
         published = set(outcome.published)
         left = [name for name in self._trial.names if name not in published]
         self._trial.clear()
+        self._trial.is_open = not outcome.is_spent
         if left:
             self._refused_at = now
             self._say(outcome)

@@ -14,7 +14,7 @@ from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.claims import reason_of_discard
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.writer import Decision, cause_of
-from penstock.transactions.wire.records import Author, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 
 _STATES = {schema.COMMIT: TransactionState.COMMIT, schema.ROLLBACK: TransactionState.ROLLBACK}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.transactions.stores.relay.outbound import Publishable
+from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.sql.claims import Claims
 from penstock.transactions.stores.sql.counting import SqlCounts

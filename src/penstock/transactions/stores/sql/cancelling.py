@@ -9,7 +9,7 @@ from penstock.transactions.coordinator.state.cancelling import not_cancelled, no
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.writer import cause_of
-from penstock.transactions.wire.records import Author, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 def cancel(database: Database, transaction_id: str, group: str) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.transactions.stores.relay.outbound import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
 from penstock.transactions.wire.ids import id_bytes, id_text
-from penstock.transactions.wire.records import BY_OPERATOR, EXHAUSTED, Author, encode_discarded
+from penstock.transactions.wire.ops import Author
 
 #: Transactions in one group.
 GROUP = 500

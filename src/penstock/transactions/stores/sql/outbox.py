@@ -13,7 +13,7 @@ from penstock.transactions.connections import adopt, is_no_table_error
 from penstock.transactions.messages import UserHeaders, a_half, terms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author
+from penstock.transactions.wire.ops import Author
 
 if TYPE_CHECKING:
     from penstock.transactions.stores.sql.store import SqlStore

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.writer import cause_of
+from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import CheckRequest
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -38,7 +38,9 @@ from penstock.transactions.stores.sql.questions import SqlCheckSource
 from penstock.transactions.stores.sql.settler import SqlSettler
 from penstock.transactions.stores.sql.watching import SettledWatch
 from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer, cause_of
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics, require_prefix
 
 _log = logging.getLogger("penstock.transactions")

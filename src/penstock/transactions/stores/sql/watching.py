@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from penstock.transactions.store import ToldSettled
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 

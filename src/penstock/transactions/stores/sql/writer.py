@@ -16,7 +16,8 @@ from penstock.errors import StoppedError
 from penstock.transactions.coordinator.state.cancelling import may_cancel
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 

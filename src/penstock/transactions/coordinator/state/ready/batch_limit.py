@@ -39,7 +39,7 @@ def message_bytes(pending: Pending) -> int:
     return pending.payload_bytes
 
 
-class GroupLimit:
+class BatchLimit:
     """The limit, as the last groups taught it. Used by one thread.
 
     Args:
@@ -128,4 +128,4 @@ class GroupLimit:
         return self._limit * _GROWTH if took_s < _EASY * self._target_s else None
 
 
-__all__ = ["GroupLimit", "message_bytes"]
+__all__ = ["BatchLimit", "message_bytes"]

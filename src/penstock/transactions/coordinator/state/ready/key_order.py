@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.wire.records import Line
+from penstock.transactions.wire.half import Line
 
 
 class KeyOrder:

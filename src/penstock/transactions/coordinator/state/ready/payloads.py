@@ -2,7 +2,7 @@
 
 What waits long (its time of delivery is far, nobody decided it, its target takes nothing) is dropped from memory where
 there is not enough, and read again from the log that holds it: when it can be published, or is asked about, or is to be
-carried, and a little before it is due. First those are dropped that are due last, then those that came first.
+snapshotted, and a little before it is due. First those are dropped that are due last, then those that came first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from itertools import islice, takewhile
 from types import MappingProxyType
 
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.ready_queue import Decisions
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.wire.ops import Verdict
 
 #: Bytes of payloads in the memory of one coordinator, about. What is being published may come on top of it.
 PAYLOAD_BYTES = 64 << 20
@@ -44,12 +44,12 @@ class Payloads:
     """The payloads of one half partition. Not thread-safe: its coordinator's thread drives it.
 
     Args:
-        decisions: what was decided there.
+        queue: what was decided there.
         at_risk: by id, those that are in memory alone, for a log that held them is gone: they stay.
     """
 
-    def __init__(self, decisions: Decisions, at_risk: Mapping[str, Pending] = MappingProxyType({})) -> None:
-        self._decisions = decisions
+    def __init__(self, queue: ReadyQueue, at_risk: Mapping[str, Pending] = MappingProxyType({})) -> None:
+        self._queue = queue
         self._at_risk = at_risk
         #: Bytes that may be in memory. The caller sets it.
         self.limit = sys.maxsize
@@ -94,19 +94,19 @@ class Payloads:
             self.bytes -= pending.held_bytes
             pending.drop()
             self.dropped += 1
-            self._decisions.delays.moved(pending)
+            self._queue.delays.moved(pending)
 
     def take_in(self, pending: Pending) -> None:
         """Take in that the payload of a transaction is in memory again."""
         self.add(pending)
         self.loaded += 1
         self._failed.pop(pending.half.transaction_id, None)
-        self._decisions.delays.moved(pending)
-        self._decisions.loaded(pending)
+        self._queue.delays.moved(pending)
+        self._queue.loaded(pending)
 
     def make_room(self, extra: int = 0) -> bool:
         """Drop payloads until so many bytes more would be within the budget, and tell whether they are."""
-        delays = self._decisions.delays
+        delays = self._queue.delays
         while self.bytes + extra > self.limit:
             if delays.bytes > self.limit // _DELAYED_PART:
                 pending = self._last_due() or self._oldest()
@@ -119,13 +119,13 @@ class Payloads:
         return self.bytes + extra <= self.limit
 
     def _last_due(self) -> Pending | None:
-        some = islice(self._decisions.delays.last_in_memory(), _TRIES)
+        some = islice(self._queue.delays.last_in_memory(), _TRIES)
         return next((one for one in some if not self._is_needed(one)), None)
 
     def _oldest(self) -> Pending | None:
         for _ in range(min(_TRIES, len(self._in_memory))):
             transaction_id, pending = next(iter(self._in_memory.items()))
-            if transaction_id not in self._decisions.delays and not self._is_needed(pending):
+            if transaction_id not in self._queue.delays and not self._is_needed(pending):
                 return pending
             self._in_memory.move_to_end(transaction_id)
         return None
@@ -133,7 +133,7 @@ class Payloads:
     def _is_needed(self, pending: Pending) -> bool:
         name = pending.half.transaction_id
         is_used = pending.in_flight or name in self._wanted or name in self._at_risk
-        return is_used or self._decisions.is_ready(name)
+        return is_used or self._queue.is_ready(name)
 
     def want(self, pending: Pending, now: float) -> bool:
         """Ask for a payload, and tell whether it will be read: not too many are at a time.
@@ -179,12 +179,12 @@ class Payloads:
             if self.make_room(_sum(urgent)):
                 return urgent
             # Room comes when what is ready is published. One may always be there.
-            return [] if self._decisions.ready else urgent[:1]
+            return [] if self._queue.ready else urgent[:1]
         return self._ahead(part, now, now_ms)
 
     def _ahead(self, room: int, now: float, now_ms: int) -> list[Pending]:
         """Return the next that are due, once the first of them is soon; those in memory that are due later give way."""
-        delays = self._decisions.delays
+        delays = self._queue.delays
         until_ms = now_ms + _AHEAD_MS
         left = self.limit // _DELAYED_PART - delays.bytes
         if left < room and (last := next(delays.last_in_memory(), None)) is not None:
@@ -209,8 +209,8 @@ class Payloads:
 
     def _urgent(self) -> Iterator[Pending]:
         """Yield those that could be published, or used otherwise, if their payloads were there."""
-        keys = self._decisions.keys
-        for pending in self._decisions.loading:
+        keys = self._queue.keys
+        for pending in self._queue.loading:
             yield pending
             if (line := pending.half.line) is not None:
                 # Those behind it in its line can go with it.

@@ -16,17 +16,18 @@ from penstock.transactions.coordinator.state.ready.batch_limit import message_by
 from penstock.transactions.coordinator.state.ready.delays import Delays
 from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
 from penstock.transactions.coordinator.state.ready.loading import Loading
-from penstock.transactions.coordinator.state.ready.set_aside import Aside
-from penstock.transactions.wire.done_records import Carry, Note
-from penstock.transactions.wire.records import Line, Verdict
+from penstock.transactions.coordinator.state.ready.set_aside import SetAside
+from penstock.transactions.wire.done_records import Note, Snapshot
+from penstock.transactions.wire.half import Line
+from penstock.transactions.wire.ops import Verdict
 
 #: How many delayed transactions are let go in one round.
 _DUE = 10_000
 
 
 @dataclass(slots=True)
-class Share:
-    """One partition's share of a Kafka transaction.
+class CommitBatch:
+    """The part of one half partition in a Kafka transaction.
 
     Attributes:
         decided: what is settled by it, in the order in which it is published.
@@ -36,7 +37,7 @@ class Share:
         done_checkpoint: the offset of the done log below which nothing is needed.
         log_ids: topic ids of the logs, as they stand beside the positions.
         counts: notes on these as they were when it was chosen: answers may come while it is under way.
-        carried: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
+        snapshots: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
         moves: whether positions are committed with it: what is tried apart from the others moves none.
     """
 
@@ -45,7 +46,7 @@ class Share:
     half_checkpoint: int
     op_checkpoint: int
     counts: list[Note] = field(default_factory=list)
-    carried: list[Carry] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
     done_checkpoint: int = 0
     log_ids: str = ""
     moves: bool = True
@@ -55,7 +56,7 @@ class Share:
         return [pending.note() for pending in self.decided] + self.counts
 
 
-class Decisions:
+class ReadyQueue:
     """The decided transactions of one half partition. Not thread-safe: its coordinator's thread drives it."""
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class Decisions:
         self.keys = KeyOrder()
         self.delays = Delays()
         #: Those that cannot be published with the others now.
-        self.aside = Aside()
+        self.set_aside = SetAside()
         #: Those whose payloads are being read, and those behind them.
         self.loading = Loading()
         self._ready: dict[str, Pending] = {}
@@ -80,7 +81,7 @@ class Decisions:
     @property
     def held(self) -> int:
         """How many wait aside."""
-        return len(self.aside)
+        return len(self.set_aside)
 
     def is_ready(self, transaction_id: str) -> bool:
         """Tell whether one could be published now, or is under way."""
@@ -122,7 +123,7 @@ class Decisions:
         self.all.pop(transaction_id, None)
         self._ready.pop(transaction_id, None)
         self.delays.remove(transaction_id)
-        self._let_again(self.aside.remove(pending))
+        self._let_again(self.set_aside.remove(pending))
         self._let_again(self.loading.remove(pending))
 
     def forget(self, pending: Pending) -> None:
@@ -130,8 +131,8 @@ class Decisions:
         transaction_id = pending.half.transaction_id
         if self.all.pop(transaction_id, None) is not None:
             self._ready.pop(transaction_id, None)
-            if self.aside:
-                self._let_again(self.aside.remove(pending))
+            if self.set_aside:
+                self._let_again(self.set_aside.remove(pending))
             if self.delays:
                 self.delays.remove(transaction_id)
             if self.loading:
@@ -143,7 +144,7 @@ class Decisions:
                 self._let(head)
 
     def _is_nowhere(self, transaction_id: str) -> bool:
-        places = (self._ready, self.delays, self.aside, self.loading)
+        places = (self._ready, self.delays, self.set_aside, self.loading)
         return not any(transaction_id in place for place in places)
 
     def loaded(self, pending: Pending) -> None:
@@ -166,9 +167,9 @@ class Decisions:
     def release(self, topic: str) -> None:
         """Let what was set aside for a topic's sake go with the others, before those that came later."""
         freed: list[Pending] = []
-        while fronts := [pending for pending in self.aside.fronts(topic) if not pending.in_flight]:
+        while fronts := [pending for pending in self.set_aside.fronts(topic) if not pending.in_flight]:
             for pending in fronts:
-                freed += [pending, *self.aside.remove(pending)]
+                freed += [pending, *self.set_aside.remove(pending)]
         self._let_again(freed)
 
     def held_by(self, pending: Pending) -> Pending | None:
@@ -236,9 +237,9 @@ class Decisions:
         if pending.verdict is Verdict.ROLLBACK:
             return False
         topic = out(pending)
-        if topic is None and not self.aside.is_behind(pending):
+        if topic is None and not self.set_aside.is_behind(pending):
             return False
-        self.aside.add(pending, topic)
+        self.set_aside.add(pending, topic)
         return True
 
     def _passable(self, line: Line, out: Callable[[Pending], str | None], limit: int) -> Iterator[Pending]:
@@ -247,7 +248,7 @@ class Decisions:
             waits = pending.verdict is None or pending.held or pending.dropped is not None
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return
-            if pending.verdict is Verdict.COMMIT and (out(pending) is not None or self.aside.is_behind(pending)):
+            if pending.verdict is Verdict.COMMIT and (out(pending) is not None or self.set_aside.is_behind(pending)):
                 return
             limit -= 1
             yield pending
@@ -270,4 +271,4 @@ def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int,
     return room_bytes
 
 
-__all__ = ["Decisions", "Share"]
+__all__ = ["CommitBatch", "ReadyQueue"]

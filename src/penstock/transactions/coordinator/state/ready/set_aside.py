@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: A hash of a target and a key: payloads may have left the memory. Two that share one by chance are one line.
 _Place = int
 
 
-class Aside:
+class SetAside:
     """What is set aside in one half partition. Not thread-safe: its coordinator's thread drives it."""
 
     def __init__(self) -> None:
@@ -166,4 +166,4 @@ def _decided(pending: Pending) -> tuple[int, int]:
     return pending.decided_at, pending.decided_index
 
 
-__all__ = ["Aside"]
+__all__ = ["SetAside"]

@@ -17,10 +17,11 @@ from kafka_proxy import Fault, KafkaProxy, What
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator import log_upkeep as log_tending
 from penstock.transactions.coordinator.half_partition import Counts
-from penstock.transactions.coordinator.log_upkeep import TEND_S, LogTending
+from penstock.transactions.coordinator.log_upkeep import TEND_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
@@ -78,7 +79,7 @@ class Room:
         self.admin, self.now = Admin(), 100.0
         counts, ration, self.rights = Counts(), RationedLog(), MissingRights({})
         self.partition = taken_over(counts=counts, log=ration)
-        self.tending = LogTending(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
+        self.tending = LogUpkeep(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
         self.settle_one(0)
         self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
 
@@ -93,9 +94,9 @@ class Room:
 
     def commit(self) -> int:
         """Commit what there is, and return the checkpoint of the done log."""
-        share = self.partition.share(100, lambda _: None, 1 << 30) or self.partition.claim()
-        self.partition.settled(share)
-        return share.done_checkpoint
+        batch = self.partition.next_batch(100, lambda _: None, 1 << 30) or self.partition.claim()
+        self.partition.settled(batch)
+        return batch.done_checkpoint
 
     def tend(self, after_s: float = TEND_S) -> list[tuple[str, int]]:
         """Tend the logs after some time, and return what is being deleted."""
@@ -129,7 +130,7 @@ def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_ag
     room.admin.answer(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
     assert len(room.tend()) == 2
 
-    assert "topic store.half cannot be trimmed" in caplog.text
+    assert "topic store.half cannot be truncated" in caplog.text
     assert "lacks the right Delete on topic store.half" in caplog.text
     assert [*room.rights.told()] == ["Delete on topic store.half", "Delete on topic store.op"]
     assert room.commit() == 0
@@ -181,7 +182,7 @@ def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
 def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
     room = Room()
     room.tend()
-    positions = room.partition.settlement.half_position, room.partition.settlement.op_position
+    positions = room.partition.state.half_position, room.partition.state.op_position
     caplog.clear()
 
     # So it is answered for a moment where a partition has no leader.
@@ -190,7 +191,7 @@ def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptur
 
     assert "it is not known where" in caplog.text
     assert "was deleted and made again" not in caplog.text
-    assert (room.partition.settlement.half_position, room.partition.settlement.op_position) == positions
+    assert (room.partition.state.half_position, room.partition.state.op_position) == positions
     assert room.partition._counts.lost == 0
 
 

@@ -20,10 +20,10 @@ from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.publishing.publisher import TRANSACTION_TIMEOUT_MS
 from penstock.transactions.coordinator.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
-from penstock.transactions.coordinator.recovery.recovery import Inheritance, LogReader
+from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, RecoveryReader
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
@@ -226,11 +226,13 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     left.flush(30)
     deadline = time.monotonic() + 30
     fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
-    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({}))
+    reader = RecoveryReader(
+        bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({})
+    )
 
-    inheritance = reader.take_over([0], lambda _doing: None)[0]
+    recovered = reader.recover([0], lambda _doing: None)[0]
 
-    assert (inheritance.done_end, inheritance.notes, inheritance.unreadable) == (1, [], 0)
+    assert (recovered.done_end, recovered.notes, recovered.unreadable) == (1, [], 0)
     with pytest.raises(KafkaException, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)
 
@@ -247,14 +249,16 @@ def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_
     apart.send_offsets_to_transaction(fenced, member.consumer_group_metadata(), ANSWER_S)
     deadline = time.monotonic() + 60
     fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
-    reader = LogReader(bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({}))
-    asked, found = threading.Event(), list[Inheritance]()
+    reader = RecoveryReader(
+        bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({})
+    )
+    asked, found = threading.Event(), list[RecoveredPartition]()
 
     def step(doing: str) -> None:
         if "may hold back" in doing:
             asked.set()
 
-    taking = threading.Thread(target=lambda: found.append(reader.take_over([0], step)[0]), daemon=True)
+    taking = threading.Thread(target=lambda: found.append(reader.recover([0], step)[0]), daemon=True)
     taking.start()
     assert asked.wait(30)
     taking.join(3)

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.errors import StoppedError
-from penstock.transactions.coordinator.recovery.recoveries import _SILENT_S, TakingOver
-from penstock.transactions.coordinator.recovery.recovery import Inheritance, Step
+from penstock.transactions.coordinator.recovery.recoveries import _SILENT_S, Recoveries
+from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, Step
 from waiting import wait_until
 
 Outcome = Callable[[], None]
@@ -25,12 +25,12 @@ class Attempts:
         self._outcomes = iter(outcomes)
         self.made = 0
 
-    def __call__(self, partitions: Iterable[int], step: Step) -> dict[int, Inheritance]:
+    def __call__(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
         self.made += 1
         number = self.made
         step(f"step of attempt {number}")
         next(self._outcomes, well)()
-        return {one: Inheritance(number, 0, 0, 0, [], 0) for one in partitions}
+        return {one: RecoveredPartition(number, 0, 0, 0, [], 0) for one in partitions}
 
 
 def well() -> None:
@@ -57,7 +57,7 @@ def left() -> LeftBehind:
     return LeftBehind("the coordinator of a test")
 
 
-def found(taking: TakingOver, later_s: float = 0.0) -> dict[int, int]:
+def found(taking: Recoveries, later_s: float = 0.0) -> dict[int, int]:
     """Return the half positions that are found, waiting for the first."""
 
     def look() -> dict[int, int]:
@@ -67,7 +67,7 @@ def found(taking: TakingOver, later_s: float = 0.0) -> dict[int, int]:
 
 
 def test_what_is_found_out_is_told_once(left: LeftBehind) -> None:
-    taking = TakingOver(Attempts(), "test", left)
+    taking = Recoveries(Attempts(), "test", left)
     taking.begin([1, 2])
     assert taking.partitions == [1, 2]
 
@@ -78,7 +78,7 @@ def test_what_is_found_out_is_told_once(left: LeftBehind) -> None:
 
 
 def test_an_attempt_that_hangs_is_left_behind_and_another_begins(release: threading.Event, left: LeftBehind) -> None:
-    taking = TakingOver(Attempts(lambda: release.wait(60) and None), "test", left)
+    taking = Recoveries(Attempts(lambda: release.wait(60) and None), "test", left)
     taking.begin([1])
     wait_until(lambda: taking.slow_call(time.monotonic())[0] == "step of attempt 1")
     assert taking.slow_call(time.monotonic() + 5)[1] >= 5
@@ -96,7 +96,7 @@ def test_an_attempt_that_hangs_is_left_behind_and_another_begins(release: thread
 
 def test_a_failure_of_the_broker_is_tried_again_and_a_mistake_is_raised(left: LeftBehind) -> None:
     away = KafkaException(KafkaError(KafkaError._TRANSPORT))
-    taking = TakingOver(Attempts(raises(away), raises(away), well, raises(ZeroDivisionError())), "test", left)
+    taking = Recoveries(Attempts(raises(away), raises(away), well, raises(ZeroDivisionError())), "test", left)
     taking.begin([1])
     assert found(taking) == {1: 3}
 
@@ -109,7 +109,7 @@ def test_a_partition_that_was_taken_away_is_not_told_and_one_that_came_back_is_t
     release: threading.Event, left: LeftBehind
 ) -> None:
     attempts = Attempts(lambda: release.wait(60) and None, lambda: release.wait(60) and None)
-    taking = TakingOver(attempts, "test", left)
+    taking = Recoveries(attempts, "test", left)
     taking.begin([1, 2, 3])
     taking.forget(1)
     taking.forget(2)
@@ -126,7 +126,7 @@ def test_a_partition_that_was_taken_away_is_not_told_and_one_that_came_back_is_t
 
 def test_nothing_is_begun_again_when_the_coordinator_stops(left: LeftBehind) -> None:
     attempts = Attempts(raises(StoppedError("it stops")))
-    taking = TakingOver(attempts, "test", left)
+    taking = Recoveries(attempts, "test", left)
     taking.begin([1])
 
     def has_ended() -> bool:

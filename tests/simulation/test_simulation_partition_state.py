@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock.transactions.coordinator.state import recovered_state as inherited
-from penstock.transactions.coordinator.state import state_machine as settlement
+from partition_world import World
+from penstock.transactions.coordinator.state import recovered_state, state_machine
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.ready.delays import Delays
 from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
-from penstock.transactions.coordinator.state.ready.ready_queue import Decisions
-from penstock.transactions.coordinator.state.recovered_state import Inherited
-from penstock.transactions.coordinator.state.state_machine import Settlement
-from penstock.transactions.wire.records import Author, Half, Op
-from settlement_world import World
+from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
+from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op
 from simulation.varied import ONE_SEED, RUNS
 
 CHUNK = 500
@@ -47,37 +47,46 @@ def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
         seen += world.happened
 
     ends = {"committed", "aborted", "in doubt, committed", "in doubt, aborted"}
-    happens = {"cancelled", "carried", "resumed", "brought back early", "trimmed", "restarted", "dropped", "loaded"}
+    happens = {
+        "cancelled",
+        "snapshotted",
+        "resumed",
+        "brought back early",
+        "truncated",
+        "restarted",
+        "dropped",
+        "loaded",
+    }
     assert set(+seen) == {*ends, *happens}
 
 
 def forgets_carries(patch: pytest.MonkeyPatch) -> None:
-    """What was carried is not looked for after a restart."""
-    remember = Settlement.remember
-    patch.setattr(Settlement, "remember", lambda self, notes, carries=(): remember(self, notes))
+    """What was snapshotted is not looked for after a restart."""
+    remember = PartitionState.remember
+    patch.setattr(PartitionState, "remember", lambda self, notes, snapshots=(): remember(self, notes))
 
 
 def pops_notes_early(patch: pytest.MonkeyPatch) -> None:
     """A note is forgotten when the first half of its transaction is read again."""
-    note_on = Inherited.note_on
+    note_on = RecoveredNotes.note_on
 
-    def pop(self: Inherited, transaction_id: str, offset: int) -> object:
+    def pop(self: RecoveredNotes, transaction_id: str, offset: int) -> object:
         found = note_on(self, transaction_id, offset)
         self.notes.pop(transaction_id, None)
         return found
 
-    patch.setattr(Inherited, "note_on", pop)
+    patch.setattr(RecoveredNotes, "note_on", pop)
 
 
 def lets_later_halves_of_a_key_pass(patch: pytest.MonkeyPatch) -> None:
     """Whoever asks is at the head of the line."""
-    enter = Decisions._enter
+    enter = ReadyQueue._enter
 
-    def enter_at_once(self: Decisions, pending: Pending) -> None:
+    def enter_at_once(self: ReadyQueue, pending: Pending) -> None:
         enter(self, pending)
         self._ready.setdefault(pending.half.transaction_id, pending)
 
-    patch.setattr(Decisions, "_enter", enter_at_once)
+    patch.setattr(ReadyQueue, "_enter", enter_at_once)
 
 
 def forgets_who_stands_behind(patch: pytest.MonkeyPatch) -> None:
@@ -89,7 +98,7 @@ def forgets_who_stands_behind(patch: pytest.MonkeyPatch) -> None:
 def commits_what_is_there_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
     """A transaction of several messages need not be complete."""
     patch.setattr(Pending, "is_complete", True)
-    patch.setattr(Settlement, "_waits_for_halves", lambda self, pending, op: False)
+    patch.setattr(PartitionState, "_waits_for_halves", lambda self, pending, op: False)
 
 
 def publishes_before_time(patch: pytest.MonkeyPatch) -> None:
@@ -100,47 +109,47 @@ def publishes_before_time(patch: pytest.MonkeyPatch) -> None:
 
 def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
     """A second decision replaces the first, as long as it is not published."""
-    judge = Settlement._judge
+    judge = PartitionState._judge
 
-    def judge_anew(self: Settlement, pending: Pending, *place: object) -> object:
+    def judge_anew(self: PartitionState, pending: Pending, *place: object) -> object:
         if pending.is_op_open and pending.decided_at != place[0]:
             pending.verdict = None
         return judge(self, pending, *place)  # type: ignore[arg-type] # handed through
 
-    patch.setattr(Settlement, "_judge", judge_anew)
+    patch.setattr(PartitionState, "_judge", judge_anew)
 
 
 def forgets_decisions_ahead(patch: pytest.MonkeyPatch) -> None:
     """Op records with decisions that wait for their halves are passed by the checkpoint."""
-    add_op = Settlement.add_op
+    add_op = PartitionState.add_op
 
-    def add(self: Settlement, offset: int, *rest: object) -> object:
+    def add(self: PartitionState, offset: int, *rest: object) -> object:
         waiting = sum(map(len, self._ahead.values()))
         refusal = add_op(self, offset, *rest)  # type: ignore[arg-type] # handed through
         if sum(map(len, self._ahead.values())) > waiting:
             self._close(offset)
         return refusal
 
-    patch.setattr(Settlement, "add_op", add)
+    patch.setattr(PartitionState, "add_op", add)
 
 
 def passes_halves_that_are_pending(patch: pytest.MonkeyPatch) -> None:
     """The half checkpoint is the position."""
-    patch.setattr(Settlement, "_half_checkpoint", lambda self, passed: self.half_position)
+    patch.setattr(PartitionState, "_half_checkpoint", lambda self, passed: self.half_position)
 
 
 def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch) -> None:
-    """An op is not needed any more once its transaction was carried, whatever the carry says."""
-    carry = Settlement._carry
+    """An op is not needed any more once its transaction was snapshotted, whatever the snapshot says."""
+    snapshot = PartitionState._take_snapshot
 
-    def carry_all(self: Settlement, done_from: int, one: inherited.Carry) -> None:
-        carry(self, done_from, one)
+    def snapshot_all(self: PartitionState, done_from: int, one: recovered_state.Snapshot) -> None:
+        snapshot(self, done_from, one)
         pending = self.pending.get(one.note.transaction_id)
         if pending is not None and pending.is_op_open:
             pending.is_op_open = False
             self._close(pending.decided_at)
 
-    patch.setattr(Settlement, "_carry", carry_all)
+    patch.setattr(PartitionState, "_take_snapshot", snapshot_all)
 
 
 def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
@@ -150,33 +159,33 @@ def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
 
 def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
     """What was brought back before its discard was known stands behind all that was read since."""
-    patch.setattr(settlement, "_by_offset", lambda some: some)
+    patch.setattr(state_machine, "_by_offset", lambda some: some)
 
 
 def cancels_what_is_due(patch: pytest.MonkeyPatch) -> None:
     """What is not published yet can be cancelled, however late that was stored."""
-    cancels = Settlement._is_cancellation
-    patch.setattr(Settlement, "_is_cancellation", lambda self, pending, op, _: cancels(self, pending, op, 0))
+    cancels = PartitionState._is_cancellation
+    patch.setattr(PartitionState, "_is_cancellation", lambda self, pending, op, _: cancels(self, pending, op, 0))
 
 
 def lets_checks_cancel(patch: pytest.MonkeyPatch) -> None:
     """A check takes back what its producer has committed."""
-    cancels = Settlement._is_cancellation
+    cancels = PartitionState._is_cancellation
 
-    def cancels_for_all(self: Settlement, pending: Pending, op: Op, appended_ms: int) -> bool:
+    def cancels_for_all(self: PartitionState, pending: Pending, op: Op, appended_ms: int) -> bool:
         return cancels(self, pending, op._replace(author=Author.PRODUCER), appended_ms)
 
-    patch.setattr(Settlement, "_is_cancellation", cancels_for_all)
+    patch.setattr(PartitionState, "_is_cancellation", cancels_for_all)
 
 
 def publishes_what_is_not_in_memory(patch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a payload."""
-    patch.setattr(Decisions, "_waits", Decisions._goes_aside)
+    patch.setattr(ReadyQueue, "_waits", ReadyQueue._goes_aside)
 
 
 def trims_carries_that_are_needed(patch: pytest.MonkeyPatch) -> None:
-    """The newest carry is taken for the oldest."""
-    patch.setattr(Settlement, "carried", property(lambda self: reversed(self._carried.values())))
+    """The newest snapshot is taken for the oldest."""
+    patch.setattr(PartitionState, "snapshotted", property(lambda self: reversed(self._snapshotted.values())))
 
 
 def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,14 @@ from transaction_tools import Bench
 
 from penstock.transactions.coordinator import coordinator
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit, message_bytes
-from penstock.transactions.coordinator.state.ready.ready_queue import Decisions
+from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit, message_bytes
+from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 
 
-def run(limit: GroupLimit, cost_s: float, groups: int, size_bytes: int = 128) -> int:
+def run(limit: BatchLimit, cost_s: float, groups: int, size_bytes: int = 128) -> int:
     """Fill so many groups to the limit, where each decision costs so much, and return the limit then."""
     for _ in range(groups):
         decisions = limit.decisions
@@ -25,7 +26,7 @@ def run(limit: GroupLimit, cost_s: float, groups: int, size_bytes: int = 128) ->
 
 
 def test_groups_grow_and_shrink_with_their_time() -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
     begun = limit.decisions
 
     quick = run(limit, 2e-6, 20)
@@ -38,14 +39,14 @@ def test_groups_grow_and_shrink_with_their_time() -> None:
 
 
 def test_the_target_latency_of_a_coordinator_sizes_its_groups(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[GroupLimit] = []
+    made: list[BatchLimit] = []
 
-    class Noted(GroupLimit):
+    class Noted(BatchLimit):
         def __init__(self, target_s: float) -> None:
             super().__init__(target_s)
             made.append(self)
 
-    monkeypatch.setattr(coordinator, "GroupLimit", Noted)
+    monkeypatch.setattr(coordinator, "BatchLimit", Noted)
     for target_latency in (0.01, 0.2):
         bench.coordinator(target_latency=target_latency).stop()
 
@@ -57,7 +58,7 @@ def test_the_target_latency_of_a_coordinator_sizes_its_groups(bench: Bench, monk
 
 
 def test_a_broker_that_is_slow_whatever_a_group_holds_gets_large_groups() -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
 
     for _ in range(50):
         limit.measured(limit.decisions, limit.decisions * 128, 0.2)
@@ -71,7 +72,7 @@ def test_a_broker_that_is_slow_whatever_a_group_holds_gets_large_groups() -> Non
 def test_groups_find_the_size_that_the_costs_speak_for_whatever_the_noise(
     fixed_s: float, each_s: float, ideal: int
 ) -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
     dice = random.Random(7)  # noqa: S311 - the same noise each time
     found = []
 
@@ -84,7 +85,7 @@ def test_groups_find_the_size_that_the_costs_speak_for_whatever_the_noise(
 
 
 def test_groups_that_are_not_full_say_nothing_about_the_limit() -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
     begun = limit.decisions
 
     for took_s in (0.001, 1.0):
@@ -94,7 +95,7 @@ def test_groups_that_are_not_full_say_nothing_about_the_limit() -> None:
 
 
 def test_large_messages_make_groups_small() -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
 
     few = run(limit, 2e-6, 20, size_bytes=1 << 20)
 
@@ -114,9 +115,9 @@ def pending(size_bytes: int, parts: int = 1) -> Pending:
     return made
 
 
-def fill(limit: GroupLimit, waiting: list[Pending], parts: int = 1) -> list[Pending]:
+def fill(limit: BatchLimit, waiting: list[Pending], parts: int = 1) -> list[Pending]:
     """Choose a group, or a part of one, as a partition does."""
-    decisions = Decisions()
+    decisions = ReadyQueue()
     for one in waiting[: 2 * limit.decisions]:
         one.verdict = Verdict.COMMIT
         decisions.add(one)
@@ -126,7 +127,7 @@ def fill(limit: GroupLimit, waiting: list[Pending], parts: int = 1) -> list[Pend
 def test_the_first_group_is_bound_by_the_bytes_of_its_own_messages() -> None:
     waiting = [pending(20_000, parts=100) for _ in range(60)]
 
-    chosen = fill(GroupLimit(0.02), waiting)
+    chosen = fill(BatchLimit(0.02), waiting)
 
     assert len(chosen) == 2  # of two megabytes each, where a group holds four
 
@@ -134,12 +135,12 @@ def test_the_first_group_is_bound_by_the_bytes_of_its_own_messages() -> None:
 def test_a_transaction_larger_than_a_group_goes_alone_and_nothing_passes_it() -> None:
     huge, small = pending(9 << 20), pending(10)
 
-    assert fill(GroupLimit(0.02), [huge, small]) == [huge]
-    assert fill(GroupLimit(0.02), [small, huge, small]) == [small]
+    assert fill(BatchLimit(0.02), [huge, small]) == [huge]
+    assert fill(BatchLimit(0.02), [small, huge, small]) == [small]
 
 
 def test_the_parts_of_a_group_are_no_more_than_the_whole() -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
     waiting = [pending(100_000) for _ in range(100)]
 
     taken = [fill(limit, waiting, parts=4) for _ in range(4)]
@@ -159,7 +160,7 @@ def test_keys_and_headers_count_as_the_value_does() -> None:
 def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refused_again(
     buffer_messages: int, buffer_bytes: int
 ) -> None:
-    limit, refusals, groups = GroupLimit(0.02), 0, 0
+    limit, refusals, groups = BatchLimit(0.02), 0, 0
     waiting = [pending(20, parts=50) for _ in range(1_000)]
 
     while waiting:
@@ -178,7 +179,7 @@ def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refuse
 
 
 def test_groups_grow_again_when_what_did_not_fit_is_gone() -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
     begun = limit.decisions, limit.bytes
     while limit.decisions > 1:
         assert limit.refused(limit.decisions, limit.bytes)
@@ -190,7 +191,7 @@ def test_groups_grow_again_when_what_did_not_fit_is_gone() -> None:
 
 
 def test_a_single_transaction_that_does_not_fit_teaches_nothing_about_others() -> None:
-    limit = GroupLimit(0.02)
+    limit = BatchLimit(0.02)
     begun = limit.decisions, limit.bytes
 
     assert not limit.refused(1, 2 << 30)

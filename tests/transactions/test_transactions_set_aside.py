@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.ready_queue import Decisions
-from penstock.transactions.coordinator.state.ready.set_aside import Aside
+from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.ready.set_aside import SetAside
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.target_quarantine import TargetQuarantine
 
 
@@ -26,7 +27,7 @@ def pending(number: int, *places: tuple[str, bytes | None]) -> Pending:
 
 
 def test_later_ones_of_a_key_and_target_stay_behind_and_no_others() -> None:
-    decisions = Decisions()
+    decisions = ReadyQueue()
     first, second, other_key, other_topic, keyless = (
         pending(0, ("sick", b"a")),
         pending(1, ("sick", b"a")),
@@ -40,13 +41,13 @@ def test_later_ones_of_a_key_and_target_stay_behind_and_no_others() -> None:
     chosen = decisions.choose(10, lambda one: "sick" if one is first else None, 1 << 20)
 
     assert list(chosen.values()) == [other_key, other_topic, keyless]
-    assert decisions.aside.behind(second) is first
-    assert decisions.aside.take("sick", 10, lambda _: False) == [first, second]
-    assert decisions.aside.take("sick", 10, lambda one: one is second) == [first]
+    assert decisions.set_aside.behind(second) is first
+    assert decisions.set_aside.take("sick", 10, lambda _: False) == [first, second]
+    assert decisions.set_aside.take("sick", 10, lambda one: one is second) == [first]
 
 
 def test_who_stands_behind_several_goes_when_all_of_them_have_gone() -> None:
-    decisions = Decisions()
+    decisions = ReadyQueue()
     one, two = pending(0, ("sick", b"a")), pending(1, ("ill", b"b"))
     both, last = pending(2, ("sick", b"a"), ("ill", b"b")), pending(3, ("ill", b"b"))
     for each in (one, two, both, last):
@@ -58,16 +59,16 @@ def test_who_stands_behind_several_goes_when_all_of_them_have_gone() -> None:
     decisions.forget(two)
 
     assert list(decisions.choose(10, lambda _: None, 1 << 20).values()) == [both, last]
-    assert not decisions.aside
+    assert not decisions.set_aside
 
 
 def test_what_is_let_go_goes_before_what_was_decided_later() -> None:
-    decisions = Decisions()
+    decisions = ReadyQueue()
     held = [pending(number, ("sick", b"a" if number % 2 else None)) for number in range(4)]
     for one in held:
         decisions.add(one)
     decisions.choose(10, lambda _: "sick", 1 << 20)
-    assert len(decisions.aside) == 4
+    assert len(decisions.set_aside) == 4
     later = pending(9, ("well", b"a"))
     decisions.add(later)
 
@@ -77,7 +78,7 @@ def test_what_is_let_go_goes_before_what_was_decided_later() -> None:
 
 
 def test_one_that_waits_for_another_topics_sake_keeps_its_place() -> None:
-    aside = Aside()
+    aside = SetAside()
     first, second = pending(0, ("sick", b"a"), ("gone", b"g")), pending(1, ("sick", b"a"))
     aside.add(first, "sick")
     aside.add(second, "sick")

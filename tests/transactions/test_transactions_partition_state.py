@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
-from penstock.transactions.coordinator.state.state_machine import Pending, Refusal, Settlement
+from penstock.transactions.coordinator.state.state_machine import PartitionState, Pending, Refusal
 from penstock.transactions.wire.done_records import Note
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 DECISIONS = {Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD}
 
@@ -36,45 +37,45 @@ class World:
     positions: tuple[int, int] = (0, 0)
     published: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
-    settlement: Settlement = field(default_factory=lambda: Settlement(0, 0))
+    state: PartitionState = field(default_factory=lambda: PartitionState(0, 0))
 
     def restart(self) -> None:
-        self.settlement = Settlement(*self.positions)
-        self.settlement.remember(self.done)
+        self.state = PartitionState(*self.positions)
+        self.state.remember(self.done)
 
     def read_half(self) -> None:
-        offset = self.settlement.half_position
+        offset = self.state.half_position
         if offset < len(self.halves):
-            self.settlement.add_half(offset, self.halves[offset])
-            self.settlement.join_ahead(self.halves[offset].transaction_id)
+            self.state.add_half(offset, self.halves[offset])
+            self.state.join_ahead(self.halves[offset].transaction_id)
 
     def read_op(self) -> None:
-        offset = self.settlement.op_position
+        offset = self.state.op_position
         if offset < len(self.ops):
-            self.settlement.add_op(offset, self.ops[offset], 1000 + offset)
+            self.state.add_op(offset, self.ops[offset], 1000 + offset)
 
     def publish(self, limit: int, *, refuses: str | None = None, committed: bool = True) -> None:
-        share = self.settlement.share(
+        batch = self.state.next_batch(
             limit, lambda pending: "topic" if pending.half.transaction_id == refuses else None
         )
-        self.settlement.decisions.release("topic")
-        if share is None or not committed:
+        self.state.queue.release("topic")
+        if batch is None or not committed:
             return
         # One Kafka transaction: targets, completions and positions, all or nothing.
-        self.published += [p.half.transaction_id for p in share.decided if p.verdict is Verdict.COMMIT]
-        self.done += share.notes()
-        assert share.half_checkpoint >= self.positions[0], "positions never go back"
-        assert share.op_checkpoint >= self.positions[1], "positions never go back"
-        self.positions = (share.half_checkpoint, share.op_checkpoint)
-        self.settlement.apply(share)
+        self.published += [p.half.transaction_id for p in batch.decided if p.verdict is Verdict.COMMIT]
+        self.done += batch.notes()
+        assert batch.half_checkpoint >= self.positions[0], "positions never go back"
+        assert batch.op_checkpoint >= self.positions[1], "positions never go back"
+        self.positions = (batch.half_checkpoint, batch.op_checkpoint)
+        self.state.apply(batch)
 
     def drain(self) -> None:
-        while self.settlement.half_position < len(self.halves) or self.settlement.op_position < len(self.ops):
+        while self.state.half_position < len(self.halves) or self.state.op_position < len(self.ops):
             self.read_half()
             self.read_op()
-        self.settlement.sweep_ahead(len(self.halves))
-        self.settlement.sweep_ahead(len(self.halves))
-        while self.settlement.has_work:
+        self.state.sweep_ahead(len(self.halves))
+        self.state.sweep_ahead(len(self.halves))
+        while self.state.has_work:
             self.publish(3)
 
     def first_decisions(self) -> dict[str, Verdict]:
@@ -146,8 +147,8 @@ def test_whatever_happens_when_each_half_is_published_once_iff_its_first_decisio
     assert Counter(world.published) == Counter(name for name, verdict in first.items() if verdict is Verdict.COMMIT)
     ends = Counter(note.transaction_id for note in world.done if note.verdict is not Verdict.UNKNOWN)
     assert ends == Counter(first.keys())
-    assert set(world.settlement.pending) == {h.transaction_id for h in world.halves} - set(first)
-    for one in world.settlement.pending.values():
+    assert set(world.state.pending) == {h.transaction_id for h in world.halves} - set(first)
+    for one in world.state.pending.values():
         assert one.check_count == world.answered_checks(one.half)
 
 
@@ -168,54 +169,54 @@ def test_a_restart_at_any_step_ends_in_the_same_state(plan: list[tuple[str, int]
             if restarts and index == at:
                 world.restart()
         world.drain()
-        pending = {name: (p.check_count, p.offset) for name, p in world.settlement.pending.items()}
-        results.append((sorted(world.published), pending, world.settlement.half_position, world.settlement.op_position))
+        pending = {name: (p.check_count, p.offset) for name, p in world.state.pending.items()}
+        results.append((sorted(world.published), pending, world.state.half_position, world.state.op_position))
 
     assert results[0] == results[1]
 
 
 def test_a_decision_ahead_of_its_half_is_held_and_then_counts() -> None:
-    settlement, later = Settlement(0, 0), half()
+    state, later = PartitionState(0, 0), half()
 
-    assert settlement.add_op(0, op(later, Verdict.COMMIT, (0,)), 0) is None
-    assert not settlement.has_work
-    assert isinstance(settlement.add_half(0, later), Pending)
-    assert settlement.join_ahead(later.transaction_id) == []
+    assert state.add_op(0, op(later, Verdict.COMMIT, (0,)), 0) is None
+    assert not state.has_work
+    assert isinstance(state.add_half(0, later), Pending)
+    assert state.join_ahead(later.transaction_id) == []
 
-    share = settlement.share(10, lambda _: None)
-    assert share is not None
-    assert [p.half for p in share.decided] == [later]
-    assert (share.half_checkpoint, share.op_checkpoint) == (1, 1)
+    batch = state.next_batch(10, lambda _: None)
+    assert batch is not None
+    assert [p.half for p in batch.decided] == [later]
+    assert (batch.half_checkpoint, batch.op_checkpoint) == (1, 1)
 
 
 def test_a_held_transaction_keeps_the_checkpoints_and_lets_the_others_pass() -> None:
-    settlement = Settlement(0, 0)
+    state = PartitionState(0, 0)
     halves = [half() for _ in range(3)]
     for offset, each in enumerate(halves):
-        settlement.add_half(offset, each)
-        settlement.add_op(offset, op(each, Verdict.COMMIT, (offset,)), 0)
+        state.add_half(offset, each)
+        state.add_op(offset, op(each, Verdict.COMMIT, (offset,)), 0)
 
-    share = settlement.share(10, lambda pending: "topic" if pending.offset == 1 else None)
+    batch = state.next_batch(10, lambda pending: "topic" if pending.offset == 1 else None)
 
-    assert share is not None
-    assert [p.offset for p in share.decided] == [0, 2]
-    assert (share.half_checkpoint, share.op_checkpoint) == (1, 1)
-    settlement.apply(share)
-    assert settlement.share(10, lambda _: None) is None
-    settlement.decisions.release("topic")
-    assert settlement.share(10, lambda _: None) is not None
+    assert batch is not None
+    assert [p.offset for p in batch.decided] == [0, 2]
+    assert (batch.half_checkpoint, batch.op_checkpoint) == (1, 1)
+    state.apply(batch)
+    assert state.next_batch(10, lambda _: None) is None
+    state.queue.release("topic")
+    assert state.next_batch(10, lambda _: None) is not None
 
 
 def test_a_second_decision_and_a_late_one_are_told_apart_from_the_first() -> None:
-    settlement, one = Settlement(0, 0), half()
-    settlement.add_half(0, one)
+    state, one = PartitionState(0, 0), half()
+    state.add_half(0, one)
 
-    assert settlement.add_op(0, op(one, Verdict.COMMIT, (0,)), 0) is None
-    assert settlement.add_op(1, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.ALREADY_DECIDED
-    share = settlement.share(10, lambda _: None)
-    assert share is not None
-    settlement.apply(share)
-    assert settlement.add_op(2, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.SETTLED_OR_UNKNOWN
+    assert state.add_op(0, op(one, Verdict.COMMIT, (0,)), 0) is None
+    assert state.add_op(1, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.ALREADY_DECIDED
+    batch = state.next_batch(10, lambda _: None)
+    assert batch is not None
+    state.apply(batch)
+    assert state.add_op(2, op(one, Verdict.ROLLBACK, (0,)), 0) is Refusal.SETTLED_OR_UNKNOWN
 
 
 POLICY = CheckPolicy(timeout_s=6, interval_s=30, maximum=15)
@@ -348,8 +349,8 @@ def test_a_check_of_a_former_life_is_not_taken_for_one_of_the_next_life_of_the_s
 
 def test_of_several_notes_on_one_half_the_end_stands_and_else_the_greatest_count() -> None:
     settled, counted = half(), half()
-    settlement = Settlement(0, 0)
-    settlement.remember(
+    state = PartitionState(0, 0)
+    state.remember(
         [
             Note(settled.transaction_id, 0, Verdict.UNKNOWN, 1, 10),
             Note(counted.transaction_id, 1, Verdict.UNKNOWN, 1, 20),
@@ -358,8 +359,8 @@ def test_of_several_notes_on_one_half_the_end_stands_and_else_the_greatest_count
         ]
     )
 
-    assert settlement.add_half(0, settled) is None
-    known = settlement.add_half(1, counted)
+    assert state.add_half(0, settled) is None
+    known = state.add_half(1, counted)
 
     assert isinstance(known, Pending)
     assert (known.check_count, known.answered_ms) == (2, 30)

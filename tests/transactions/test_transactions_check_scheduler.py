@@ -11,16 +11,17 @@ from half_partition import half_record, op_record, taken_over
 from transaction_tools import INTERVAL_S, Bench, closing_consumer
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.coordinator.checks.check_scheduler import WINDOW, Questions
-from penstock.transactions.coordinator.checks.check_sender import Asked
+from penstock.transactions.coordinator.checks.check_scheduler import WINDOW, CheckScheduler
+from penstock.transactions.coordinator.checks.check_sender import SendOutcome
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import NO_ID, new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 #: The broker's time at the beginning of a test, in seconds; nobody else's clock says so.
@@ -35,13 +36,13 @@ class Asking:
         self.decided: list[tuple[str, Verdict]] = []
         self.ticks: list[int] = []
         self.looked = 0
-        self.answers: dict[str, Asked] = {}
+        self.answers: dict[str, SendOutcome] = {}
 
-    def check(self, partition: OwnedPartition, pending: Pending, now: float) -> Asked:
+    def check(self, partition: HalfPartition, pending: Pending, now: float) -> SendOutcome:
         assert partition.number == 0
         self.looked += 1
-        asked = self.answers.get(pending.half.group, Asked.SENT)
-        if asked is Asked.SENT:
+        asked = self.answers.get(pending.half.group, SendOutcome.SENT)
+        if asked is SendOutcome.SENT:
             self.checked.append((now, pending.half.transaction_id))
             pending.requested = pending.check_count + 1
         return asked
@@ -61,9 +62,9 @@ class Room:
         self.counts, self.ration, self.asking = Counts(), RationedLog(), Asking()
         policy = policy or CheckPolicy(6, 30, 15)
         self.partition = taken_over(counts=self.counts, policy=policy, log=self.ration)
-        self.questions = Questions(
+        self.questions = CheckScheduler(
             policy=policy,
-            asker=self.asking,  # type: ignore[arg-type] # what is used of it
+            sender=self.asking,  # type: ignore[arg-type] # what is used of it
             discarding=Discarding("topic", 30, "test"),
             half_end=lambda _: 0,
             counts=self.counts,
@@ -174,7 +175,7 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
     for _ in range(5_000):
         room.half(0.0, group="dead")
     room.half(0.0, group="alive")
-    room.asking.answers["dead"] = Asked.NOBODY
+    room.asking.answers["dead"] = SendOutcome.NOBODY
     room.tick(7.0)
 
     assert room.ask(7.0) == 1
@@ -190,15 +191,15 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
 def test_exhausted_halves_of_a_dead_group_are_discarded() -> None:
     room = Room(CheckPolicy(6, 30, 1))
     exhausted, other = room.half(0.0), room.half(0.0)
-    room.partition.settlement.pending[exhausted.transaction_id].check_count = 1
-    room.asking.answers["orders"] = Asked.NOBODY
+    room.partition.state.pending[exhausted.transaction_id].check_count = 1
+    room.asking.answers["orders"] = SendOutcome.NOBODY
     room.tick(7.0)
 
     room.ask(7.0)
 
     assert room.asking.decided == [(exhausted.transaction_id, Verdict.DISCARD)]
     assert room.asking.looked == 1
-    assert other.transaction_id in room.partition.settlement.pending
+    assert other.transaction_id in room.partition.state.pending
 
 
 def test_an_incomplete_transaction_is_rolled_back_by_time_and_one_that_becomes_complete_is_checked() -> None:
@@ -222,13 +223,13 @@ def test_a_decision_read_again_after_a_restart_is_not_a_refusal() -> None:
     first, held = room.half(0.0), room.half(0.0)
     room.op(commit(held, 1), 0.1)
     room.op(commit(first, 0), 0.2)
-    share = room.partition.settlement.share(10, lambda pending: None if pending.offset == 0 else "topic")
-    assert share is not None
-    assert (share.half_checkpoint, share.op_checkpoint) == (1, 0), "what is held keeps its op"
+    batch = room.partition.state.next_batch(10, lambda pending: None if pending.offset == 0 else "topic")
+    assert batch is not None
+    assert (batch.half_checkpoint, batch.op_checkpoint) == (1, 0), "what is held keeps its op"
 
     again = Room()
-    again.partition.settlement.half_position = 1
-    again.partition.settlement.remember(share.notes())
+    again.partition.state.half_position = 1
+    again.partition.state.remember(batch.notes())
     record = half_record(1, held, BIRTH_S)
     again.partition.feed_half(record, 0.0)
     again.op(commit(held, 1), 0.1)
@@ -260,11 +261,11 @@ def test_a_transaction_too_large_to_be_carried_that_holds_the_logs_is_named_now_
     small, room = Room(), Room()
     small.half(at=0)
     large = room.half(at=0, value=b"x" * LARGEST_BYTES)
-    room.partition.settlement.skip_half(9)
+    room.partition.state.skip_half(9)
     room.ask(at=1)
     assert large.transaction_id not in caplog.text
     for one in (small, room):
-        one.partition.settlement.skip_half(50)
+        one.partition.state.skip_half(50)
 
     for at in (50, 60, 70):
         room.ask(at=at)
@@ -273,18 +274,18 @@ def test_a_transaction_too_large_to_be_carried_that_holds_the_logs_is_named_now_
     assert "penstock tx show" in said
     room.ask(at=50 + 601)
     assert len([one for one in caplog.records if large.transaction_id in one.getMessage()]) == 2
-    # One that is small is carried, and holds nothing.
-    assert pinning(small.partition.settlement) is None
+    # One that is small is snapshotted, and holds nothing.
+    assert pinning(small.partition.state) is None
 
 
 def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
     room = Room()
     room.op(commit(room.half(0.0), 0), 0.5)
-    share = room.partition.share(10, lambda _: None, 1 << 30)
-    assert share is not None
+    batch = room.partition.next_batch(10, lambda _: None, 1 << 30)
+    assert batch is not None
     room.partition.clock.saw(int((BIRTH_S + 100_000) * 1000), time.monotonic())
 
-    room.partition.settled(share)
+    room.partition.settled(batch)
 
     now = room.counts.statistics([room.partition])
     assert (now.committed, now.finish_times[-1], sum(now.finish_times)) == (1, 1, 1)
@@ -298,12 +299,12 @@ def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(mo
     room.tick(1.0)
     room.partition.note_progress(1.0)
 
-    share = room.partition.share(10, lambda _: None, 1 << 30)
+    batch = room.partition.next_batch(10, lambda _: None, 1 << 30)
 
-    assert share is not None
-    assert (share.decided, share.half_checkpoint, share.op_checkpoint) == ([], 0, 1)
-    room.partition.settled(share)
-    assert room.partition.share(10, lambda _: None, 1 << 30) is None
+    assert batch is not None
+    assert (batch.decided, batch.half_checkpoint, batch.op_checkpoint) == ([], 0, 1)
+    room.partition.settled(batch)
+    assert room.partition.next_batch(10, lambda _: None, 1 << 30) is None
 
 
 def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restart(

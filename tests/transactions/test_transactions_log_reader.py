@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from penstock.transactions.coordinator.log_reader import TwoLogs
-from penstock.transactions.wire.records import DECISION_BYTES
+from penstock.transactions.coordinator.log_reader import LogReader
+from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
 TOPICS = StoreTopics("penstock", 1)
@@ -80,9 +80,9 @@ def ops() -> Log:
 
 
 @pytest.fixture
-def logs(halves: Log, ops: Log) -> TwoLogs:
+def logs(halves: Log, ops: Log) -> LogReader:
     made = iter((halves, ops))
-    both = TwoLogs(lambda: next(made), TOPICS)  # type: ignore[arg-type,return-value] # what is used of it
+    both = LogReader(lambda: next(made), TOPICS)  # type: ignore[arg-type,return-value] # what is used of it
     both.add(0, 0, 0)
     return both
 
@@ -96,7 +96,7 @@ def values(records: Any) -> list[int]:
 
 
 def test_what_is_there_is_read_halves_first_and_what_is_waited_for_is_a_decision(
-    logs: TwoLogs, halves: Log, ops: Log
+    logs: LogReader, halves: Log, ops: Log
 ) -> None:
     halves.holds(1, 2)
     ops.holds(3)
@@ -108,7 +108,7 @@ def test_what_is_there_is_read_halves_first_and_what_is_waited_for_is_a_decision
 
 
 def test_where_decisions_came_before_their_halves_it_is_halves_that_are_waited_for(
-    logs: TwoLogs, halves: Log, ops: Log
+    logs: LogReader, halves: Log, ops: Log
 ) -> None:
     halves.holds(1)
     ops.holds(2)
@@ -119,7 +119,7 @@ def test_where_decisions_came_before_their_halves_it_is_halves_that_are_waited_f
     assert ops.waited == [0]
 
 
-def test_where_there_are_many_undecided_halves_decisions_are_read_alone(logs: TwoLogs, halves: Log, ops: Log) -> None:
+def test_where_there_are_many_undecided_halves_decisions_are_read_alone(logs: LogReader, halves: Log, ops: Log) -> None:
     halves.holds(1)
     ops.holds(2)
 
@@ -130,7 +130,7 @@ def test_where_there_are_many_undecided_halves_decisions_are_read_alone(logs: Tw
     assert values(logs.read(0, 100, for_halves=False, full=True)) == [1], "there are no decisions to read"
 
 
-def test_pieces_are_about_as_many_decisions_as_halves(logs: TwoLogs, halves: Log, ops: Log) -> None:
+def test_pieces_are_about_as_many_decisions_as_halves(logs: LogReader, halves: Log, ops: Log) -> None:
     halves.holds(*range(3_000))
     ops.holds(*range(50), size=200 * DECISION_BYTES)
 

@@ -1,7 +1,7 @@
 """The logs of one half partition, a coordinator on them that may be restarted at any step, and what must come of it.
 
 All of it is chosen by a seed: what is written to the logs, how far they are read, what is published, which Kafka
-transactions fail or end in doubt, which logs are trimmed, and when the coordinator starts anew from what is left.
+transactions fail or end in doubt, which logs are truncated, and when the coordinator starts anew from what is left.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
 from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.recovered_state import live_carries, without_payloads
-from penstock.transactions.coordinator.state.state_machine import Settlement, Share
+from penstock.transactions.coordinator.state.recovered_state import live_snapshots, without_payloads
+from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState
 from penstock.transactions.wire.done_records import Done
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 GROUP = "orders"
 ENDS = frozenset({Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD})
@@ -72,19 +73,19 @@ class World:
     def restart(self) -> None:
         records = [(offset, self.done[offset]) for offset in range(self.done_low, len(self.done))]
         notes = [note for _, record in records for note in record.notes]
-        self.settlement = Settlement(*self.positions)
-        # As in a coordinator: what is carried is read again when it is needed.
+        self.state = PartitionState(*self.positions)
+        # As in a coordinator: what is snapshotted is read again when it is needed.
         stripped = [(offset, without_payloads(record)) for offset, record in records]
-        self.settlement.remember(notes, live_carries(stripped if self.chance.random() < 0.7 else records))
-        self.settlement.payloads.limit = self.chance.choice((500, 2_000, 1_000_000))
+        self.state.remember(notes, live_snapshots(stripped if self.chance.random() < 0.7 else records))
+        self.state.payloads.limit = self.chance.choice((500, 2_000, 1_000_000))
         halves = [self.positions[0], *(note.half_offset + 1 for note in notes)]
         ops = [self.positions[1], *(note.op_offset + 1 for note in notes)]
         self.marks = DoneMarks(Mark(len(self.done), max(halves), max(ops)))
 
     def look_at_the_clock(self) -> None:
         """Let what is due go, as a coordinator does once it has read what there was when it began."""
-        if self.settlement.op_position >= len(self.ops):
-            self.settlement.now_ms = self.now_ms
+        if self.state.op_position >= len(self.ops):
+            self.state.now_ms = self.now_ms
 
     def begin(self) -> None:
         """A producer starts a transaction: most have one half."""
@@ -188,57 +189,59 @@ class World:
             self.happened["resumed"] += 1
 
     def read_half(self) -> None:
-        offset = self.settlement.half_position
+        offset = self.state.half_position
         if offset < len(self.halves):
-            assert offset >= self.half_low, "what was trimmed is needed"
+            assert offset >= self.half_low, "what was truncated is needed"
             half = self.halves[offset]
-            self.settlement.add_half(offset, half, self.now_ms)
-            self.settlement.payloads.make_room()
-            self.refused += len(self.settlement.join_ahead(half.transaction_id))
+            self.state.add_half(offset, half, self.now_ms)
+            self.state.payloads.make_room()
+            self.refused += len(self.state.join_ahead(half.transaction_id))
 
     def read_op(self) -> None:
-        offset = self.settlement.op_position
+        offset = self.state.op_position
         if offset < len(self.ops):
-            assert offset >= self.op_low, "what was trimmed is needed"
+            assert offset >= self.op_low, "what was truncated is needed"
             for index, op in enumerate(self.ops[offset]):
-                refusal = self.settlement.add_op(offset, op, self.appended[offset], index)
+                refusal = self.state.add_op(offset, op, self.appended[offset], index)
                 self.refused += refusal is not None
-            self.settlement.skip_op(offset)
+            self.state.skip_op(offset)
 
-    def carry(self) -> list[Pending]:
+    def snapshot(self) -> list[Pending]:
         """Choose the lower part of what is in the half log alone, now and then."""
         if self.chance.random() < 0.7:
             return []
         lower = []
-        for pending in self.settlement.uncarried:
+        for pending in self.state.only_in_half_log:
             if not pending.is_complete or len(lower) == 3:
                 break
             if pending.dropped is not None:
-                self.settlement.payloads.want(pending, self.now_ms)
+                self.state.payloads.want(pending, self.now_ms)
                 break
             lower.append(pending)
-        self.happened["carried"] += len(lower)
+        self.happened["snapshotted"] += len(lower)
         return lower
 
     def publish(self, limit: int, *, refuses: str | None = None, end: str = "committed") -> None:
         """One Kafka transaction: targets, completions and positions, all or nothing."""
         self.look_at_the_clock()
-        share = self.settlement.share(
-            limit, lambda pending: "topic" if pending.half.transaction_id == refuses else None, self.carry()
+        batch = self.state.next_batch(
+            limit, lambda pending: "topic" if pending.half.transaction_id == refuses else None, self.snapshot()
         )
-        if share is None:
+        if batch is None:
             return
         # As the coordinator does before it reads on: what is under way keeps its payload.
-        self.mark(share, in_flight=True)
-        record = Done(share.notes(), share.carried)
-        assert all(half.value for carry in share.carried for _, _, half in carry.halves), "what is carried is whole"
+        self.mark(batch, in_flight=True)
+        record = Done(batch.notes(), batch.snapshots)
+        assert all(half.value for snapshot in batch.snapshots for _, _, half in snapshot.halves), (
+            "what is snapshotted is whole"
+        )
         if self.chance.random() < 0.5:
             # Reading goes on while the Kafka transaction is under way.
             self.read_op()
             self.read_half()
         start = len(self.done)
         if end in {"committed", "in doubt, committed"}:
-            for pending in share.decided:
+            for pending in batch.decided:
                 self.ends[pending.half.transaction_id, pending.verdict or Verdict.UNKNOWN] += 1
                 if pending.verdict is Verdict.COMMIT:
                     for number, half in enumerate(pending.halves, 1):
@@ -246,24 +249,24 @@ class World:
                     names = [(half.transaction_id, (half.part or (1, 1))[0]) for half in pending.halves]
                     self.published += [(name, number, self.now_ms) for name, number in names]
             self.done.append(record)
-            assert share.half_checkpoint >= self.positions[0], "positions never go back"
-            assert share.op_checkpoint >= self.positions[1], "positions never go back"
-            self.positions = (share.half_checkpoint, share.op_checkpoint)
+            assert batch.half_checkpoint >= self.positions[0], "positions never go back"
+            assert batch.op_checkpoint >= self.positions[1], "positions never go back"
+            self.positions = (batch.half_checkpoint, batch.op_checkpoint)
             if not self.is_draining and self.chance.random() < 0.5:
                 self.go_on_before_it_is_known()
-        self.mark(share, in_flight=False)
+        self.mark(batch, in_flight=False)
         if end == "committed":
-            self.settlement.apply(share, self.marks.end)
+            self.state.apply(batch, self.marks.end)
         elif end.startswith("in doubt"):
             found = [(offset, self.done[offset]) for offset in range(start, len(self.done))]
             notes = [note for _, one in found for note in one.notes]
-            self.settlement.settle(notes, live_carries(found))
+            self.state.settle(notes, live_snapshots(found))
         self.happened[end] += 1
 
-    def mark(self, share: Share, *, in_flight: bool) -> None:
+    def mark(self, batch: CommitBatch, *, in_flight: bool) -> None:
         """Note on what a Kafka transaction settles or writes down again that it is under way, or is not any more."""
-        carried = [self.settlement.pending.get(carry.note.transaction_id) for carry in share.carried]
-        for pending in (*share.decided, *filter(None, carried)):
+        snapshotted = [self.state.pending.get(snapshot.note.transaction_id) for snapshot in batch.snapshots]
+        for pending in (*batch.decided, *filter(None, snapshotted)):
             pending.in_flight = in_flight
 
     def go_on_before_it_is_known(self) -> None:
@@ -273,46 +276,48 @@ class World:
         for _ in range(self.chance.choice((1, 2, 5))):
             self.read_half()
             self.read_op()
-        self.happened["brought back early"] += bool(self.settlement._reborn)
+        self.happened["brought back early"] += bool(self.state._reborn)
 
     def drop(self) -> None:
         """Drop the payload of some transaction that is not being published."""
-        some = [one for one in self.settlement.pending.values() if one.dropped is None]
+        some = [one for one in self.state.pending.values() if one.dropped is None]
         if some:
-            self.settlement.payloads.drop(self.chance.choice(some))
+            self.state.payloads.drop(self.chance.choice(some))
             self.happened["dropped"] += 1
 
     def load(self) -> None:
         """Read payloads again that are needed, from where they are kept, or fail to."""
-        settlement = self.settlement
-        payloads = settlement.payloads
+        state = self.state
+        payloads = state.payloads
         for pending in payloads.next_read(self.now_ms, self.now_ms):
             if self.chance.random() < 0.2:
                 continue
             name, place, halves = pending.half.transaction_id, None, []
-            if pending.carried_at is None:
-                assert pending.offset >= self.half_low, "what was trimmed is needed"
+            if pending.snapshot_at is None:
+                assert pending.offset >= self.half_low, "what was truncated is needed"
                 halves = [(offset, self.halves[offset]) for offset in pending.offsets]
             else:
-                for place in range(max(pending.carried_at, self.done_low), len(self.done)):
-                    found = [one for one in self.done[place].carries if one.note.transaction_id == name]
+                for place in range(max(pending.snapshot_at, self.done_low), len(self.done)):
+                    found = [one for one in self.done[place].snapshots if one.note.transaction_id == name]
                     halves = [(half.offset, half.half) for one in found for half in one.halves]
                     if halves:
                         break
-            assert settlement.load(name, halves, place) is pending, "what was dropped can be read again"
+            assert state.load(name, halves, place) is pending, "what was dropped can be read again"
             self.happened["loaded"] += 1
 
-    def trim(self) -> None:
+    def truncate(self) -> None:
         """Delete what is not needed any more."""
-        settlement = self.settlement
-        self.marks.add(Mark(len(self.done), settlement.half_position, settlement.op_position))
-        carried = [p.carried_at or 0 for p in settlement.carried][:1]
+        state = self.state
+        self.marks.add(Mark(len(self.done), state.half_position, state.op_position))
+        snapshotted = [p.snapshot_at or 0 for p in state.snapshotted][:1]
         self.half_low, self.op_low = self.positions
         # Who has just started knows of no lower end yet.
-        low = max(self.marks.low(*self.positions, carried), self.done_low)
-        uncarried = [pending.offset for pending in settlement.uncarried]
-        assert uncarried == sorted(uncarried), "the lowest goes first: where it is, reading starts after a restart"
-        self.happened["trimmed"] += low - self.done_low
+        low = max(self.marks.low(*self.positions, snapshotted), self.done_low)
+        only_in_half_log = [pending.offset for pending in state.only_in_half_log]
+        assert only_in_half_log == sorted(only_in_half_log), (
+            "the lowest goes first: where it is, reading starts after a restart"
+        )
+        self.happened["truncated"] += low - self.done_low
         self.done_low = low
 
     def step(self) -> None:
@@ -327,10 +332,10 @@ class World:
         self.publish(chance.choice((1, 2, 3, 100)), refuses=refuses, end=end)
 
     def release(self) -> None:
-        self.settlement.decisions.release("topic")
+        self.state.queue.release("topic")
 
     def sweep(self) -> None:
-        self.refused += self.settlement.sweep_ahead(len(self.halves))
+        self.refused += self.state.sweep_ahead(len(self.halves))
 
     def start_anew(self) -> None:
         self.happened["restarted"] += 1
@@ -356,28 +361,28 @@ class World:
                 self.append([Op(life.transaction_id, verdict, Author.COORDINATOR, GROUP, 0, places, 0)])
         self.restart()
         self.now_ms += 1_000
-        while self.settlement.half_position < len(self.halves) or self.settlement.op_position < len(self.ops):
+        while self.state.half_position < len(self.halves) or self.state.op_position < len(self.ops):
             self.read_half()
             self.read_op()
         for _ in range(2):
-            self.settlement.sweep_ahead(len(self.halves))
-        self.settlement.decisions.release("topic")
+            self.state.sweep_ahead(len(self.halves))
+        self.state.queue.release("topic")
         self.publish_all()
         # What a coordinator does after the transaction timeout: the rest of a transaction that was rolled back before
         # all its halves were read.
-        rest = [pending for pending in self.settlement.pending.values() if not pending.is_complete]
+        rest = [pending for pending in self.state.pending.values() if not pending.is_complete]
         for pending in rest:
             name = pending.half.transaction_id
             if self.ends[name, Verdict.ROLLBACK]:
                 self.append([Op(name, Verdict.ROLLBACK, Author.COORDINATOR, GROUP, 0, pending.offsets, 0)])
                 self.ends[name, Verdict.ROLLBACK] -= 1
-        while self.settlement.op_position < len(self.ops):
+        while self.state.op_position < len(self.ops):
             self.read_op()
         self.publish_all()
 
     def publish_all(self) -> None:
         self.publish(3)
-        while self.settlement.has_work or self.settlement.decisions.loading:
+        while self.state.has_work or self.state.queue.loading:
             self.publish(3)
             self.load()
 
@@ -399,8 +404,8 @@ class World:
                 self.ends[rolled_back] = 1
         assert +self.ends == ends, "each transaction ends once, as was decided first"
         left = {life.transaction_id: life for life, verdict in first if verdict is None}
-        assert set(self.settlement.pending) == set(left), "what is not decided is pending"
-        for name, pending in self.settlement.pending.items():
+        assert set(self.state.pending) == set(left), "what is not decided is pending"
+        for name, pending in self.state.pending.items():
             assert pending.check_count == self.answered(left[name]), "answered checks are counted once"
         self.verify_order()
 
@@ -472,7 +477,7 @@ MOVES = (
     (World.sweep, 2),
     (World.drop, 4),
     (World.load, 8),
-    (World.trim, 2),
+    (World.truncate, 2),
     (World.start_anew, 2),
 )
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from half_partition import fetched, half_record, op_record, taken_over
 
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
-from penstock.transactions.coordinator.recovery.recovery import Inheritance
+from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 
 
 def test_a_partition_counts_as_taken_over_only_when_all_that_was_in_its_logs_is_read() -> None:
     counts = Counts()
-    owned = taken_over(Inheritance(5, 3, half_end=7, op_end=4, notes=[], done_end=0), counts)
+    owned = taken_over(RecoveredPartition(5, 3, half_end=7, op_end=4, notes=[], done_end=0), counts)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     other = half._replace(transaction_id=new_id())
     op = Op(half.transaction_id, Verdict.UNKNOWN, Author.CHECK, "orders", 0, (5,), 1)
@@ -36,15 +37,15 @@ def test_a_partition_counts_as_taken_over_only_when_all_that_was_in_its_logs_is_
 
 def test_a_partition_whose_logs_are_empty_is_taken_over_at_once() -> None:
     counts = Counts()
-    owned = taken_over(Inheritance(5, 3, half_end=5, op_end=3, notes=[], done_end=0), counts)
+    owned = taken_over(RecoveredPartition(5, 3, half_end=5, op_end=3, notes=[], done_end=0), counts)
 
     owned.note_progress(0.0)
 
     assert counts.statistics([owned]).partitions == 1
 
 
-def decided_in_order(owned: OwnedPartition) -> list[str]:
-    return list(owned.settlement.decided)
+def decided_in_order(owned: HalfPartition) -> list[str]:
+    return list(owned.state.decided)
 
 
 def test_decisions_fetched_before_their_halves_take_effect_in_their_own_order() -> None:
@@ -62,7 +63,7 @@ def test_decisions_fetched_before_their_halves_take_effect_in_their_own_order() 
 
     assert not owned.waits_for_halves
     assert decided_in_order(owned) == [half.transaction_id for half in reversed(halves)]
-    assert owned.settlement.op_position == 3
+    assert owned.state.op_position == 3
 
 
 def test_decisions_wait_for_a_half_however_long_its_log_is_not_read() -> None:
@@ -103,10 +104,10 @@ def test_a_decision_for_a_half_that_cannot_come_holds_others_up_only_until_the_e
 
     owned.note_progress(0.9)
     assert decided_in_order(owned) == []
-    assert owned.settlement.op_position == 0, "what waits would be read again after a restart"
+    assert owned.state.op_position == 0, "what waits would be read again after a restart"
     owned.learn_half_end(1, asked=0.9)
     owned.note_progress(1.0)
 
     assert decided_in_order(owned) == [half.transaction_id]
     assert counts.forged == 1
-    assert owned.settlement.op_position == 3
+    assert owned.state.op_position == 3
