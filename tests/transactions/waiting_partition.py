@@ -26,7 +26,7 @@ VALUE = b"v" * 4_000
 
 
 @dataclass
-class Shelf:
+class ReadyQueue:
     """Reads payloads: those that it was given."""
 
     budget: int
@@ -51,7 +51,7 @@ class WaitingPartition:
 
     def __init__(self, budget: int) -> None:
         self.counts = Counts()
-        self.shelf = Shelf(budget, {}, set())
+        self.shelf = ReadyQueue(budget, {}, set())
         self.owned = taken_over(counts=self.counts, reader=self.shelf)
         self.settlement = self.owned.settlement
 
