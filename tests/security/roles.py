@@ -25,7 +25,6 @@ from commands import Command
 from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker, User
 from penstock.transactions import FileStore, HalfMessage, SqlStore, TransactionState
-from penstock.transactions.store import CoordinatorOptions
 from waiting import wait_until
 
 #: Seconds for one step of a main path, on a busy machine.
@@ -288,7 +287,7 @@ def decide_transactions(world: World) -> None:
 
 Store = SqlStore | FileStore
 
-OPTIONS = CoordinatorOptions(transaction_timeout_s=0.2, check_interval_s=0.2, check_max=1)
+OPTIONS: Any = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1}
 
 
 def in_database(world: World, config: Mapping[str, str]) -> SqlStore:
@@ -304,21 +303,21 @@ def in_folder(world: World, config: Mapping[str, str]) -> FileStore:
 def make_sql_store(world: World) -> None:
     """Have an administrator's coordinator make tables and topics."""
     make_topic(world)
-    with in_database(world, world.admin_config).settler(OPTIONS):
+    with penstock.Coordinator(store=in_database(world, world.admin_config), **OPTIONS):
         pass
 
 
 def make_file_store(world: World) -> None:
     """Have an administrator's coordinator make the folder and the topics."""
     make_topic(world)
-    with in_folder(world, world.admin_config) as store, store.settler(OPTIONS):
+    with in_folder(world, world.admin_config) as store, penstock.Coordinator(store=store, **OPTIONS):
         pass
 
 
 def sql_producer(world: World) -> None:
     its = in_database(world, world.config)
     with (
-        in_database(world, world.admin_config).settler(OPTIONS),
+        penstock.Coordinator(store=in_database(world, world.admin_config), **OPTIONS),
         penstock.TransactionalProducer(world.names["group"], store=its) as sending,
     ):
         sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
@@ -349,7 +348,7 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]]) -> None:
     for is_second in (False, True):
         its, theirs = stores()
         with (
-            its.settler(OPTIONS) as running,
+            penstock.Coordinator(store=its, **OPTIONS) as running,
             penstock.TransactionalProducer(world.names["group"], store=theirs, check=undecided) as sending,
         ):
             sending.send(topic, value=MESSAGE, execute=lambda _: None, wait="published")

@@ -125,7 +125,7 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
         send.result(60)
 
     def all_carried() -> bool:
-        partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
+        partitions = list(coordinator._engine._membership.owned.values())  # type: ignore[attr-defined] # it is of Kafka, and started
         snapshotted = sum(len(one.state._snapshotted) for one in partitions)
         is_below = all(one.checkpoints[0] > one.state.half_position - 600 for one in partitions)
         return snapshotted == count and is_below
@@ -200,7 +200,7 @@ def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_t
     stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 100_000) for n in range(20)]
     coordinator = bench.coordinator(transaction_timeout=60.0)
     wait_until(lambda: coordinator.statistics().pending == len(stored) and sum(one.dropped for one in seen) > 0, 30)
-    partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
+    partitions = list(coordinator._engine._membership.owned.values())  # type: ignore[attr-defined] # it is of Kafka, and started
     pending = [one for partition in partitions for one in partition.state.pending.values()]
     lost = {one.half.transaction_id for one in pending if one.dropped is not None}
 

@@ -7,7 +7,6 @@ readers, only after its decision is COMMIT. What is not decided is asked of the 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.transactions.coordinator.coordinator import Coordinator
 from penstock.transactions.messages import Outgoing
 from penstock.transactions.model import (
     CoordinatorStatistics,
@@ -23,6 +22,7 @@ from penstock.transactions.producer.listeners import (
 )
 from penstock.transactions.producer.producer import TransactionalProducer
 from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
+from penstock.transactions.stores.coordinator import Coordinator
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:

@@ -170,13 +170,13 @@ def test_segments_below_the_floor_are_removed_and_do_not_come_back() -> None:
     log.open(lambda _: None)
     log.append([(1, b"old")])
     (old,) = (name for name in disk.names() if name.endswith(SUFFIX))
-    kept = disk.files[old]
+    stored = disk.files[old]
 
     log.begin_segment(100, floor=log.end)
     log.append([(1, b"new")])
     assert old not in disk.names()
     # The removal had not reached the disk.
-    disk.files[old] = kept
+    disk.files[old] = stored
 
     assert opened(disk)[1] == [(1, b"new")]
     assert old not in disk.names()

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.kafka import reason
 from penstock.errors import DecisionNotStoredError, raised
-from penstock.transactions.bulkhead import Slots
+from penstock.transactions.bulkhead import BulkheadPool
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.store import CheckSource, Store
 from penstock.transactions.wire.check_request import CheckRequest
@@ -46,7 +46,7 @@ VERDICTS = {
 }
 
 
-class Checker:
+class CheckResponder:
     """Answers the checks of one producer group in this process.
 
     One thread takes questions and a few slots run the user's function. A check that hangs costs its slot until the
@@ -69,7 +69,7 @@ class Checker:
         self._check = check
         self._workers = workers
         self._stopping = threading.Event()
-        self._slots = Slots(workers, timeout_s, f"penstock-check-{group}")
+        self._pool = BulkheadPool(workers, timeout_s, f"penstock-check-{group}")
         # Written by start() alone.
         self._thread: threading.Thread | None = None
         # Guards all fields below: the listening thread adds, the workers remove and count.
@@ -96,18 +96,18 @@ class Checker:
         if self._thread is not None:
             deadline = time.monotonic() + timeout_s
             self._thread.join(timeout_s)
-            self._slots.close(max(0.0, deadline - time.monotonic()))
+            self._pool.close(max(0.0, deadline - time.monotonic()))
 
     @property
     def hung(self) -> int:
         """Checks that were given up because they did not return in time."""
-        return self._slots.hung
+        return self._pool.hung
 
     def _listen(self, source: CheckSource) -> None:
         try:
             while not self._stopping.is_set():
                 self._take(source)
-                self._slots.tend()
+                self._pool.tend()
         finally:
             source.close()
 
@@ -126,7 +126,7 @@ class Checker:
         for request in requests:
             if self._admit(request.half.transaction_id):
                 label = f"check {request.check_number} of transaction {request.half.transaction_id}"
-                self._slots.submit(label, partial(self._answer, request))
+                self._pool.submit(label, partial(self._answer, request))
 
     def _admit(self, transaction_id: str) -> bool:
         with self._lock:
@@ -179,4 +179,4 @@ class Checker:
         return TransactionState.UNKNOWN
 
 
-__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "Checker", "TimedCheck"]
+__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "CheckResponder", "TimedCheck"]

@@ -23,8 +23,8 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.transactions.model import ProducerStatistics, TransactionState, Wait
-from penstock.transactions.producer.deadlines import Patience
-from penstock.transactions.producer.in_flight import InFlight
+from penstock.transactions.producer.deadlines import RequestDeadlines
+from penstock.transactions.producer.in_flight import InFlightLimit
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
@@ -47,7 +47,7 @@ class Core:
     Args:
         store: where halves and decisions go.
         in_flight: the bounds.
-        patience: how long answers and publications are waited for.
+        deadlines: how long answers and publications are waited for.
         has_check: whether its producer answers checks.
         spans: tells of each message that is sent, where telemetry is on.
     """
@@ -55,8 +55,8 @@ class Core:
     def __init__(
         self,
         store: Store,
-        in_flight: InFlight,
-        patience: Patience,
+        in_flight: InFlightLimit,
+        deadlines: RequestDeadlines,
         *,
         has_check: bool,
         spans: SendSpans | None = None,
@@ -65,7 +65,7 @@ class Core:
         self._has_check = has_check
         self._spans = spans
         self.in_flight = in_flight
-        self.patience = patience
+        self.deadlines = deadlines
         # Guards the counts below: transactions of many threads add to them.
         self._lock = threading.Lock()
         self._committed = self._rolled_back = self._unknown = 0
@@ -81,7 +81,7 @@ class Core:
 
     def require_running(self, half: Half) -> None:
         """Raise `StoppedError` once the producer is being stopped."""
-        if self.patience.stopping:
+        if self.deadlines.stopping:
             raise StoppedError(
                 f"transaction {half.transaction_id} for {half.topic}: the producer was stopped, and nothing of it was "
                 "sent; make a new producer"
@@ -195,7 +195,7 @@ class Flight:
         core.in_flight.enter(self._size, may_wait=may_wait)
         self._told = told
         self._awaited, self._commits = [None], commits
-        core.patience.await_answer(self)
+        core.deadlines.await_answer(self)
         try:
             core.require_running(self.halves[0])
             if self.wait == "published":
@@ -204,7 +204,7 @@ class Flight:
                 core.store.watch(self.halves[0].transaction_id, self._is_settled)
             core.store.prepare(self.halves, self._is_prepared, self._ordering_key)
         except BaseException:
-            core.patience.owed.pop(self, None)
+            core.deadlines.awaiting_answer.pop(self, None)
             core.in_flight.leave(self._size)
             if self.wait == "published":
                 self.give_up_watch()
@@ -224,7 +224,7 @@ class Flight:
             return
         assert self._prepared is not None  # noqa: S101 - it was told of
         self._awaited = [None]
-        core.patience.await_answer(self)
+        core.deadlines.await_answer(self)
         verdict = _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK
         if self.wait == "sent":
             self._told = _nobody
@@ -274,11 +274,11 @@ class Flight:
             what = f"transaction {half.transaction_id}: its {self.state.name} is not known to be stored"
             self._lose(DecisionNotStoredError(f"{what}: {cause}"))
         self._tell()
-        self._core.patience.owed.pop(self, None)
+        self._core.deadlines.awaiting_answer.pop(self, None)
 
     def give_up_publication(self, cause: str) -> None:
         """Wait no longer until the message is visible, and tell so."""
-        if self._core.patience.unseen.pop(self, None) is None:
+        if self._core.deadlines.awaiting_publication.pop(self, None) is None:
             # It was seen meanwhile.
             return
         self.give_up_watch()
@@ -299,7 +299,7 @@ class Flight:
         transaction_id = self.halves[0].transaction_id
         look = f"look with `penstock tx show {transaction_id}`"
         why = ""
-        if not self._core.patience.stopping:
+        if not self._core.deadlines.stopping:
             why = self._core.store.waits_for(transaction_id, [half.topic for half in self.halves])
         if why:
             return f"it waits for {why}; it is published then: {look}"
@@ -323,12 +323,12 @@ class Flight:
             if self.wait == "published":
                 self.give_up_watch()
             self._tell()
-            core.patience.owed.pop(self, None)
+            core.deadlines.awaiting_answer.pop(self, None)
             return
         self._prepared = answer
         if not self._commits:
             # Before it is told: its owner may end it from then on.
-            core.patience.owed.pop(self, None)
+            core.deadlines.awaiting_answer.pop(self, None)
         self._tell()
 
     def _is_late(self, answer: Prepared | HalfNotStoredError) -> None:
@@ -364,12 +364,12 @@ class Flight:
         else:
             core.count_end(self.state)
             if self.wait == "published" and self.state is _COMMIT:
-                core.patience.await_publication(self)
+                core.deadlines.await_publication(self)
                 self._one_of_two()
             else:
                 self._tell()
         # After it is told: whoever waits until nothing is owed waits until all are told.
-        core.patience.owed.pop(self, None)
+        core.deadlines.awaiting_answer.pop(self, None)
 
     def _is_refused(self, error: TransactionRefusedError) -> None:
         """Take in that another decision stands."""
@@ -397,7 +397,7 @@ class Flight:
         try:
             self._stored.pop()
         except IndexError:
-            if self._core.patience.unseen.pop(self, None) is None:
+            if self._core.deadlines.awaiting_publication.pop(self, None) is None:
                 # It was given up meanwhile.
                 return
             if self._settled is not Verdict.COMMIT and self._settled is not None:

@@ -24,12 +24,12 @@ T = TypeVar("T")
 _here = threading.local()
 
 
-def is_telling() -> bool:
+def in_callback() -> bool:
     """Tell whether the caller is a callback of a pledge that has just ended."""
     return bool(getattr(_here, "telling", False))
 
 
-class Pledge(Generic[T]):
+class ResultFuture(Generic[T]):
     """A result to come. Ended once, by any thread; asked by any number of them.
 
     There is no lock: the outcome is set before the callbacks are taken, and a callback is either taken by who ends the
@@ -42,7 +42,7 @@ class Pledge(Generic[T]):
         self._set = False
         self._result: T | None = None
         self._error: Exception | None = None
-        self._callbacks: list[Callable[[Pledge[T]], object]] = []
+        self._callbacks: list[Callable[[ResultFuture[T]], object]] = []
 
     def done(self) -> bool:
         """Tell whether the result, or the error, is there."""
@@ -75,7 +75,7 @@ class Pledge(Generic[T]):
         self._wait(timeout)
         return self._error
 
-    def add_done_callback(self, callback: Callable[[Pledge[T]], object]) -> None:
+    def add_done_callback(self, callback: Callable[[ResultFuture[T]], object]) -> None:
         """Have a function called with this object once it is done; at once where it is.
 
         It runs in the thread that serves all deliveries: it must not wait, nor call what waits. It may `submit`; where
@@ -119,13 +119,13 @@ class Pledge(Generic[T]):
             except IndexError:
                 return
             # A callback may end another pledge, and be within its own afterwards.
-            outer, _here.telling = is_telling(), True
+            outer, _here.telling = in_callback(), True
             try:
                 self._call(callback)
             finally:
                 _here.telling = outer
 
-    def _call(self, callback: Callable[[Pledge[T]], object]) -> None:
+    def _call(self, callback: Callable[[ResultFuture[T]], object]) -> None:
         try:
             callback(self)
         except KeyboardInterrupt:
@@ -192,4 +192,4 @@ class _Bells:
 _bell = _Bells()
 
 
-__all__ = ["Pledge", "is_telling"]
+__all__ = ["ResultFuture", "in_callback"]

@@ -26,11 +26,11 @@ from penstock.errors import ConfigurationError, StoppedError
 from penstock.options import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, a_half, encoded, terms
 from penstock.transactions.model import Order, ProducerStatistics, TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, Checker, TimedCheck
+from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, CheckResponder, TimedCheck
 from penstock.transactions.producer.core import Core
-from penstock.transactions.producer.deadlines import Patience
-from penstock.transactions.producer.futures import is_telling
-from penstock.transactions.producer.in_flight import InFlight
+from penstock.transactions.producer.deadlines import RequestDeadlines
+from penstock.transactions.producer.futures import in_callback
+from penstock.transactions.producer.in_flight import InFlightLimit
 from penstock.transactions.producer.listeners import (
     LocalTransactionExecutor,
     Run,
@@ -38,8 +38,8 @@ from penstock.transactions.producer.listeners import (
     TransactionListener,
     executing,
 )
-from penstock.transactions.producer.submission import Sending
-from penstock.transactions.producer.transaction import Desk, Transaction, TransactionOfSeveral
+from penstock.transactions.producer.submission import Submission
+from penstock.transactions.producer.transaction import ProducerContext, Transaction, TransactionOfSeveral
 from penstock.transactions.store import Store
 from penstock.transactions.stores.kafka.store import KafkaStore
 from penstock.transactions.wire.half import MAX_GROUP_BYTES, Half
@@ -157,16 +157,18 @@ class TransactionalProducer:
             name=group,
         )
         room_timeout_s = send_timeout if when_full == "block" else 0.0
-        self._patience = Patience(group, math.inf if store is None else send_timeout, publish_timeout)
+        self._deadlines = RequestDeadlines(group, math.inf if store is None else send_timeout, publish_timeout)
         self._core = Core(
             self._store,
-            InFlight(max_in_flight, max_in_flight_bytes, room_timeout_s),
-            self._patience,
+            InFlightLimit(max_in_flight, max_in_flight_bytes, room_timeout_s),
+            self._deadlines,
             has_check=check is not None,
             spans=_spans_of(telemetry, group),
         )
-        self._desk = Desk(self._core, group, self._open, room_timeout_s)
-        self._checker = Checker(self._store, group, check, check_workers, check_timeout) if check is not None else None
+        self._context = ProducerContext(self._core, group, self._open, room_timeout_s)
+        self._checks = (
+            CheckResponder(self._store, group, check, check_workers, check_timeout) if check is not None else None
+        )
         self._start_lock = threading.Lock()
         # Written under the start lock; read without it, for it only ever goes on.
         self._state = "new"
@@ -187,9 +189,9 @@ class TransactionalProducer:
             if self._state == "new":
                 self._store.start()
                 try:
-                    if self._checker is not None:
-                        self._checker.start()
-                    self._patience.start()
+                    if self._checks is not None:
+                        self._checks.start()
+                    self._deadlines.start()
                 except BaseException:
                     # What was started cannot be started again.
                     self._state = "stopped"
@@ -209,26 +211,26 @@ class TransactionalProducer:
         """
         with self._start_lock:
             before, self._state = self._state, "stopped"
-        if before == "started" and is_telling():
+        if before == "started" and in_callback():
             threading.Thread(target=self._stop, args=(timeout,), name=f"penstock-stop-{self._group}").start()
         elif before == "started":
             self._stop(timeout)
-        elif not is_telling():
+        elif not in_callback():
             self._is_down.wait(timeout)
 
     def _stop(self, timeout_s: float) -> None:
         deadline = 0.0
         try:
-            if self._checker is not None:
-                self._checker.stop(timeout_s)
+            if self._checks is not None:
+                self._checks.stop(timeout_s)
             deadline = time.monotonic() + timeout_s
             # Before the store refuses decisions: halves that are stored by now lead to some.
-            self._patience.drain(timeout_s)
+            self._deadlines.drain(timeout_s)
         finally:
             try:
                 self._store.stop(max(0.0, deadline - time.monotonic()))
             finally:
-                self._patience.stop()
+                self._deadlines.stop()
                 self._is_down.set()
 
     def __enter__(self) -> Self:
@@ -295,7 +297,7 @@ class TransactionalProducer:
                 Kafka only with `wait="published"`.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        return Transaction(self._desk, half.transaction_id, (half,), None, self._chosen(wait))
+        return Transaction(self._context, half.transaction_id, (half,), None, self._chosen(wait))
 
     def transaction_of(
         self,
@@ -331,7 +333,7 @@ class TransactionalProducer:
             ordering_key=encoded("ordering_key", ordering_key),
             by_half=self._by_half,
         )
-        made = TransactionOfSeveral(self._desk, new_id(), under, self._chosen(wait))
+        made = TransactionOfSeveral(self._context, new_id(), under, self._chosen(wait))
         if messages:
             made.give(messages)
         return made
@@ -374,11 +376,11 @@ class TransactionalProducer:
         half = self._half(topic, key, value, headers, partition, under)
         chosen = self._chosen(wait)
         if execute is None:
-            sending = self._sending(half, chosen)
+            sending = self._submission(half, chosen)
             self._open()
             sending.start()
             return sending.result()
-        transaction = Transaction(self._desk, half.transaction_id, (half,), None, chosen)
+        transaction = Transaction(self._context, half.transaction_id, (half,), None, chosen)
         with transaction as tx:
             _apply(tx, execute(tx))
         return tx.result
@@ -394,7 +396,7 @@ class TransactionalProducer:
         check_immunity: float | None = None,
         deliver_at: datetime | float | None = None,
         wait: Wait | None = None,
-    ) -> Sending:
+    ) -> Submission:
         """Send a message without a local transaction and without waiting: thousands may be under way.
 
         The arguments and errors are those of `transaction`. It waits only for the first connection, for the first
@@ -405,7 +407,7 @@ class TransactionalProducer:
             awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        sending = self._sending(half, self._chosen(wait))
+        sending = self._submission(half, self._chosen(wait))
         self._open()
         sending.start()
         return sending
@@ -429,7 +431,7 @@ class TransactionalProducer:
         `execute` runs leaves the message to a check.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        transaction = Transaction(self._desk, half.transaction_id, (half,), None, self._chosen(wait))
+        transaction = Transaction(self._context, half.transaction_id, (half,), None, self._chosen(wait))
         async with transaction as tx:
             answer: object = execute(tx) if execute is not None else None
             _apply(tx, await answer if inspect.isawaitable(answer) else answer)
@@ -505,7 +507,7 @@ class TransactionalProducer:
 
     def statistics(self) -> ProducerStatistics:
         """Return counts since the start. Safe from any thread."""
-        counts, checker = self._core.statistics(), self._checker
+        counts, checker = self._core.statistics(), self._checks
         if checker is None:
             return counts
         return replace(
@@ -545,8 +547,8 @@ class TransactionalProducer:
         )
         return half._replace(order_key=half.key) if self._by_half else half
 
-    def _sending(self, half: Half, wait: Wait) -> Sending:
-        return Sending(self._core.flight((half,), None, wait))
+    def _submission(self, half: Half, wait: Wait) -> Submission:
+        return Submission(self._core.flight((half,), None, wait))
 
 
 def _spans_of(telemetry: Telemetry | None, group: str) -> SendSpans | None:

@@ -15,7 +15,7 @@ from penstock.errors import BufferFullError, PublicationNotSeenError, Transactio
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.core import Core, Flight
-from penstock.transactions.producer.futures import Pledge
+from penstock.transactions.producer.futures import ResultFuture
 from penstock.transactions.wire.half import Half
 
 _log = logging.getLogger("penstock.transactions")
@@ -25,7 +25,7 @@ _ROOM_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ProducerContext:
     """What a transaction needs of its producer.
 
     Attributes:
@@ -83,7 +83,7 @@ class Transaction:
     """
 
     __slots__ = (
-        "_desk",
+        "_context",
         "_errors_tell",
         "_flight",
         "_halves",
@@ -95,10 +95,15 @@ class Transaction:
     )
 
     def __init__(
-        self, desk: Desk, transaction_id: str, made: Sequence[Half], ordering_key: bytes | None, wait: Wait
+        self,
+        context: ProducerContext,
+        transaction_id: str,
+        made: Sequence[Half],
+        ordering_key: bytes | None,
+        wait: Wait,
     ) -> None:
         self.transaction_id = transaction_id
-        self._desk = desk
+        self._context = context
         self._halves = made
         self._ordering_key = ordering_key
         self._wait: Wait = wait
@@ -188,7 +193,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         flight = self._leave(error)
-        told: Pledge[Flight] = Pledge()
+        told: ResultFuture[Flight] = ResultFuture()
         flight.end(self._state, told.succeed)
         await told
         _raise(flight, error)
@@ -198,12 +203,12 @@ class Transaction:
             raise TransactionError(
                 f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
             )
-        self._flight = self._desk.core.flight(self._halves, self._ordering_key, self._wait)
+        self._flight = self._context.core.flight(self._halves, self._ordering_key, self._wait)
         return self._flight
 
     def _store_halves(self) -> None:
         flight = self._take_off()
-        self._desk.open()
+        self._context.open()
         gate = _Gate()
         flight.start(gate.open)
         try:
@@ -216,9 +221,9 @@ class Transaction:
 
     async def _store_halves_async(self) -> None:
         flight = self._take_off()
-        await self._desk.ready(self._halves)
-        told: Pledge[Flight] = Pledge()
-        await self._desk.start(flight, told.succeed)
+        await self._context.ready(self._halves)
+        told: ResultFuture[Flight] = ResultFuture()
+        await self._context.start(flight, told.succeed)
         try:
             await told
         except BaseException:
@@ -263,8 +268,8 @@ class TransactionOfSeveral(Transaction):
 
     __slots__ = ("_given", "_messages", "_terms")
 
-    def __init__(self, desk: Desk, transaction_id: str, terms: Terms, wait: Wait) -> None:
-        super().__init__(desk, transaction_id, (), terms.ordering_key, wait)
+    def __init__(self, context: ProducerContext, transaction_id: str, terms: Terms, wait: Wait) -> None:
+        super().__init__(context, transaction_id, (), terms.ordering_key, wait)
         self._terms = terms
         self._messages: list[Outgoing] = []
         # Whether the messages were given beforehand: then entering stores them.
@@ -281,7 +286,7 @@ class TransactionOfSeveral(Transaction):
         self._given = True
 
     def _make(self) -> None:
-        self._halves = halves(self.transaction_id, self._desk.group, self._messages, self._terms)
+        self._halves = halves(self.transaction_id, self._context.group, self._messages, self._terms)
 
     def add(
         self,
@@ -379,4 +384,4 @@ def _raise(flight: Flight, error: BaseException | None) -> None:
     _log.warning("%s", flight.error)
 
 
-__all__ = ["Desk", "Transaction", "TransactionOfSeveral"]
+__all__ = ["ProducerContext", "Transaction", "TransactionOfSeveral"]

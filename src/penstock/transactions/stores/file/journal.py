@@ -25,7 +25,7 @@ from penstock.transactions.stores.file.entries import (
 )
 from penstock.transactions.stores.file.folder import Folder
 from penstock.transactions.stores.file.frames import FRAME_BYTES, RECORD_BYTES, Record
-from penstock.transactions.stores.file.ledger import Kept, Ledger, is_discard_of_refused
+from penstock.transactions.stores.file.ledger import Ledger, StoredTransaction, is_discard_of_refused
 from penstock.transactions.stores.file.redo import NoRoomError, RedoLog
 from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
 from penstock.transactions.wire.half import Half
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     """What became of a change."""
 
     #: The transactions it changed.
-    kept: Sequence[Kept]
+    changed: Sequence[StoredTransaction]
     #: Why it was refused, or None.
     refused: str | None
     #: The decision that stands against it, where that is known.
@@ -85,10 +85,10 @@ class Outcome(NamedTuple):
 class Delays(Protocol):
     """Where committed transactions wait for their time. Safe from any thread."""
 
-    def hold_back(self, kept: Kept) -> bool:
+    def hold_back(self, stored: StoredTransaction) -> bool:
         """Let nobody publish a transaction that waits still; False where it is due, or waits for nothing."""
 
-    def put_back(self, kept: Kept) -> None:
+    def put_back(self, stored: StoredTransaction) -> None:
         """Let it wait as before."""
 
 
@@ -103,8 +103,6 @@ class Journal:
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
         self.ledger = Ledger()
         self.redo = RedoLog(folder, segment_bytes)
-        # Transactions whose halves have a new place since they were asked for.
-        self._moved: list[Kept] = []
         #: Set once it is open, by whoever publishes; without it nothing can be taken back.
         self.delays: Delays | None = None
         # How the last transactions ended, for decisions that come after that.
@@ -132,7 +130,7 @@ class Journal:
         taken: set[str] = set()
         counts: dict[str, int] = {}
         entries: list[Entry | str | None] = []
-        held_back: list[Kept] = []
+        held_back: list[StoredTransaction] = []
         for change in changes:
             if isinstance(change, Prepare):
                 number += 1
@@ -147,8 +145,8 @@ class Journal:
             records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)])
         except NoRoomError:
             if self.delays is not None:
-                for kept in held_back:
-                    self.delays.put_back(kept)
+                for stored in held_back:
+                    self.delays.put_back(stored)
             raise
         written = iter(records)
         return [
@@ -159,8 +157,8 @@ class Journal:
     def _made(self, entry: Entry, record: Record) -> Outcome:
         changed = self._applied(entry, record)
         if isinstance(entry, Settled) or (isinstance(entry, Decided) and entry.verdict is Verdict.ROLLBACK):
-            for kept in changed:
-                self._ended[kept.transaction_id] = kept.verdict or Verdict.COMMIT
+            for stored in changed:
+                self._ended[stored.transaction_id] = stored.verdict or Verdict.COMMIT
                 if len(self._ended) > _ENDED:
                     self._ended.popitem(last=False)
         return Outcome(changed, None)
@@ -168,43 +166,43 @@ class Journal:
     def _not_made(self, change: Change, refused: str | None) -> Outcome:
         if refused is None or not isinstance(change, Decide):
             return Outcome((), refused)
-        kept = self.ledger.kept.get(change.transaction_id)
-        return Outcome((), refused, self.end_of(change.transaction_id) if kept is None else kept.verdict)
+        stored = self.ledger.pending.get(change.transaction_id)
+        return Outcome((), refused, self.end_of(change.transaction_id) if stored is None else stored.verdict)
 
     def _prepared(self, change: Prepare, number: int, taken: set[str]) -> Entry | str:
         transaction_id = change.halves[0].transaction_id
-        if transaction_id in self.ledger.kept or transaction_id in taken:
+        if transaction_id in self.ledger.pending or transaction_id in taken:
             return f"transaction {transaction_id} is stored already"
         taken.add(transaction_id)
         return Prepared(number, change.birth_ms, 0, 0, Verdict.UNKNOWN, 0, change.halves)
 
     def _decided(
-        self, change: Decide, decided: int, taken: set[str], counts: dict[str, int], held_back: list[Kept]
+        self, change: Decide, decided: int, taken: set[str], counts: dict[str, int], held_back: list[StoredTransaction]
     ) -> Entry | str | None:
-        kept = self.ledger.kept.get(change.transaction_id)
-        if kept is None or kept.group != change.group:
-            return self._stranger(change.transaction_id, kept)
-        over_commit = change.over_commit and is_discard_of_refused(kept, change)
-        if change.transaction_id not in taken and self._is_cancelled(change, kept):
-            held_back.append(kept)
+        stored = self.ledger.pending.get(change.transaction_id)
+        if stored is None or stored.group != change.group:
+            return self._stranger(change.transaction_id, stored)
+        over_commit = change.over_commit and is_discard_of_refused(stored, change)
+        if change.transaction_id not in taken and self._is_cancelled(change, stored):
+            held_back.append(stored)
         elif change.cancels:
-            return "it is not decided yet" if kept.verdict is None else "it is due"
-        elif (kept.verdict is not None and not over_commit) or change.transaction_id in taken:
-            standing = kept.verdict.name if kept.verdict is not None else "another decision"
+            return "it is not decided yet" if stored.verdict is None else "it is due"
+        elif (stored.verdict is not None and not over_commit) or change.transaction_id in taken:
+            standing = stored.verdict.name if stored.verdict is not None else "another decision"
             # An answered check that comes late says nothing against what was decided.
             return None if change.verdict is Verdict.UNKNOWN else f"{standing} came first"
         if change.verdict is not Verdict.UNKNOWN:
             taken.add(change.transaction_id)
             return Decided(change.transaction_id, change.verdict, change.author, decided, change.actor)
-        count = counts.get(change.transaction_id, kept.check_count)
+        count = counts.get(change.transaction_id, stored.check_count)
         if change.check_number != count + 1 or change.check_number > MAX_CHECK_NUMBER:
             return None
         counts[change.transaction_id] = count + 1
         return Checked(change.transaction_id, count + 1, change.now_ms)
 
-    def _stranger(self, transaction_id: str, kept: Kept | None) -> str:
-        if kept is not None:
-            return f"it belongs to group {kept.group}"
+    def _stranger(self, transaction_id: str, stored: StoredTransaction | None) -> str:
+        if stored is not None:
+            return f"it belongs to group {stored.group}"
         ended = self.end_of(transaction_id)
         return "it is unknown, or settled long ago" if ended is None else f"{ended.name} came first, and is settled"
 
@@ -212,16 +210,16 @@ class Journal:
         """Return how a transaction was settled, or None where that is not known any more. Safe from any thread."""
         return self._ended.get(transaction_id)
 
-    def _is_cancelled(self, change: Decide, kept: Kept) -> bool:
+    def _is_cancelled(self, change: Decide, stored: StoredTransaction) -> bool:
         """Tell whether a decision takes a COMMIT back; nobody publishes it from then on."""
-        due_ms = kept.deliver_at_ms
+        due_ms = stored.deliver_at_ms
         return (
             may_cancel(change.verdict, change.author)
-            and kept.verdict is Verdict.COMMIT
+            and stored.verdict is Verdict.COMMIT
             and due_ms is not None
             and change.now_ms < due_ms
             and self.delays is not None
-            and self.delays.hold_back(kept)
+            and self.delays.hold_back(stored)
         )
 
     def _write(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
@@ -230,7 +228,7 @@ class Journal:
         size = FRAME_BYTES + sum(RECORD_BYTES + len(payload) for _, payload in records)
         if self.redo.needs_segment(size):
             self.redo.begin_segment(
-                size, min((kept.place for kept in self.ledger.kept.values()), default=self.redo.end)
+                size, min((stored.place for stored in self.ledger.pending.values()), default=self.redo.end)
             )
             self._carry()
         if self.redo.needs_segment(size):
@@ -240,31 +238,31 @@ class Journal:
 
     def _floor(self) -> int:
         """Return the lowest place that is still needed."""
-        return min((kept.place for kept in self.ledger.kept.values()), default=self.redo.end)
+        return min((stored.place for stored in self.ledger.pending.values()), default=self.redo.end)
 
     def _carry(self) -> None:
         """Write what is live in the oldest segments again, while the log takes more than twice what is live."""
-        live = sum(kept.size for kept in self.ledger.kept.values())
+        live = sum(stored.size for stored in self.ledger.pending.values())
         bases = self.redo.bases
         # The last two are always there: the one that was begun, and the one that was full.
         spare = self.redo.end - bases[0] - 2 * live
-        kept_by_place = iter(sorted(self.ledger.kept.values(), key=lambda kept: kept.place))
+        kept_by_place = iter(sorted(self.ledger.pending.values(), key=lambda stored: stored.place))
         following = next(kept_by_place, None)
         for begin, end in itertools.pairwise(bases[:-1]):
             if spare <= 0:
                 return
             spare -= end - begin
-            batch: list[Kept] = []
+            batch: list[StoredTransaction] = []
             while following is not None and following.place < end:
                 batch.append(following)
                 following = next(kept_by_place, None)
             self._carry_batch(batch)
 
-    def _carry_batch(self, batch: Sequence[Kept]) -> None:
+    def _carry_batch(self, batch: Sequence[StoredTransaction]) -> None:
         frame: list[tuple[int, bytes]] = []
         size = FRAME_BYTES
-        for kept in batch:
-            records = [encode_entry(entry) for entry in self.ledger.entries_of(kept, self.halves(kept))]
+        for stored in batch:
+            records = [encode_entry(entry) for entry in self.ledger.entries_of(stored, self.halves(stored))]
             more = sum(RECORD_BYTES + len(payload) for _, payload in records)
             if frame and size + more > _CARRY_BYTES:
                 self._append_carried(frame, size)
@@ -278,35 +276,32 @@ class Journal:
         if self.redo.needs_segment(size):
             self.redo.begin_segment(size, self._floor())
         for record in self.redo.append(frame):
-            self._moved.extend(self._applied(self._decode(record), record))
+            self._apply(record)
 
-    def take_moved(self) -> list[Kept]:
-        """Return the transactions whose halves were written again since the last call."""
-        moved, self._moved = self._moved, []
-        return moved
-
-    def undecided_halves(self, kept: Kept) -> tuple[Half, ...] | None:
+    def undecided_halves(self, stored: StoredTransaction) -> tuple[Half, ...] | None:
         """Read the halves of a transaction, unless it is decided or settled. The ledger is guarded meanwhile."""
-        if kept.verdict is not None or self.ledger.kept.get(kept.transaction_id) is not kept:
+        if stored.verdict is not None or self.ledger.pending.get(stored.transaction_id) is not stored:
             return None
-        return self.halves(kept)
+        return self.halves(stored)
 
-    def halves(self, kept: Kept) -> tuple[Half, ...]:
+    def halves(self, stored: StoredTransaction) -> tuple[Half, ...]:
         """Read the halves of a transaction from the log. Safe from any thread, if it guards the ledger meanwhile.
 
         Raises:
             StoreDamagedError: they do not read any more.
         """
-        record = self.redo.read(kept.place, kept.size)
+        record = self.redo.read(stored.place, stored.size)
         entry = self._decode(record)
         if not isinstance(entry, Prepared):
-            raise StoreDamagedError(f"the file store is damaged: place {kept.place} holds no halves; restore a backup")
+            raise StoreDamagedError(
+                f"the file store is damaged: place {stored.place} holds no halves; restore a backup"
+            )
         return entry.halves
 
     def _apply(self, record: Record) -> None:
         self._applied(self._decode(record), record)
 
-    def _applied(self, entry: Entry, record: Record) -> list[Kept]:
+    def _applied(self, entry: Entry, record: Record) -> list[StoredTransaction]:
         return self.ledger.apply(entry, record.place, record.size)
 
     def _decode(self, record: Record) -> Entry:

@@ -26,10 +26,10 @@ class _Decision(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class StoredTransaction:
     """An unsettled transaction. The payloads stay in the redo log; here is what decides what becomes of it.
 
-    Changed by the ledger alone, save for `slot`, `due` and `settled`, which belong to those who look after it.
+    Changed by the ledger alone, save for `due` and `settled`, which belong to those who look after it.
     """
 
     transaction_id: str
@@ -56,7 +56,6 @@ class Kept:
     author: Author | None = None
     #: By name, where a person decided.
     actor: str = ""
-    slot: int = -1
     #: Monotonic seconds of its next check.
     due: float = 0.0
     #: Set once it is published, a little before that is durable here: what waits for it must not take it again.
@@ -68,21 +67,21 @@ class Ledger:
 
     def __init__(self) -> None:
         #: By id, in no order that matters.
-        self.kept: dict[str, Kept] = {}
+        self.pending: dict[str, StoredTransaction] = {}
         #: The highest numbers that were given out.
         self.number = 0
         self.decided = 0
 
-    def prepare(self, entry: Prepared, place: int, size: int) -> Kept:
+    def prepare(self, entry: Prepared, place: int, size: int) -> StoredTransaction:
         """Take in a transaction, or its halves' new place in the log."""
         self.number = max(self.number, entry.number)
         self.decided = max(self.decided, entry.decided)
         first = entry.halves[0]
-        kept = self.kept.get(first.transaction_id)
-        if kept is not None:
-            kept.place, kept.size = place, size
-            return kept
-        kept = Kept(
+        stored = self.pending.get(first.transaction_id)
+        if stored is not None:
+            stored.place, stored.size = place, size
+            return stored
+        stored = StoredTransaction(
             transaction_id=first.transaction_id,
             group=first.group,
             number=entry.number,
@@ -99,59 +98,59 @@ class Ledger:
             topics=tuple(dict.fromkeys(half.topic for half in entry.halves)),
             resumed=first.resumed,
         )
-        self.kept[first.transaction_id] = kept
-        return kept
+        self.pending[first.transaction_id] = stored
+        return stored
 
-    def apply(self, entry: Entry, place: int, size: int) -> list[Kept]:
+    def apply(self, entry: Entry, place: int, size: int) -> list[StoredTransaction]:
         """Apply an entry of the log; return the transactions it speaks of. Settled ones are not kept any more."""
         if isinstance(entry, Prepared):
             return [self.prepare(entry, place, size)]
         if isinstance(entry, Decided):
             self.decided = max(self.decided, entry.decided)
-            kept = self.kept.get(entry.transaction_id)
+            stored = self.pending.get(entry.transaction_id)
             # Absent: it was settled, and its halves' segment is gone. The first decision is the only one written, save
             # for one that takes a COMMIT back before it is due, and for an operator's DISCARD of what Kafka refused.
-            if kept is None or not _counts(kept, entry):
+            if stored is None or not _counts(stored, entry):
                 return []
-            kept.verdict, kept.decided = entry.verdict, entry.decided
-            kept.author, kept.actor = entry.author, entry.actor
+            stored.verdict, stored.decided = entry.verdict, entry.decided
+            stored.author, stored.actor = entry.author, entry.actor
             if entry.verdict is Verdict.ROLLBACK:
                 # There is nothing left to do for it: it is settled by being decided.
-                del self.kept[entry.transaction_id]
-            return [kept]
+                del self.pending[entry.transaction_id]
+            return [stored]
         if isinstance(entry, Checked):
-            kept = self.kept.get(entry.transaction_id)
-            if kept is None:
+            stored = self.pending.get(entry.transaction_id)
+            if stored is None:
                 return []
-            kept.check_count, kept.answered_ms = entry.check_count, entry.answered_ms
-            return [kept]
-        return [kept for one in entry.transaction_ids if (kept := self.kept.pop(one, None)) is not None]
+            stored.check_count, stored.answered_ms = entry.check_count, entry.answered_ms
+            return [stored]
+        return [stored for one in entry.transaction_ids if (stored := self.pending.pop(one, None)) is not None]
 
-    def entries_of(self, kept: Kept, halves: tuple[Half, ...]) -> list[Entry]:
+    def entries_of(self, stored: StoredTransaction, halves: tuple[Half, ...]) -> list[Entry]:
         """Return entries that tell all of a transaction, to be written again."""
-        verdict = kept.verdict or Verdict.UNKNOWN
-        numbers = (kept.number, kept.birth_ms, kept.check_count, kept.answered_ms)
-        if kept.author is Author.OPERATOR:
+        verdict = stored.verdict or Verdict.UNKNOWN
+        numbers = (stored.number, stored.birth_ms, stored.check_count, stored.answered_ms)
+        if stored.author is Author.OPERATOR:
             # The first entry alone would not say who it was.
-            decision = Decided(kept.transaction_id, verdict, kept.author, kept.decided, kept.actor)
+            decision = Decided(stored.transaction_id, verdict, stored.author, stored.decided, stored.actor)
             return [Prepared(*numbers, Verdict.UNKNOWN, 0, halves), decision]
-        return [Prepared(*numbers, verdict, kept.decided, halves)]
+        return [Prepared(*numbers, verdict, stored.decided, halves)]
 
 
-def _counts(kept: Kept, decision: Decided) -> bool:
+def _counts(stored: StoredTransaction, decision: Decided) -> bool:
     """Tell whether a decision that is in the log counts."""
-    is_first = kept.verdict is None
-    return is_first or decision.verdict is Verdict.ROLLBACK or is_discard_of_refused(kept, decision)
+    is_first = stored.verdict is None
+    return is_first or decision.verdict is Verdict.ROLLBACK or is_discard_of_refused(stored, decision)
 
 
-def is_discard_of_refused(kept: Kept, decision: _Decision) -> bool:
+def is_discard_of_refused(stored: StoredTransaction, decision: _Decision) -> bool:
     """Tell whether an operator discards what is committed: the one decision that counts after another one."""
     discards = (decision.verdict, decision.author) == (Verdict.DISCARD, Author.OPERATOR)
-    return discards and kept.verdict is Verdict.COMMIT
+    return discards and stored.verdict is Verdict.COMMIT
 
 
 def _longest(times: list[int | None]) -> int | None:
     return max((time for time in times if time is not None), default=None)
 
 
-__all__ = ["Kept", "Ledger", "is_discard_of_refused"]
+__all__ = ["Ledger", "StoredTransaction", "is_discard_of_refused"]

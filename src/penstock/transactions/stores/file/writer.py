@@ -17,8 +17,8 @@ from penstock.transactions.stores.file.redo import NoRoomError
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Told what became of a change, or why it is not stored.
-ToldChanged = Callable[[Outcome | Exception], None]
+#: Called with what became of a change, or why it is not stored.
+ChangedCallback = Callable[[Outcome | Exception], None]
 #: Changes, and bytes of halves, that go into one batch.
 _BATCH = 2_000
 _BATCH_BYTES = 4 << 20
@@ -29,12 +29,12 @@ _OVERHEAD_BYTES = 200
 
 
 class Writer:
-    """One thread that writes a journal. `submit` is safe from any thread, also from within `told`.
+    """One thread that writes a journal. `submit` is safe from any thread, also from within a callback.
 
     Args:
         journal: opened; used by this thread from now on, under the guard.
         guard: held while the journal changes.
-        changed: called with the changes and outcomes of each durable batch, before the askers are told.
+        changed: called with the changes and outcomes of each durable batch, before their callbacks.
         name: of the thread.
     """
 
@@ -53,7 +53,7 @@ class Writer:
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._waiting: deque[tuple[Change, ToldChanged, int]] = deque()
+        self._waiting: deque[tuple[Change, ChangedCallback, int]] = deque()
         self._waiting_bytes = 0
         self._stopping = False
         #: Why it takes nothing more, or None.
@@ -72,8 +72,8 @@ class Writer:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def submit(self, change: Change, told: ToldChanged) -> None:
-        """Hand a change over; `told` is called once, from the writing thread, or at once if nothing is taken any more.
+    def submit(self, change: Change, callback: ChangedCallback) -> None:
+        """Hand a change over; the callback comes once: from the writing thread, or at once if nothing is taken.
 
         Waits while too many halves are waiting, except on the writing thread itself.
         """
@@ -84,11 +84,11 @@ class Writer:
                     self._room.wait()
             refusal = self._refusal()
             if refusal is None:
-                self._waiting.append((change, told, size))
+                self._waiting.append((change, callback, size))
                 self._waiting_bytes += size
                 self._more.notify()
         if refusal is not None:
-            told(refusal)
+            callback(refusal)
 
     def _refusal(self) -> Exception | None:
         if self.failure is not None:
@@ -102,11 +102,11 @@ class Writer:
                 return
             self._write(batch)
 
-    def _take(self) -> list[tuple[Change, ToldChanged, int]]:
+    def _take(self) -> list[tuple[Change, ChangedCallback, int]]:
         with self._lock:
             while not self._waiting and not self._stopping:
                 self._more.wait()
-            batch: list[tuple[Change, ToldChanged, int]] = []
+            batch: list[tuple[Change, ChangedCallback, int]] = []
             size = 0
             while self._waiting and len(batch) < _BATCH and (not batch or size < _BATCH_BYTES):
                 batch.append(self._waiting.popleft())
@@ -115,7 +115,7 @@ class Writer:
             self._room.notify_all()
             return batch
 
-    def _write(self, batch: Sequence[tuple[Change, ToldChanged, int]]) -> None:
+    def _write(self, batch: Sequence[tuple[Change, ChangedCallback, int]]) -> None:
         changes = [change for change, _, _ in batch]
         outcomes: Sequence[Outcome | Exception]
         try:
@@ -125,10 +125,10 @@ class Writer:
         except NoRoomError as error:
             _log.warning("the file store has no room: %s; what was to be stored is refused until there is", error)
             outcomes = [error] * len(batch)
-        except Exception as error:  # noqa: BLE001 - told to all who asked; the thread must not die in silence
+        except Exception as error:  # noqa: BLE001 - each callback gets it; the thread must not die in silence
             outcomes = [self._fail(error)] * len(batch)
-        for (_, told, _), outcome in zip(batch, outcomes, strict=True):
-            told(outcome)
+        for (_, callback, _), outcome in zip(batch, outcomes, strict=True):
+            callback(outcome)
 
     def _fail(self, error: Exception) -> StoreFailedError:
         """Take nothing more: after a sync that failed, nobody knows what the disk holds, and asking again may lie."""
@@ -143,8 +143,8 @@ class Writer:
             self.failure = failure
             left, self._waiting = list(self._waiting), deque()
             self._room.notify_all()
-        for _, told, _ in left:
-            told(failure)
+        for _, callback, _ in left:
+            callback(failure)
         return failure
 
 
@@ -154,4 +154,4 @@ def _size_of(change: Change) -> int:
     return _OVERHEAD_BYTES + sum(len(half.key or b"") + len(half.value or b"") for half in change.halves)
 
 
-__all__ = ["ToldChanged", "Writer"]
+__all__ = ["ChangedCallback", "Writer"]

@@ -1,4 +1,4 @@
-"""The store in Kafka topics, as producers see it: halves and decisions in, questions out."""
+"""The store in Kafka topics, as producers see it: halves and decisions in, checks out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.operator.cancelling_in_kafka import cancel
 from penstock.transactions.operator.inspection import Inspection
-from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.op_batches import OpBatches
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
@@ -51,13 +51,24 @@ def _log_lost(error: TransactionError | None) -> None:
 class _Storing:
     """Halves on their way into the log. Reports come from the delivery thread, refusals from the sending one."""
 
-    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "_why", "error", "halves", "partition", "posted")
+    __slots__ = (
+        "_callback",
+        "_describe",
+        "_left",
+        "_lock",
+        "_offsets",
+        "_why",
+        "error",
+        "halves",
+        "partition",
+        "posted",
+    )
 
     def __init__(
         self,
         halves: Sequence[Half],
         partition: int,
-        told: ToldPrepared,
+        callback: PreparedCallback,
         describe: Callable[[_Storing], HalfNotStoredError],
         why: Callable[[KafkaError], str],
     ) -> None:
@@ -66,7 +77,7 @@ class _Storing:
         #: How many were handed to the client library.
         self.posted = len(halves)
         self.error: str | None = None
-        self._told = told
+        self._callback = callback
         self._describe = describe
         self._why = why
         self._offsets = [0] * len(halves)
@@ -79,7 +90,7 @@ class _Storing:
         if len(self.halves) > 1:
             self.report_part(0, error, message)
         elif error is None:
-            self._told(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
+            self._callback(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
         else:
             self._settle(1, self._why(error))
 
@@ -100,9 +111,9 @@ class _Storing:
             if self._left:
                 return
         if self.error is None:
-            self._told(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
+            self._callback(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
         else:
-            self._told(self._describe(self))
+            self._callback(self._describe(self))
 
 
 class KafkaStore:
@@ -219,17 +230,17 @@ class KafkaStore:
         if partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
 
-    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
-        """Store halves in one half partition and tell once they are durable.
+    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
+        """Store halves in one half partition and call back once they are durable.
 
-        Where one is not known to be durable, `HalfNotStoredError` is told and a ROLLBACK written after them, so that
-        they are settled without a check should they turn up after all.
+        Where one is not known to be durable, the callback gets `HalfNotStoredError`, and a ROLLBACK is written after
+        them, so that they are settled without a check should they turn up after all.
         """
         first = halves[0]
         key = first.key if ordering_key is None else ordering_key
         partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
         why = partial(self._sends.why, self._topics.half)
-        storing = _Storing(halves, partition, told, self._not_stored, why)
+        storing = _Storing(halves, partition, callback, self._not_stored, why)
         report: Report = storing.report
         for number, half in enumerate(halves):
             if number:
@@ -253,12 +264,12 @@ class KafkaStore:
             f"{self._topics.half}[{partition}]: {storing.error}; the local transaction did not run, send it again"
         )
 
-    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
-        """Store the producer's decision, and tell once it is durable, or why that is not known."""
+    def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
+        """Store the producer's decision; call back once it is durable, or why that is not known."""
         assert isinstance(prepared, StoredHalves)  # noqa: S101 - a store gets back what it gave out
         half = prepared.halves[0]
         place = (prepared.partition, prepared.offsets)
-        self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), told)
+        self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -272,9 +283,9 @@ class KafkaStore:
 
     def _await_stored(self, op: Op) -> None:
         """Store a decision and return once it is durable, or raise `DecisionNotStoredError`."""
-        heard: SimpleQueue[TransactionError | None] = SimpleQueue()
-        self._ops.add(op, heard.put)
-        error = heard.get()
+        answers: SimpleQueue[TransactionError | None] = SimpleQueue()
+        self._ops.add(op, answers.put)
+        error = answers.get()
         if error is not None:
             raise error
 
@@ -293,12 +304,12 @@ class KafkaStore:
             wait_s=wait_s,
         )
 
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled, as soon as a committed reader of the done log sees it."""
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""
         with self._watch_lock:
             if self._watch is None:
                 self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name)
-            self._watch.add(transaction_id, told)
+            self._watch.add(transaction_id, callback)
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
@@ -311,7 +322,7 @@ class KafkaStore:
         return f"a right to be seen: {lacking}" if lacking else self._why.cause(transaction_id, topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
-        """Return the questions to a producer group: its share of `<prefix>.check`."""
+        """Return the checks of a producer group: its share of `<prefix>.check`."""
         return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
 
 

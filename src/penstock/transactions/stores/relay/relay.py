@@ -50,11 +50,18 @@ class MakeOutbound(Protocol):
 class Backlog(Protocol):
     """What a shard of a store holds, as its relay needs it. Used by one thread; a name is that of the done log."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the shard is another's by now."""
+
     def may_open(self) -> bool:
         """Make sure that the shard is still one's own: whoever publishes it now is shut out next."""
 
     def take(self) -> Sequence[Publishable]:
         """Return what to publish next on the main path, in its order; nothing that was held is among it."""
+
+    def wants_visible(self, entries: Sequence[Publishable]) -> bool:
+        """Tell whether it is waited for until a committed reader can see one of them."""
 
     def published(self, names: Collection[str]) -> None:
         """Mark as settled what is published. Some may be so already, or unknown."""
@@ -106,7 +113,6 @@ class Relay:
         make: makes what publishes.
         left: counts threads that are left behind.
         wake: called from other threads when `step` has something to do.
-        wants_visible: tells whether it is waited for until what is published can be seen.
     """
 
     def __init__(
@@ -116,13 +122,10 @@ class Relay:
         make: MakeOutbound,
         left: LeftBehind,
         wake: Callable[[], object],
-        *,
-        wants_visible: Callable[[Sequence[Publishable]], bool] = lambda _: True,
     ) -> None:
         self._backlog = backlog
         self._name = transactional_id
         self._trial_name = f"{transactional_id}.q"
-        self._wants_visible = wants_visible
         self._main = _Path(BoundedOutbound(lambda: make(transactional_id, apart=False), transactional_id, left, wake))
         self._trial = _Path(BoundedOutbound(lambda: make(self._trial_name, apart=True), self._trial_name, left, wake))
         self._quarantine = Quarantine()
@@ -201,7 +204,7 @@ class Relay:
             self._backlog.hold(stopped)
         if not entries:
             return bool(stopped)
-        visible = self._wants_visible(entries)
+        visible = self._backlog.wants_visible(entries)
         self._start(main, entries, self._main_published, visible=visible)
         return True
 
@@ -343,7 +346,7 @@ class Relay:
         entries = [entry for name in names if (entry := found.get(name)) is not None]
         self._quarantine.give_back([name for name in names if name not in found])
         if entries:
-            self._start(self._trial, entries, self._trial_published, visible=self._wants_visible(entries))
+            self._start(self._trial, entries, self._trial_published, visible=self._backlog.wants_visible(entries))
         return bool(entries or gone)
 
     def _trial_published(self, result: tuple[Outcome, int, int]) -> None:

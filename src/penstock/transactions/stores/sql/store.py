@@ -1,6 +1,6 @@
 """The store in a database: a row for each transaction, SQLite or PostgreSQL.
 
-The first decision wins by a conditional update. Publication is exactly once into Kafka, by `outbound`: the coordinators
+The first decision wins by a conditional update. Publication is exactly once into Kafka, by a relay: the coordinators
 share the shards, and each shard is published by one of them at a time, fenced in the database and in Kafka.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -28,16 +28,18 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.options import ClientConfig, positive_int
-from penstock.transactions.store import CoordinatorOptions, Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.connections import cause_of
+from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
+from penstock.transactions.stores.relay.coordinator import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
 from penstock.transactions.stores.sql.cancelling import cancel
+from penstock.transactions.stores.sql.check_source import SqlCheckSource
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.outbox import Outbox
-from penstock.transactions.stores.sql.questions import SqlCheckSource
-from penstock.transactions.stores.sql.settler import SqlSettler
-from penstock.transactions.stores.sql.watching import SettledWatch
-from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer, cause_of
+from penstock.transactions.stores.sql.settled_watch import SettledWatch
+from penstock.transactions.stores.sql.shards import SqlShards
+from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -59,19 +61,19 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class _Preparing(NewTransaction):
-    """A transaction on its way into the database, and whom to tell."""
+    """A transaction on its way into the database, and its callback."""
 
-    told: ToldPrepared
+    callback: PreparedCallback
     store: SqlStore
 
     def tell(self, error: Exception | None) -> None:
         half = self.halves[0]
         if error is None:
-            self.told(StoredRow(self.halves, self.shard))
+            self.callback(StoredRow(self.halves, self.shard))
             return
         # Should its transaction have been committed all the same.
-        self.store.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER, told=_nobody))
-        self.told(
+        self.store.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER))
+        self.callback(
             HalfNotStoredError(
                 f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in the "
                 f"database: {cause_of(error)}; the local transaction did not run, send it again"
@@ -81,27 +83,23 @@ class _Preparing(NewTransaction):
 
 @dataclass(slots=True)
 class _Deciding(Decision):
-    """A decision on its way into the database, and whom to tell."""
+    """A decision on its way into the database, and its callback."""
 
-    told: ToldDecided | None = None
+    callback: DecidedCallback | None = None
 
     def tell(self, error: Exception | None) -> None:
-        told: TransactionError | None = None
+        answer: TransactionError | None = None
         if error is not None:
-            told = DecisionNotStoredError(
+            answer = DecisionNotStoredError(
                 f"transaction {self.transaction_id}: its {self.verdict.name} is not known to be stored in the "
                 f"database: {cause_of(error)}"
             )
         elif (refusal := self.refusal()) is not None:
             _log.warning("%s", refusal)
             # One that says the same and came first does no harm.
-            told = None if self.refused_by == self.verdict else TransactionRefusedError(refusal)
-        if self.told is not None:
-            self.told(told)
-
-
-def _nobody(_: object) -> None:
-    """Nobody waits."""
+            answer = None if self.refused_by == self.verdict else TransactionRefusedError(refusal)
+        if self.callback is not None:
+            self.callback(answer)
 
 
 class SqlStore:
@@ -123,6 +121,9 @@ class SqlStore:
         ConfigurationError: an argument is wrong. Nothing was started.
     """
 
+    #: What it is called in messages.
+    label = "the SQL store"
+
     def __init__(
         self,
         url: str,
@@ -137,6 +138,7 @@ class SqlStore:
         self.database = Database(url)
         self.bootstrap_servers = bootstrap_servers
         self.config: ClientConfig = config or {}
+        self.prefix = prefix
         self.topics = StoreTopics(prefix)
         self._wanted_shards = shards
         self._admin = admin_client(bootstrap_servers, self.config)
@@ -217,14 +219,14 @@ class SqlStore:
                 f"topic {topic} has partitions 0 to {found[topic] - 1}, but partition is {partition}"
             )
 
-    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
-        """Store the halves of one transaction, and tell once they are durable."""
-        self.submit(_Preparing(halves, self.shard_of(halves[0], ordering_key), told, self))
+    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
+        """Store the halves of one transaction, and call back once they are durable."""
+        self.submit(_Preparing(halves, self.shard_of(halves[0], ordering_key), callback, self))
 
-    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
-        """Store the producer's decision, and tell once it is durable."""
+    def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
+        """Store the producer's decision, and call back once it is durable."""
         half = prepared.halves[0]
-        self.submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, told=told))
+        self.submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, callback=callback))
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -236,9 +238,9 @@ class SqlStore:
         if verdict is Verdict.UNKNOWN:
             self._count_check(half, request.check_number)
         else:
-            heard: SimpleQueue[TransactionError | None] = SimpleQueue()
-            self.submit(_Deciding(half.transaction_id, half.group, verdict, author, told=heard.put))
-            error = heard.get()
+            answers: SimpleQueue[TransactionError | None] = SimpleQueue()
+            self.submit(_Deciding(half.transaction_id, half.group, verdict, author, callback=answers.put))
+            error = answers.get()
             # An answer that came second is counted as refused, and nothing is wrong with it.
             if isinstance(error, DecisionNotStoredError):
                 raise error
@@ -248,15 +250,15 @@ class SqlStore:
         cancel(self.database, transaction_id, group)
 
     def checks(self, group: str) -> SqlCheckSource:
-        """Return the questions to a producer group."""
+        """Return the checks of a producer group."""
         return SqlCheckSource(self.database, group)
 
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled."""
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled."""
         with self._lock:
             if self._watch is None:
                 self._watch = SettledWatch(self.database, self.topics.prefix)
-            self._watch.add(transaction_id, told)
+            self._watch.add(transaction_id, callback)
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
@@ -280,9 +282,10 @@ class SqlStore:
         """
         return Outbox(self, connection)
 
-    def settler(self, options: CoordinatorOptions) -> SqlSettler:
-        """Return a coordinator for this store, not started. It starts the store, and stops it."""
-        return SqlSettler(self, options)
+    def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> SqlShards:  # noqa: ARG002 - it is looked into
+        """Return what a coordinator works on, once the store was started."""
+        name = f"{self.prefix}.sql-{self.uuid}"
+        return SqlShards(self.database, name, self.shards, self.topics.discarded, checks)
 
     def administration(self) -> SqlAdministration:
         """Return what an operator may do. The tables exist once a store was started."""

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import sqlalchemy as sa
 
 from penstock.errors import StoppedError
+from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.state.cancelling import may_cancel
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
@@ -293,11 +294,4 @@ def _tell(request: Request, error: Exception | None) -> None:
         _log.exception("a request of the SQL store could not be told of; this is an error in penstock")
 
 
-def cause_of(error: Exception) -> str:
-    """Return what a database said, for an error of ours: without the statement and its parameters."""
-    cause: object = getattr(error, "orig", None) or error
-    lines = str(cause).splitlines()
-    return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"
-
-
-__all__ = ["Decision", "NewTransaction", "Request", "Writer", "cause_of"]
+__all__ = ["Decision", "NewTransaction", "Request", "Writer"]

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 from penstock.transactions.stores.sql import schema
-from penstock.transactions.stores.sql.asking import Asking
-from penstock.transactions.stores.sql.claims import Settled
+from penstock.transactions.stores.sql.check_scheduler import SqlCheckScheduler
 from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.relay_queries import Settled
 
 #: Refusals that one statement counts.
 _AT_ONCE = 10_000
@@ -22,13 +22,13 @@ class SqlCounts:
 
     Args:
         database: where the store is.
-        asking: counts checks.
+        checks: counts those it sends.
         name: the coordinator's.
     """
 
-    def __init__(self, database: Database, asking: Asking, name: str) -> None:
+    def __init__(self, database: Database, checks: SqlCheckScheduler, name: str) -> None:
         self._database = database
-        self._asking = asking
+        self._checks = checks
         self._name = name
         self._settled = {schema.COMMIT: 0, schema.ROLLBACK: 0, schema.DISCARD: 0}
         self._finish_times = [0] * (len(FINISH_BUCKETS_S) + 1)
@@ -36,8 +36,6 @@ class SqlCounts:
         self._answered = self._refused = 0
         # Checks of pending transactions that were answered before the start.
         self._answered_before = 0
-        #: Kafka transactions committed; ends in doubt; shards that it can publish; calls that were left behind.
-        self.groups = self.recoveries = self.open_shards = self.left_behind = 0
 
     def begin(self) -> None:
         """Begin to count."""
@@ -68,7 +66,7 @@ class SqlCounts:
         self._refused += counted
 
     def statistics(self, shards: Collection[int] | None = None) -> CoordinatorStatistics:
-        """Return what was counted, and what the store holds now.
+        """Return what was counted, and what the store holds now; what the relays count is 0.
 
         Args:
             shards: of what is held, only theirs; all where it is None.
@@ -96,7 +94,7 @@ class SqlCounts:
             delayed = count(committed & (tx.c.deliver_at_ms > now * 1000))
             held_by_key = count(committed & tx.c.order_key.is_not(None) & behind)
         return CoordinatorStatistics(
-            partitions=self.open_shards,
+            partitions=0,
             pending=number,
             oldest_pending_age=max(oldest or 0.0, 0.0),
             held=held,
@@ -105,17 +103,15 @@ class SqlCounts:
             discarded=counts[schema.DISCARD],
             refused=self._refused,
             forged=0,
-            checks=self._asking.asked,
+            checks=self._checks.sent,
             answered_checks=answered_so_far + int(answered) - int(self._answered_before),
-            no_producer=self._asking.no_producer,
-            groups=self.groups,
-            recoveries=self.recoveries,
+            no_producer=self._checks.no_producer,
+            groups=0,
+            recoveries=0,
             held_by_key=held_by_key,
             delayed=delayed,
-            hung_checks=self._asking.hung,
             finish_times=finish_times,
             finish_seconds=finish_seconds,
-            left_behind=self.left_behind,
         )
 
 

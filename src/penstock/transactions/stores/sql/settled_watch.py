@@ -1,4 +1,4 @@
-"""Who waits until a transaction is settled is told by looking at its row."""
+"""Callbacks of those who wait until a transaction is settled: its row is looked at again and again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 
 import sqlalchemy as sa
 
-from penstock.transactions.store import ToldSettled
+from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _PAUSE_S = 0.5
 _AT_ONCE = 500
 
@@ -33,23 +33,23 @@ class SettledWatch:
         self._some = threading.Event()
         self._lock = threading.Lock()
         # Guarded by the lock.
-        self._told: dict[str, ToldSettled] = {}
+        self._callbacks: dict[str, SettledCallback] = {}
         self._thread = threading.Thread(target=self._run, name=f"penstock-sql-watch-{name}", daemon=True)
         self._thread.start()
 
-    def add(self, transaction_id: str, told: ToldSettled) -> None:
+    def add(self, transaction_id: str, callback: SettledCallback) -> None:
         """Watch a transaction."""
         with self._lock:
-            self._told[transaction_id] = told
+            self._callbacks[transaction_id] = callback
             self._some.set()
 
     def remove(self, transaction_id: str) -> None:
         """Watch it no more."""
         with self._lock:
-            self._told.pop(transaction_id, None)
+            self._callbacks.pop(transaction_id, None)
 
     def stop(self, timeout_s: float) -> None:
-        """End. Who still waits is told nothing here; the producer gives those up."""
+        """End. Callbacks that still wait are not called; the producer gives those transactions up."""
         self._stopping.set()
         self._some.set()
         self._thread.join(timeout_s)
@@ -58,7 +58,7 @@ class SettledWatch:
         while not self._stopping.is_set():
             self._some.wait()
             with self._lock:
-                ids = list(self._told)
+                ids = list(self._callbacks)
                 if not ids:
                     self._some.clear()
                     continue
@@ -70,10 +70,10 @@ class SettledWatch:
                 continue
             for transaction_id, state in settled:
                 with self._lock:
-                    told = self._told.pop(transaction_id, None)
-                if told is not None:
-                    told(Verdict(state))
-            self._stopping.wait(_LOOK_S)
+                    callback = self._callbacks.pop(transaction_id, None)
+                if callback is not None:
+                    callback(Verdict(state))
+            self._stopping.wait(_POLL_S)
 
     def _settled(self, ids: list[str]) -> list[tuple[str, int]]:
         tx, found = schema.tx, []

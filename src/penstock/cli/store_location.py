@@ -1,4 +1,4 @@
-"""Where `penstock tx` finds a store of transactions: the options that say so, and what can be done there."""
+"""Where commands find a store of transactions: the options that say so, and what an operator can do there."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.cli.tx_file import FileHands
-    from penstock.cli.tx_sql import SqlHands
+    from penstock.cli.tx_file import FileOperator
+    from penstock.cli.tx_sql import SqlOperator
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
-    Hands = KafkaAdministration | SqlHands | FileHands
+    Operator = KafkaAdministration | SqlOperator | FileOperator
 
 #: As for every command, but a store that is not in Kafka needs no broker.
 Servers = Annotated[
@@ -33,7 +33,7 @@ File = Annotated[Path | None, typer.Option("--file", help="A file store instead,
 Prefix = Annotated[str, typer.Option(help="First part of the names of the store's topics.")]
 
 
-class Place(NamedTuple):
+class StoreLocation(NamedTuple):
     """Where the store is: in Kafka, in a database, or in a folder."""
 
     bootstrap_servers: str | None
@@ -53,18 +53,18 @@ class Place(NamedTuple):
         """Whether it is in Kafka, where payloads, discarded messages and acts can be seen."""
         return self.sql is None and self.file is None
 
-    def open(self) -> Hands:
+    def open(self) -> Operator:
         """Return what can be done there, as a context manager."""
         if self.sql is not None and self.file is not None:
             raise ConfigurationError("--sql and --file name two stores; leave one of them out")
         if self.file is not None:
-            from penstock.cli.tx_file import FileHands
+            from penstock.cli.tx_file import FileOperator
 
-            return FileHands(self.file, self.bootstrap_servers, self.prefix, self.config)
+            return FileOperator(self.file, self.bootstrap_servers, self.prefix, self.config)
         if self.sql is not None:
-            from penstock.cli.tx_sql import SqlHands
+            from penstock.cli.tx_sql import SqlOperator
 
-            return SqlHands(self.sql)
+            return SqlOperator(self.sql)
         if self.bootstrap_servers is None:
             raise ConfigurationError(
                 "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
@@ -79,4 +79,4 @@ class Place(NamedTuple):
             raise ConfigurationError(f"{option} is for a store in Kafka: leave it out, or --sql and --file")
 
 
-__all__ = ["File", "Place", "Prefix", "Servers", "Sql"]
+__all__ = ["File", "Prefix", "Servers", "Sql", "StoreLocation"]

@@ -1,4 +1,4 @@
-"""The questions to a producer group, as its producers take them: one producer each, for a while."""
+"""The checks of a producer group, as its producers take them: each by one producer, for a while."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from penstock.transactions.connections import cause_of
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.writer import cause_of
+from penstock.transactions.stores.sql.heartbeats import remove_heartbeat, write_heartbeat
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.ids import new_id
 
 _log = logging.getLogger("penstock.transactions")
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _PAUSE_S = 0.5
-#: Seconds for which who took a question has it alone; and between two signs of life.
+#: Seconds for which a producer has a check that it took alone; and between two heartbeats.
 _TAKEN_S = 60.0
-_SIGN_S = 2.0
+_HEARTBEAT_S = 2.0
 _AT_ONCE = 200
 
 
 class SqlCheckSource:
-    """A group's questions. Used by one thread.
+    """The checks of a group. Used by one thread.
 
     Args:
         database: where they are.
@@ -41,12 +42,12 @@ class SqlCheckSource:
         self._closed = threading.Event()
 
     def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the questions that are there, waiting at most `timeout_s` seconds for the first."""
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first."""
         deadline = time.monotonic() + timeout_s
         while True:
             found: Sequence[CheckRequest] = ()
             try:
-                self._show_life()
+                self._beat()
                 found = self._take()
             except sa.exc.SQLAlchemyError as error:
                 _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
@@ -54,22 +55,20 @@ class SqlCheckSource:
             left = deadline - time.monotonic()
             if found or left <= 0:
                 return found
-            self._closed.wait(min(left, _LOOK_S))
+            self._closed.wait(min(left, _POLL_S))
 
     def close(self) -> None:
         """Give the group up: nobody takes this producer for alive."""
         self._closed.set()
-        alive = schema.alive
         try:
-            with self._database.begin() as connection:
-                connection.execute(alive.delete().where(alive.c.name == self._name))
+            remove_heartbeat(self._database, self._name)
         except sa.exc.SQLAlchemyError as error:
             _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
 
-    def _show_life(self) -> None:
-        if time.monotonic() - self._seen < _SIGN_S and self._seen:
+    def _beat(self) -> None:
+        if time.monotonic() - self._seen < _HEARTBEAT_S and self._seen:
             return
-        show_life(self._database, "producer", self._name, self._group)
+        write_heartbeat(self._database, "producer", self._name, self._group)
         self._seen = time.monotonic()
 
     def _take(self) -> list[CheckRequest]:
@@ -102,12 +101,4 @@ class SqlCheckSource:
         return [CheckRequest(schema.half_of(row, row.parts), row.shard, row.seq, row.question) for row in rows]
 
 
-def show_life(database: Database, kind: str, name: str, group: str) -> None:
-    """Write down that somebody is alive."""
-    alive = schema.alive
-    insert = database.insert(alive).values(kind=kind, name=name, producer_group=group, seen=database.now)
-    with database.begin() as connection:
-        connection.execute(insert.on_conflict_do_update(index_elements=["kind", "name"], set_={"seen": database.now}))
-
-
-__all__ = ["SqlCheckSource", "show_life"]
+__all__ = ["SqlCheckSource"]

@@ -1,4 +1,4 @@
-"""What a coordinator reads and writes of the transactions of one shard: what is to be published, and what was."""
+"""The statements of a relay: what of a shard is to be published, what is held, and what was settled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Settled:
     age_s: float
 
 
-class Claims:
+class RelayQueries:
     """The transactions of shards, in statements. Used by the coordinator's thread.
 
     Args:
@@ -53,12 +53,12 @@ class Claims:
         self._database = database
         self._discarded = discarded
 
-    def waiting(self, number: int) -> bool:
+    def has_ready(self, number: int) -> bool:
         """Tell whether something of a shard can be settled. Waits for nobody."""
         tx = schema.tx
         rolled_back = (tx.c.shard == number) & tx.c.settled_at.is_(None) & (tx.c.state == schema.ROLLBACK)
         with self._database.read() as connection:
-            for condition in (rolled_back, self._ready(number)):
+            for condition in (rolled_back, self._is_ready(number)):
                 if connection.execute(sa.select(tx.c.id).where(condition).limit(1)).first() is not None:
                     return True
         return False
@@ -73,14 +73,14 @@ class Claims:
             ids = list(connection.execute(found.limit(GROUP)).scalars())
             return self._settle(connection, ids, schema.ROLLBACK)
 
-    def claim(self, number: int, mine: sa.ColumnElement[bool]) -> list[Publishable] | None:
+    def ready(self, number: int, mine: sa.ColumnElement[bool]) -> list[Publishable] | None:
         """Return what to publish next of a shard, in its order; None where the shard is another's."""
         tx = schema.tx
         with self._database.read() as connection:
             if connection.execute(sa.select(schema.shard.c.number).where(mine)).first() is None:
                 return None
             rows = connection.execute(
-                sa.select(tx).where(self._ready(number)).order_by(tx.c.decided_seq).limit(GROUP)
+                sa.select(tx).where(self._is_ready(number)).order_by(tx.c.decided_seq).limit(GROUP)
             ).all()
             parts = self._parts(connection, [row.id for row in rows])
         return [self._publishable(row, parts.get(row.id, [])) for row in rows]
@@ -89,7 +89,7 @@ class Claims:
         """Mark transactions as settled; those that are already, or are unknown, are left alone.
 
         Args:
-            ids: as `claim` gave them out, and the done log holds them.
+            ids: as `ready` gave them out, and the done log holds them.
         """
         settled = []
         for start in range(0, len(ids), GROUP):
@@ -172,7 +172,7 @@ class Claims:
             connection.execute(refusal.delete().where(refusal.c.at < now - _REFUSALS_KEPT_S))
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _REFUSALS_KEPT_S))
 
-    def _ready(self, number: int) -> sa.ColumnElement[bool]:
+    def _is_ready(self, number: int) -> sa.ColumnElement[bool]:
         """Return the condition of what can be published now."""
         tx, now = schema.tx, self._database.now
         earlier = tx.alias("earlier")
@@ -271,4 +271,4 @@ class _Joined:
         return getattr(self._part, name) if hasattr(self._part, name) else getattr(self._row, name)
 
 
-__all__ = ["GROUP", "Claims", "Settled", "reason_of_discard"]
+__all__ = ["GROUP", "RelayQueries", "Settled", "reason_of_discard"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from penstock.transactions.stores.file.ledger import Kept
-from penstock.transactions.stores.file.shelf import Shelf
+from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.ready_queue import ReadyQueue
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 
 
-def kept(number: int, deliver_at_ms: int | None = None) -> Kept:
-    return Kept(
+def stored(number: int, deliver_at_ms: int | None = None) -> StoredTransaction:
+    return StoredTransaction(
         transaction_id=new_id(),
         group="orders",
         number=number,
@@ -29,7 +29,7 @@ def kept(number: int, deliver_at_ms: int | None = None) -> Kept:
 
 
 def test_what_was_refused_and_is_settled_since_is_not_held_any_more() -> None:
-    shelf, ones = Shelf(), [kept(number) for number in (1, 2)]
+    shelf, ones = ReadyQueue(), [stored(number) for number in (1, 2)]
     for one in ones:
         shelf.add(one, 0)
     for one in shelf.take(0, 10):
@@ -44,7 +44,7 @@ def test_what_was_refused_and_is_settled_since_is_not_held_any_more() -> None:
 
 
 def test_what_waits_for_its_time_can_be_held_back_until_then_and_put_back() -> None:
-    shelf, one, other = Shelf(), kept(1, deliver_at_ms=100), kept(2, deliver_at_ms=100)
+    shelf, one, other = ReadyQueue(), stored(1, deliver_at_ms=100), stored(2, deliver_at_ms=100)
     for each in (one, other):
         shelf.add(each, 0)
 

@@ -16,8 +16,8 @@ import pytest
 
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.producer.deadlines import Patience
-from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.producer.deadlines import RequestDeadlines
+from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -32,8 +32,8 @@ class MuteStore:
     """A store that answers when the test says so, also after it was stopped."""
 
     def __init__(self) -> None:
-        self.prepares: list[tuple[Prepared, ToldPrepared]] = []
-        self.decides: list[tuple[Verdict, ToldDecided]] = []
+        self.prepares: list[tuple[Prepared, PreparedCallback]] = []
+        self.decides: list[tuple[Verdict, DecidedCallback]] = []
         self.watched: set[str] = set()
 
     def start(self) -> None: ...
@@ -42,14 +42,14 @@ class MuteStore:
 
     def require_target(self, topic: str, partition: int | None) -> None: ...
 
-    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - a mute store has no use for it
+    def prepare(self, halves: Sequence[Half], told: PreparedCallback, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - a mute store has no use for it
         self.prepares.append((Kept(halves), told))
 
     def say_prepared(self, number: int) -> None:
         prepared, told = self.prepares[number]
         told(prepared)
 
-    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:  # noqa: ARG002 - the same
+    def decide(self, prepared: Prepared, verdict: Verdict, told: DecidedCallback) -> None:  # noqa: ARG002 - the same
         self.decides.append((verdict, told))
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> NoReturn:
@@ -58,7 +58,7 @@ class MuteStore:
     def checks(self, group: str) -> NoReturn:
         raise NotImplementedError
 
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:  # noqa: ARG002 - the same
+    def watch(self, transaction_id: str, told: SettledCallback) -> None:  # noqa: ARG002 - the same
         self.watched.add(transaction_id)
 
     def forget(self, transaction_id: str) -> None:
@@ -183,27 +183,27 @@ class Waiting:
 
 
 def test_flights_that_begin_and_end_while_the_time_is_looked_at_do_not_end_the_looking() -> None:
-    patience, late = Patience("looking", 0.5, 1.0), Waiting()
-    patience.owed.update((Waiting(), math.inf) for _ in range(5_000))
+    deadlines, late = RequestDeadlines("looking", 0.5, 1.0), Waiting()
+    deadlines.awaiting_answer.update((Waiting(), math.inf) for _ in range(5_000))
     begun = itertools.count()
 
     def begin_one(phase: str, _info: object) -> None:
         # At any allocation another thread may have its turn, as here.
         if phase == "start" and next(begun) < 100_000:
-            patience.owed[Waiting()] = math.inf
+            deadlines.awaiting_answer[Waiting()] = math.inf
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(begin_one)
     gc.set_threshold(1, 1_000_000, 1_000_000)
     try:
-        patience.start()
-        patience.await_answer(late)
+        deadlines.start()
+        deadlines.await_answer(late)
         told = late.told.wait(30)
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(begin_one)
-        patience.owed.clear()
-        patience.stop()
+        deadlines.awaiting_answer.clear()
+        deadlines.stop()
 
     assert told
     assert next(begun) > 0, "flights did begin meanwhile"

@@ -14,7 +14,7 @@ from penstock.errors import MessageFormatError, PenstockError, StoreDamagedError
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.stores.file.entries import decode_entry
 from penstock.transactions.stores.file.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
-from penstock.transactions.stores.file.ledger import Kept, Ledger
+from penstock.transactions.stores.file.ledger import Ledger, StoredTransaction
 from penstock.transactions.stores.file.redo import SUFFIX
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
@@ -29,7 +29,7 @@ class _MovedError(Exception):
     """The log went on while it was read, or it is damaged."""
 
 
-def look(folder: Path) -> list[PendingTransaction]:
+def read_pending(folder: Path) -> list[PendingTransaction]:
     """Return what is not settled in the store in a folder, oldest first.
 
     Ages are by this machine's clock, as the births are.
@@ -51,7 +51,7 @@ def look(folder: Path) -> list[PendingTransaction]:
         except OSError as error:
             raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
         else:
-            return _all_described(sorted(ledger.kept.values(), key=lambda kept: kept.number))
+            return _all_described(sorted(ledger.pending.values(), key=lambda stored: stored.number))
     raise StoreDamagedError(
         f"the file store in {folder} does not read: {cause}; its process says more when it opens it"
     ) from cause
@@ -82,42 +82,42 @@ def _header(path: Path) -> SegmentHeader:
         return decode_header(file.read(HEADER_BYTES))
 
 
-def described(kept: Kept, now_ms: float, held_by: str | None, waits_for: str) -> PendingTransaction:
+def described(stored: StoredTransaction, now_ms: float, held_by: str | None, waits_for: str) -> PendingTransaction:
     """Return a transaction as it is shown: how its age is counted, and which decisions a user knows."""
     return PendingTransaction(
-        transaction_id=kept.transaction_id,
-        group=kept.group,
-        topics=kept.topics,
-        age_s=max(0.0, (now_ms - kept.birth_ms) / 1000),
-        check_count=kept.check_count,
+        transaction_id=stored.transaction_id,
+        group=stored.group,
+        topics=stored.topics,
+        age_s=max(0.0, (now_ms - stored.birth_ms) / 1000),
+        check_count=stored.check_count,
         # DISCARD is no state that a user knows.
-        decided=_STATES.get(kept.verdict) if kept.verdict is not None else None,
-        deliver_at_ms=kept.deliver_at_ms,
+        decided=_STATES.get(stored.verdict) if stored.verdict is not None else None,
+        deliver_at_ms=stored.deliver_at_ms,
         held_by=held_by,
         waits_for=waits_for,
     )
 
 
-def _all_described(waiting: Sequence[Kept]) -> list[PendingTransaction]:
+def _all_described(waiting: Sequence[StoredTransaction]) -> list[PendingTransaction]:
     now_ms = time.time() * 1000
-    heads: dict[Line, Kept] = {}
+    heads: dict[Line, StoredTransaction] = {}
     shown = []
-    for kept in waiting:
-        head = kept if kept.line is None else heads.setdefault(kept.line, kept)
-        is_held = head is not kept and kept.verdict is Verdict.COMMIT
+    for stored in waiting:
+        head = stored if stored.line is None else heads.setdefault(stored.line, stored)
+        is_held = head is not stored and stored.verdict is Verdict.COMMIT
         held_by = head.transaction_id if is_held else None
-        shown.append(described(kept, now_ms, held_by, "" if is_held else _waits_for(kept, now_ms)))
+        shown.append(described(stored, now_ms, held_by, "" if is_held else _waits_for(stored, now_ms)))
     return shown
 
 
-def _waits_for(kept: Kept, now_ms: float) -> str:
-    if kept.verdict is None:
+def _waits_for(stored: StoredTransaction, now_ms: float) -> str:
+    if stored.verdict is None:
         return ""
-    if kept.verdict is Verdict.DISCARD:
+    if stored.verdict is Verdict.DISCARD:
         return "the discarded topic"
-    if kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms:
+    if stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms:
         return "its time"
     return "its process, to publish it"
 
 
-__all__ = ["described", "look"]
+__all__ = ["described", "read_pending"]

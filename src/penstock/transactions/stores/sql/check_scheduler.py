@@ -1,4 +1,4 @@
-"""When which undecided transaction is asked about, and what becomes of those that nobody knows of: in statements."""
+"""Which undecided transactions are checked now, and which meet the discard policy: in statements."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from penstock.transactions.coordinator.checks.discard_policy import Discarding, Exhausted
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.coordinator.checks.discard_policy import Exhausted
+from penstock.transactions.stores.relay.coordinator import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.writer import Decision
@@ -20,38 +19,31 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
+#: Transactions in one round.
 _AT_ONCE = 1_000
 #: Seconds without a sign of life after which a producer counts as dead.
 _SILENT_S = 10.0
 
 
-class Asking:
-    """Puts questions, and applies the discard policy. Used by the coordinator's thread.
+class SqlCheckScheduler:
+    """Sends checks, and hands over to the discard policy. Used by the coordinator's thread.
 
     Args:
         database: where the transactions are.
-        options: the coordinator's.
-        name: the coordinator's, for the names of threads.
+        checks: the rules.
     """
 
-    def __init__(self, database: Database, options: CoordinatorOptions, name: str) -> None:
+    def __init__(self, database: Database, checks: CheckTerms) -> None:
         self._database = database
-        self._policy = CheckPolicy(
-            options.transaction_timeout_s, options.check_interval_s, options.check_max, options.check_backoff
-        )
-        self._discarding = Discarding(options.discard, options.check_timeout_s, name)
-        # Decisions that one thread makes together are written together: a crowd of exhausted ones delays nobody.
+        self._policy = checks.policy
+        self._discarding = checks.discarding
+        # Decisions that one thread makes together are written together: many exhausted ones delay nobody.
         self._gathering = threading.local()
-        #: Questions put to somebody, and those whose group had nobody alive.
-        self.asked = self.no_producer = 0
+        #: Checks that went to a live producer, and those whose group had none.
+        self.sent = self.no_producer = 0
 
-    @property
-    def hung(self) -> int:
-        """Calls of the discard policy that were given up."""
-        return self._discarding.hung
-
-    def ask(self, shards: list[int]) -> None:
-        """Put the questions that are due."""
+    def send_due(self, shards: list[int]) -> None:
+        """Send the checks that are due: producers find them in the database."""
         tx, now = schema.tx, self._database.now
         undecided = sa.and_(tx.c.shard.in_(shards), tx.c.settled_at.is_(None), tx.c.state == schema.PREPARED)
         again = sa.and_(tx.c.question > 0, tx.c.asked_at + self._policy.interval_s <= now)
@@ -74,7 +66,7 @@ class Asking:
                 .values(question=tx.c.check_count + 1, asked_at=now, taken_until=0.0)
             )
         reached_nobody = [row.producer_group for row in rows if row.producer_group not in living]
-        self.asked += len(rows) - len(reached_nobody)
+        self.sent += len(rows) - len(reached_nobody)
         if reached_nobody:
             self.no_producer += len(reached_nobody)
             _log.error(
@@ -83,7 +75,7 @@ class Asking:
                 len(reached_nobody),
             )
 
-    def discard(self, shards: list[int]) -> None:
+    def settle_exhausted(self, shards: list[int]) -> None:
         """Apply the discard policy to those whose checks are exhausted."""
         tx = schema.tx
         exhausted = sa.select(tx.c.id, tx.c.producer_group, tx.c.check_count).where(
@@ -104,14 +96,6 @@ class Asking:
         finally:
             del self._gathering.decisions
         self._write(gathered)
-
-    def tend(self) -> None:
-        """Give up calls of the discard policy that hang."""
-        self._discarding.tend()
-
-    def close(self) -> None:
-        """Ask the discard policy no more."""
-        self._discarding.close()
 
     def _due(self) -> sa.ColumnElement[float]:
         tx, policy = schema.tx, self._policy
@@ -152,4 +136,4 @@ class Asking:
                 decision.write(self._database, connection)
 
 
-__all__ = ["Asking"]
+__all__ = ["SqlCheckScheduler"]

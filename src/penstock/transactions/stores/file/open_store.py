@@ -12,15 +12,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock.transactions.model import FINISH_BUCKETS_S
-from penstock.transactions.store import ToldSettled
+from penstock.transactions.store import SettledCallback
+from penstock.transactions.stores.file.check_sources import CheckSources
 from penstock.transactions.stores.file.journal import Change, Decide, Journal, Outcome, Prepare, Settle
-from penstock.transactions.stores.file.ledger import Kept
-from penstock.transactions.stores.file.questions import Questions
-from penstock.transactions.stores.file.shelf import Shelf
-from penstock.transactions.stores.file.table import Table
+from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.ready_queue import ReadyQueue
 from penstock.transactions.stores.file.writer import Writer
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -50,39 +48,36 @@ class OpenStore:
     """One opened store. Thread-safe.
 
     Args:
-        folder: where the table goes.
         journal: opened.
         name: what the names of threads end with.
         max_pending_bytes: payloads kept in memory; those beyond are read from the log again.
     """
 
-    def __init__(self, folder: Path, journal: Journal, name: str, max_pending_bytes: int) -> None:
+    def __init__(self, journal: Journal, name: str, max_pending_bytes: int) -> None:
         self.guard = threading.Lock()
-        self.lock = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
         self.journal = journal
-        self.table = Table(folder)
-        self.shelf = Shelf()
-        self.questions = Questions()
+        self.ready = ReadyQueue()
+        self.check_sources = CheckSources()
         self.counts = FileCounts()
         #: By id, in the order they were prepared.
-        self.kept: dict[str, Kept] = {}
-        #: Plans the next check of an undecided transaction; set by the settler.
-        self.plan: Callable[[Kept], None] | None = None
-        self._watches: dict[str, ToldSettled] = {}
+        self.pending: dict[str, StoredTransaction] = {}
+        #: Of the coordinator, where there is one: plans the next check of an undecided transaction, and wakes it.
+        self.coordinator: tuple[Callable[[StoredTransaction], None], Callable[[], object]] | None = None
+        self._watches: dict[str, SettledCallback] = {}
         # Halves in memory, each with the bytes they count for.
         self._cache: dict[str, tuple[tuple[Half, ...], int]] = {}
         self._cached_bytes = 0
         self._max_cached_bytes = max_pending_bytes
         self._warned_at = 0.0
         now_ms = int(time.time() * 1000)
-        for kept in sorted(journal.ledger.kept.values(), key=lambda one: one.number):
-            self.kept[kept.transaction_id] = kept
-            self.table.add(kept)
-            self.shelf.add(kept, now_ms)
+        for stored in sorted(journal.ledger.pending.values(), key=lambda one: one.number):
+            self.pending[stored.transaction_id] = stored
+            self.ready.add(stored, now_ms)
         journal.delays = self
         self.writer = Writer(journal, self.guard, self._changed, f"penstock-file-{name}")
 
-    def halves(self, kept: Kept) -> tuple[Half, ...]:
+    def halves(self, stored: StoredTransaction) -> tuple[Half, ...]:
         """Return the halves of a transaction, from memory or from the log.
 
         Raises:
@@ -90,13 +85,13 @@ class OpenStore:
             OSError: the disk failed.
         """
         with self.lock:
-            cached = self._cache.get(kept.transaction_id)
+            cached = self._cache.get(stored.transaction_id)
         if cached is not None:
             return cached[0]
         with self.guard:
-            return self.journal.halves(kept)
+            return self.journal.halves(stored)
 
-    def undecided_halves(self, kept: Kept) -> tuple[Half, ...] | None:
+    def undecided_halves(self, stored: StoredTransaction) -> tuple[Half, ...] | None:
         """Return the halves of a transaction, unless it was decided or settled meanwhile: then they may be gone.
 
         Raises:
@@ -104,46 +99,46 @@ class OpenStore:
             OSError: the disk failed.
         """
         with self.guard:
-            return self.journal.undecided_halves(kept)
+            return self.journal.undecided_halves(stored)
 
-    def is_watched(self, kept: Iterable[Kept]) -> bool:
+    def is_watched(self, stored: Iterable[StoredTransaction]) -> bool:
         """Tell whether somebody waits for the settling of one of them."""
         with self.lock:
-            return bool(self._watches) and any(one.transaction_id in self._watches for one in kept)
+            return bool(self._watches) and any(one.transaction_id in self._watches for one in stored)
 
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled."""
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled."""
         with self.lock:
-            self._watches[transaction_id] = told
+            self._watches[transaction_id] = callback
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
         with self.lock:
             self._watches.pop(transaction_id, None)
 
-    def hold_back(self, kept: Kept) -> bool:
+    def hold_back(self, stored: StoredTransaction) -> bool:
         """Let nobody publish a transaction that waits for its time; False where it does not. Called by the journal."""
         with self.lock:
-            return self.shelf.hold_back(kept)
+            return self.ready.hold_back(stored)
 
-    def put_back(self, kept: Kept) -> None:
+    def put_back(self, stored: StoredTransaction) -> None:
         """Let a transaction that was held back wait for its time again."""
         with self.lock:
-            self.shelf.decided(kept, int(time.time() * 1000))
+            self.ready.decided(stored, int(time.time() * 1000))
 
-    def published(self, kept: Sequence[Kept]) -> list[tuple[ToldSettled, Verdict]]:
+    def published(self, stored: Sequence[StoredTransaction]) -> list[tuple[SettledCallback, Verdict]]:
         """Take in that transactions were published, before that is durable here: the done log knows of it.
 
         Returns:
-            Who is to be told, and what.
+            The callbacks to call, each with how its transaction was settled.
         """
-        told = []
+        completed = []
         now = time.time()
         with self.lock:
-            for one in kept:
+            for one in stored:
                 if one.settled:
                     continue
-                self.shelf.remove(one)
+                self.ready.remove(one)
                 verdict = one.verdict or Verdict.COMMIT
                 if verdict is Verdict.COMMIT:
                     self.counts.committed += 1
@@ -154,61 +149,59 @@ class OpenStore:
                     self.counts.discarded += 1
                 watch = self._watches.pop(one.transaction_id, None)
                 if watch is not None:
-                    told.append((watch, verdict))
-        return told
+                    completed.append((watch, verdict))
+        return completed
 
     def _changed(self, changes: Sequence[Change], outcomes: Sequence[Outcome]) -> None:
-        told: list[ToldSettled] = []
+        callbacks: list[SettledCallback] = []
         with self.lock:
             for change, outcome in zip(changes, outcomes, strict=True):
                 if outcome.refused is not None:
                     self._refused(change, outcome.refused)
                 elif isinstance(change, Prepare):
-                    self._prepared(outcome.kept[0], change.halves)
+                    self._prepared(outcome.changed[0], change.halves)
                 elif isinstance(change, Settle):
-                    for kept in outcome.kept:
-                        self._gone(kept)
+                    for stored in outcome.changed:
+                        self._gone(stored)
                 else:
-                    for kept in outcome.kept:
-                        told.extend(self._decided(kept, change))
-            for kept in self.journal.take_moved():
-                if kept.transaction_id in self.kept:
-                    self.table.move(kept)
-            self.lock.notify_all()
-        for watch in told:
-            watch(Verdict.ROLLBACK)
+                    for stored in outcome.changed:
+                        callbacks.extend(self._decided(stored, change))
+            coordinator = self.coordinator
+        if coordinator is not None:
+            coordinator[1]()
+        for callback in callbacks:
+            callback(Verdict.ROLLBACK)
 
-    def _prepared(self, kept: Kept, halves: tuple[Half, ...]) -> None:
-        self.kept[kept.transaction_id] = kept
-        self.table.add(kept)
-        self.shelf.add(kept, int(time.time() * 1000))
+    def _prepared(self, stored: StoredTransaction, halves: tuple[Half, ...]) -> None:
+        self.pending[stored.transaction_id] = stored
+        self.ready.add(stored, int(time.time() * 1000))
         # A record is a little longer than its payloads.
-        if self._cached_bytes + kept.size <= self._max_cached_bytes:
-            self._cached_bytes += kept.size
-            self._cache[kept.transaction_id] = halves, kept.size
-        if self.plan is not None:
-            self.plan(kept)
+        if self._cached_bytes + stored.size <= self._max_cached_bytes:
+            self._cached_bytes += stored.size
+            self._cache[stored.transaction_id] = halves, stored.size
+        self._plan(stored)
 
-    def _decided(self, kept: Kept, change: Decide) -> list[ToldSettled]:
+    def _plan(self, stored: StoredTransaction) -> None:
+        if self.coordinator is not None:
+            self.coordinator[0](stored)
+
+    def _decided(self, stored: StoredTransaction, change: Decide) -> list[SettledCallback]:
         self.counts.answered_checks += change.author is Author.CHECK
         if change.verdict is Verdict.UNKNOWN:
-            if self.plan is not None:
-                self.plan(kept)
+            self._plan(stored)
         elif change.verdict is Verdict.ROLLBACK:
             self.counts.rolled_back += 1
-            self.shelf.remove(kept)
-            self._gone(kept)
-            watch = self._watches.pop(kept.transaction_id, None)
+            self.ready.remove(stored)
+            self._gone(stored)
+            watch = self._watches.pop(stored.transaction_id, None)
             return [watch] if watch is not None else []
         else:
-            self.table.update(kept)
-            self.shelf.decided(kept, int(time.time() * 1000))
+            self.ready.decided(stored, int(time.time() * 1000))
         return []
 
-    def _gone(self, kept: Kept) -> None:
-        self.kept.pop(kept.transaction_id, None)
-        self.table.remove(kept)
-        cached = self._cache.pop(kept.transaction_id, None)
+    def _gone(self, stored: StoredTransaction) -> None:
+        self.pending.pop(stored.transaction_id, None)
+        cached = self._cache.pop(stored.transaction_id, None)
         if cached is not None:
             self._cached_bytes -= cached[1]
 
