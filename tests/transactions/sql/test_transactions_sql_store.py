@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
+import sqlalchemy as sa
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import counted, decide, settled
 
@@ -25,8 +27,11 @@ from penstock.errors import (
     StoreConnectionError,
 )
 from penstock.transactions import Coordinator, TransactionalProducer, TransactionState, new_id
+from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.stores.relay.coordinator import CheckTerms
 from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.wire.ops import Verdict
+from penstock.transactions.stores.sql.check_scheduler import SqlCheckScheduler
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
@@ -262,3 +267,24 @@ def test_what_a_locked_database_does_not_take_in_time_is_told_and_its_half_is_ro
     settled(sql_bench.coordinator(**NO_CHECKS), committed=1, rolled_back=1)
     assert sql_bench.seen() == [b"its decision came late"]
     producer.stop()
+
+
+def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_more(sql_bench: SqlBench) -> None:
+    store = sql_bench.sql_store
+    half = sql_bench.prepare(sql_bench.half(b"v")).halves[0]
+    scheduler = SqlCheckScheduler(store.database, CheckTerms(CheckPolicy(0.0, 0.0, 1), mock.Mock(), session_s=10.0))
+    scheduler.send_due([0])
+    (first,) = store.checks(half.group).take(10)
+    begin = store.database.begin
+
+    def after_the_answer() -> contextlib.AbstractContextManager[sa.Connection]:
+        with mock.patch.object(store.database, "begin", begin):
+            store.answer(first, Verdict.UNKNOWN, Author.CHECK)
+        return begin()
+
+    with mock.patch.object(store.database, "begin", side_effect=after_the_answer) as begun:
+        scheduler.send_due([0])
+
+    assert begun.called
+    assert first.check_number == 1
+    assert store.checks(half.group).take(0.3) == []

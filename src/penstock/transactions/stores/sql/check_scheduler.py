@@ -48,7 +48,8 @@ class SqlCheckScheduler:
         undecided = sa.and_(tx.c.shard.in_(shards), tx.c.settled_at.is_(None), tx.c.state == schema.PREPARED)
         again = sa.and_(tx.c.question > 0, tx.c.asked_at + self._policy.interval_s <= now)
         first = sa.and_(tx.c.question == 0, tx.c.check_count < self._policy.maximum, self._due() <= now)
-        due = sa.select(tx.c.id, tx.c.producer_group).where(undecided, sa.or_(again, first)).limit(_AT_ONCE)
+        is_due = sa.and_(undecided, sa.or_(again, first))
+        due = sa.select(tx.c.id, tx.c.producer_group).where(is_due).limit(_AT_ONCE)
         alive = schema.alive
         with self._database.read() as connection:
             rows = connection.execute(due).all()
@@ -62,7 +63,8 @@ class SqlCheckScheduler:
         with self._database.begin() as connection:
             connection.execute(
                 tx.update()
-                .where(tx.c.id.in_([row.id for row in rows]), tx.c.state == schema.PREPARED)
+                # Still due: one that was answered since it was read would be checked once more, and too soon.
+                .where(tx.c.id.in_([row.id for row in rows]), is_due)
                 .values(question=tx.c.check_count + 1, asked_at=now, taken_until=0.0)
             )
         reached_nobody = [row.producer_group for row in rows if row.producer_group not in living]
