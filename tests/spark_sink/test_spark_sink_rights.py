@@ -12,12 +12,13 @@ from canary import MESSAGE
 from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker, User
 from penstock.spark_sink import DeadLetters, KafkaSink
-from penstock.spark_sink.ledger.kafka_ledger import Ledger, publish
+from penstock.spark_sink.ledger.kafka_ledger import KafkaLedger
+from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.source.batch_reader import BatchReader
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.source import BatchReader
 from rights import Right, give, on_group, on_topic, on_transactional_id, take
 
 #: The topic of the ledger of all sinks here; each has a name, and so entries, of its own.
@@ -108,7 +109,7 @@ class Publishing:
 
     def publish(self, offset: int) -> int:
         """Publish the row of an offset; return how many were applied before."""
-        ledger = Ledger(self._target)
+        ledger = KafkaLedger(self._target)
         row = Row(("orders", 0), offset, self._topic, MESSAGE, MESSAGE, [])
         try:
             return publish(self._target, f"{self._target.name}/orders/0", [row], ledger)

@@ -21,6 +21,7 @@ from penstock.clients.kafka import admin_client, require_topics
 from penstock.clients.rights import MissingRightError, principal_of
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
+from penstock.spark_sink.errors import SessionStoppedError
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
@@ -31,7 +32,7 @@ from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_f
 from penstock.spark_sink.queries.supervised_query import Query, SupervisedQuery
 from penstock.spark_sink.queries.supervisor import Supervisor
 from penstock.spark_sink.sinks.sink import OfQuery
-from penstock.spark_sink.source.session import is_classic, new_session
+from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,6 +184,8 @@ class AppSinks:
     ) -> tuple[Query, Gate | None]:
         from penstock.spark_sink.queries.query import source_config, start_through
 
+        if is_stopped(spark):
+            raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
         gate = Gate(OfQuery(spec.function, spec.name)) if gated else None
         query = start_through(
             spark,

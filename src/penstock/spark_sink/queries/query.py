@@ -17,7 +17,7 @@ from penstock.options import ClientConfig, a_callable, names, not_empty
 from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful, starting_options
 from penstock.spark_sink.sinks.sink import OfQuery
-from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.offset_reader import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.session import is_classic
 from penstock.spark_sink.source.source import register
@@ -133,7 +133,7 @@ def start_through(
     of_source |= source_options
     if is_classic(spark):
         # The driver is this process: what is the matter with the topics is raised as it is, not out of Spark's stacks.
-        LogView(SourceOptions.parse(of_source).for_stream()).partitions()
+        OffsetReader(SourceOptions.parse(of_source).for_stream()).partitions()
     register(spark)
     frame = load(spark.readStream.format("penstock").options(**of_source))
     if rows is not None:

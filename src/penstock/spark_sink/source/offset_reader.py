@@ -58,7 +58,7 @@ class Topics:
         return error is not None and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-class LogView:
+class OffsetReader:
     """A view on the brokers for one query. One thread uses it; `close` lets the connection go.
 
     Raises:
@@ -269,4 +269,4 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
         ) from None
 
 
-__all__ = ["LogView", "Topics", "consumer_config"]
+__all__ = ["OffsetReader", "Topics", "consumer_config"]

@@ -24,6 +24,7 @@ from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.rights import MissingRightError, Operation, concerns_a_group, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
+from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.source.offset_reader import consumer_config
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import OffsetRange
@@ -46,7 +47,7 @@ _TAKE = 4_000
 _FIRST_TAKE = 16
 _GROWTH = 4
 
-#: Seconds one wait for the first record lasts; only then is the deadline looked at.
+#: Seconds one wait for the first record is_permanent; only then is the deadline looked at.
 _WAIT_S = 0.5
 
 #: Seconds an answer about a log's first offset may take.
@@ -154,7 +155,7 @@ def _after_gap(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, 
     first = _first_offset(consumer, options, wanted, position)
     gap = f"{wanted.topic}[{wanted.partition}]: offsets from {position} are not in the log, which begins at {first}"
     if options.fail_on_data_loss:
-        raise SourceError(f"{gap}; set failOnDataLoss to false to go on without them")
+        raise DataLossError(f"{gap}; set failOnDataLoss to false to go on without them")
     _log.warning("%s; going on without them, as failOnDataLoss=false says", gap)
     resumed = min(max(first, position), wanted.end) if first > position else wanted.end
     consumer.assign([TopicPartition(wanted.topic, wanted.partition, resumed)])

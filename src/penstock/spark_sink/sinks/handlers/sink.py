@@ -1,7 +1,7 @@
 """`HandlerSink`: a foreachBatch function that gives each message of a batch to the handler of its topic, on executors.
 
 Rows are routed by lane, as in the consumer: a lane's rows go to one task, in (topic, partition, offset) order, and the
-task (`task`) handles one message of a key after the other (`lines`). So a key is in one task of a batch, and batches
+task (`task`) handles one message of a key after the other (`queues`). So a key is in one task of a batch, and batches
 follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried again, or a
 batch after a restart, begins at its first row: handlers see messages at least once.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -30,14 +29,16 @@ from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
-from penstock.spark_sink.sinks.handlers import kill_timeout as ending
-from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings
+from penstock.spark_sink.errors import SchemaMismatchError, errors_in
+from penstock.spark_sink.sinks.handlers import kill_timeout
+from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
 from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
-from penstock.spark_sink.sinks.handlers.rows import LANE, OPTIONAL, PLACE, REQUIRED
+from penstock.spark_sink.sinks.handlers.rows import LANE, OPTIONAL, REQUIRED
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
+from penstock.spark_sink.sinks.position import POSITION
 from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.handler_sink")
@@ -52,9 +53,6 @@ _TYPES: Mapping[str, tuple[type[DataType], ...]] = {
     "key": (BinaryType,),
     "value": (BinaryType,),
 }
-
-#: How a sentence of ours reads in the text that Spark makes of a task's failure.
-_OURS = re.compile(r"^penstock\.(?:errors\.SinkError|rights\.(MissingRightError)): (.+)$", re.MULTILINE)
 
 
 class _Live:
@@ -137,25 +135,25 @@ class HandlerSink:
         """Check that frames of these columns can be handled, and make the dead-letter topics that do not exist.
 
         Raises:
-            SinkError: a column is missing or has another type.
+            SchemaMismatchError: a column is missing or has another type.
             BrokerConnectionError: no broker answered.
             MissingRightError: dead letters may not be written.
         """
         found = {one.name: one.dataType for one in schema.fields}
         missing = [name for name in REQUIRED if name not in found]
         if missing:
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"the frame for the handlers of {self.group} lacks {', '.join(missing)}; give the sink the source's "
                 "columns as they are"
             )
         for name, kinds in _TYPES.items():
             if not isinstance(found[name], kinds):
-                raise SinkError(
+                raise SchemaMismatchError(
                     f"column {name} is {found[name].simpleString()}, but handlers need {kinds[0]().simpleString()}; "
                     "give the sink the source's columns as they are, and parse in a decoder or in the handler"
                 )
         if self.headers and "headers" not in found:
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"the frame for the handlers of {self.group} has no column headers, so that handlers and dead letters "
                 "would see none; read with the option includeHeaders=true, or make the sink with headers=False"
             )
@@ -174,7 +172,7 @@ class HandlerSink:
         """
         self.check(batch.schema)
         refuse_double_runs(batch.sparkSession)
-        left_over_s = ending.seconds_until_killed(batch.sparkSession)
+        left_over_s = kill_timeout.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
         columns = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.columns]
         lanes = self._lane_columns(columns)
@@ -183,22 +181,22 @@ class HandlerSink:
             batch.select(*columns)
             .withColumn(LANE, number(*(col(name) for name in lanes)))
             .repartitionById(self.parallelism, LANE)
-            .sortWithinPartitions(*PLACE)
+            .sortWithinPartitions(*POSITION)
             .mapInArrow(handling(packed), REPORT_DDL)
         )
         try:
             rows = tasks.collect()
         except Exception as error:
-            found = _OURS.findall(str(error))
+            found = [one for one in errors_in(str(error)) if isinstance(one, SinkError | MissingRightError)]
             if not (found and self.parallelism == 1):
                 # Where there is one task and it told its failure, none is left.
                 time.sleep(left_over_s)
             if not found:
                 raise
-            is_right, text = found[-1]
-            told = f"batch {batch_id}: {text}"
+            text = f"batch {batch_id}: {found[-1]}"
+            is_right = isinstance(found[-1], MissingRightError)
             # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
-            raise (MissingRightError.from_text(told) if is_right else SinkError(told)) from None
+            raise (MissingRightError.from_text(text) if is_right else SinkError(text)) from None
         self._tell(BatchReport(batch_id, [TaskReport(**row.asDict()) for row in rows], self.parallelism))
 
     @property
@@ -221,7 +219,7 @@ class HandlerSink:
             middlewares=self.middlewares,
             lifespans=self.lifespans,
             resources=self.resources,
-            letters=LetterSettings(self.group, self._producer_config(), self.dead_letter_limit),
+            letters=DeadLetterSettings(self.group, self._producer_config(), self.dead_letter_limit),
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
@@ -235,7 +233,7 @@ class HandlerSink:
         """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""
         if any(one.key is not None for one in self.handlers.values()):
             return list(columns)
-        return [*PLACE, "key"]
+        return [*POSITION, "key"]
 
     def _letter_topics(self) -> dict[str, str]:
         """Return the dead-letter topic of each topic that has one."""

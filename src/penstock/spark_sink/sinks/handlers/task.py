@@ -26,9 +26,9 @@ from penstock.consumer.handlers.middleware import Middleware, WorkerResource, su
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.handlers import runners as driving
-from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings, TaskLetters
-from penstock.spark_sink.sinks.handlers.key_queues import Lines
+from penstock.spark_sink.sinks.handlers import runners
+from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings, TaskDeadLetters
+from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
 from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
@@ -69,7 +69,7 @@ class TaskWork:
     middlewares: Sequence[Middleware]
     lifespans: Sequence[Callable[[], Any]]
     resources: Sequence[WorkerResource[Any]]
-    letters: LetterSettings
+    letters: DeadLetterSettings
     max_parked: int
     max_parked_bytes: int
     max_concurrency: int
@@ -91,8 +91,8 @@ class TaskWork:
             topic: Route(one, Ordering(one.order, one.keyless, 1, one.key), surround(one, self.middlewares))
             for topic, one in self.handlers.items()
         }
-        letters = TaskLetters(self.letters, lambda: lines.counts, _producer)
-        lines = Lines(
+        letters = TaskDeadLetters(self.letters, lambda: queues.counts, _producer)
+        queues = KeyQueues(
             records(batches, lanes),
             routes,
             letters.put,
@@ -101,12 +101,12 @@ class TaskWork:
         )
         with ExitStack() as around:
             if any(one.kind is Kind.TASK for one in self.handlers.values()):
-                self._run_on_loop(lines, around)
+                self._run_on_loop(queues, around)
             else:
                 self._enter(around, None)
-                driving.run(lines)
+                runners.run(queues)
             letters.flush()
-        counts = lines.counts
+        counts = queues.counts
         if counts.rows != counts.done:
             raise SinkError(
                 f"of {counts.rows} messages of task {task} {counts.done} are accounted for: a defect of penstock; the "
@@ -126,7 +126,7 @@ class TaskWork:
             seconds=time.monotonic() - begun,
         )
 
-    def _run_on_loop(self, lines: Lines, around: ExitStack) -> None:
+    def _run_on_loop(self, queues: KeyQueues, around: ExitStack) -> None:
         runner = around.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         self._enter(around, runner)
         plain = around.enter_context(ThreadPoolExecutor(1, thread_name_prefix="penstock-handler"))
@@ -134,7 +134,7 @@ class TaskWork:
         around.callback(lambda: plain.submit(self._close_resources).result())
 
         async def drive() -> None:
-            await driving.AsyncDriver(lines, self.max_concurrency, plain).run()
+            await runners.AsyncRunner(queues, self.max_concurrency, plain).run()
 
         runner.run(drive())
 
