@@ -319,7 +319,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(frame_of: FrameO
         sink(frame, 0)
     with pytest.raises(SinkError, match="lacks offset, id"):
         sink.check(frame.drop("offset", "id").schema)
-    with pytest.raises(SinkError, match="column offset is NULL in 1 rows"):
+    with pytest.raises(SinkError, match=r"column offset of the frame for table .* is NULL in 1 rows"):
         sink(frame.withColumn("offset", F.lit(None).cast("bigint")), 0)
     with pytest.raises(SinkError, match="no column to store"):
         DeltaSink(str(tmp_path / "lake"), name="q").check(frame.drop("id", "n").schema)

@@ -148,7 +148,7 @@ def test_what_cannot_be_published_is_told_without_its_value_and_comes_again(
         sink(frame_of("value STRING", [(0, 1, "canary-4711" * 100), (1, 0, "b")]), 3)
     assert "4711" not in str(caught.value)
     assert values(broker, topic) == [b"b"]
-    with pytest.raises(SinkError, match=r"to is NULL in a row from orders\[0\] offset 1"):
+    with pytest.raises(SinkError, match=r"target_topic is NULL in a row from orders\[0\] offset 1"):
         named(frame_of("value STRING, target_topic STRING", [(0, 1, "a", None)]), 3)
 
     sink(frame_of("value STRING", [(0, 1, "shorter"), (1, 0, "b")]), 3)

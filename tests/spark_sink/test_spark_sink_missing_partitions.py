@@ -57,7 +57,7 @@ def reader_of(brokers: Brokers, *, lenient: bool = True) -> StreamReader:
         )
     )
     as_view: Any = brokers
-    reader._log = as_view
+    reader._kafka = as_view
     return reader
 
 

@@ -152,7 +152,7 @@ class FixedTopics:
 
 
 def test_a_topic_that_is_missing_for_a_moment_costs_a_dead_letter_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "_LOOK_S", 0.0)
+    monkeypatch.setattr(dead_letters, "_WAIT_S", 0.0)
     unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
     back: Any = FixedTopics(unknown, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NO_ERROR)
     gone: Any = FixedTopics(*[unknown] * 5)

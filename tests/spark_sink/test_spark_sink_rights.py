@@ -211,14 +211,14 @@ def test_offsets_of_a_group_that_may_not_be_written_are_told_at_once_and_written
     user = new_user(*rights)
     offsets = GroupOffsets(group, bootstrap_servers=secured.bootstrap_servers, config=user.config)
 
-    offsets.tell_missing_rights([filled])
+    offsets.warn_missing_rights([filled])
     assert offsets.advance({(filled, 0): 1}) == {(filled, 0): 1}
     assert caplog.text == ""
     for number, right in enumerate(rights, start=2):
         position = {(filled, 0): number}
         take(secured, user, [right])
         caplog.clear()
-        offsets.tell_missing_rights([filled])
+        offsets.warn_missing_rights([filled])
         assert names(caplog.text, user, right)
         assert offsets.advance(position) == {}
         assert caplog.text.count("lacks the right") == 1, "it is told once"

@@ -176,7 +176,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(database: TestDa
         sink(frame, 0)
     with pytest.raises(SinkError, match="lacks offset"):
         sink(frame.drop("offset"), 0)
-    with pytest.raises(SinkError, match="column offset is NULL in 1 rows"):
+    with pytest.raises(SinkError, match=r"column offset of the frame for table .* is NULL in 1 rows"):
         sink(frame.withColumn("offset", F.lit(None).cast("bigint")), 0)
     with pytest.raises(SinkError, match=r"column tags has the type list<.*to_json"):
         sink(frame_of("id STRING, tags ARRAY<INT>", [(0, 3, "a", [1])]), 0)

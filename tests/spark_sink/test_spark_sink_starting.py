@@ -144,7 +144,7 @@ def test_a_query_that_begins_at_the_end_by_default_says_what_it_leaves_out(
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", **options}
     reader = source.StreamReader(SourceOptions.parse(settings))
     logs: Any = Logs(first, 9)
-    reader._log = logs
+    reader._kafka = logs
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         assert reader.initialOffset() == {"orders": {"0": 9}}

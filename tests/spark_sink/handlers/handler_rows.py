@@ -87,4 +87,4 @@ def run_task(
         **options,
     }
     letters = DeadLetterSettings("billing", dict(producer or {}), limit)
-    return TaskWork(handlers=handlers, letters=letters, **work).run(batches_of(rows), task=2, attempt=1)
+    return TaskWork(handlers=handlers, dead_letters=letters, **work).run(batches_of(rows), task=2, attempt=1)

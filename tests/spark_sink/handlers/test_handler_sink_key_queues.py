@@ -69,7 +69,7 @@ def test_the_bound_counts_bytes_too() -> None:
     call = queues.next(0)
     assert call is not None
 
-    queues.settle(call, Failed(RuntimeError("no")), 0)
+    queues.complete(call, Failed(RuntimeError("no")), 0)
 
     assert queues.next(0) is None
     assert next(taken).offset() == 1

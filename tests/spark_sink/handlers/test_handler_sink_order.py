@@ -144,7 +144,7 @@ class Simulation:
             else:
                 self.handled.append(place)
         error = BatchError(failed) if call.route.batch > 1 else failed.get(0)
-        self.queues.settle(call, Failed(error) if failed and error else None, now)
+        self.queues.complete(call, Failed(error) if failed and error else None, now)
 
 
 @given(worlds(), st.data())

@@ -81,7 +81,7 @@ def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
     with pytest.raises(ConfigurationError, match=r"oauth_cb.* cannot travel"):
         sink_of(one, bootstrap_servers="there", config={"oauth_cb": print})
     named = sink_of(one, bootstrap_servers="there", config={"oauth_cb": "tokens:token"})
-    assert named._work().letters.producer["oauth_cb"] == "tokens:token"
+    assert named._work().dead_letters.producer["oauth_cb"] == "tokens:token"
     # Callbacks that are this process's stay here.
     sink_of(one, bootstrap_servers="there", config={"error_cb": print, "auto.offset.reset": "earliest"})
 

@@ -97,7 +97,7 @@ class GroupOffsets:
         #: Kinds of complaints that were made since it last went well.
         self._told: set[str] = set()
 
-    def tell_missing_rights(self, topics: Iterable[str]) -> None:
+    def warn_missing_rights(self, topics: Iterable[str]) -> None:
         """Warn where offsets of these topics may not be written to the group: they would be missing in silence."""
         try:
             missing = missing_rights(self._admin, _needed(self.group, topics))
@@ -113,17 +113,17 @@ class GroupOffsets:
             position: the next offset to read, by topic and partition.
         """
         try:
-            standing = _patiently(lambda: self._standing(list(position)))
-            behind = sorted(part for part, offset in position.items() if offset < standing.get(part, 0))
+            committed = _patiently(lambda: self._committed(list(position)))
+            behind = sorted(part for part, offset in position.items() if offset < committed.get(part, 0))
             if behind:
                 topic, partition = behind[0]
                 self._complain(
                     "behind",
-                    f"group {self.group} is at offset {standing[behind[0]]} of {topic}[{partition}], the query at "
+                    f"group {self.group} is at offset {committed[behind[0]]} of {topic}[{partition}], the query at "
                     f"{position[behind[0]]}: its offsets are not moved back. The query reads again, the topic was made "
                     "anew, or another one uses the group; reset the group's offsets by hand if that is meant",
                 )
-            wanted = {part: offset for part, offset in position.items() if offset > standing.get(part, -1)}
+            wanted = {part: offset for part, offset in position.items() if offset > committed.get(part, -1)}
             if wanted:
                 _patiently(lambda: self._write(wanted))
         except KafkaException as error:
@@ -144,7 +144,7 @@ class GroupOffsets:
         """Let the connections go."""
         self._reader.close()
 
-    def _standing(self, parts: Sequence[Part]) -> Offsets:
+    def _committed(self, parts: Sequence[Part]) -> Offsets:
         found = self._reader.committed([TopicPartition(*part) for part in parts], timeout=_ANSWER_S)
         return {(one.topic, one.partition): one.offset for one in found if one.error is None and one.offset >= 0}
 

@@ -126,7 +126,7 @@ class AppSinks:
 
     def _group(self, name: str, topics: Sequence[str]) -> GroupOffsets:
         group = GroupOffsets(name, bootstrap_servers=self._bootstrap_servers, config=self._config)
-        group.tell_missing_rights(topics)
+        group.warn_missing_rights(topics)
         return group
 
     def _session(self) -> SparkSession:

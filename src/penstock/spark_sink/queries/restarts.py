@@ -1,4 +1,4 @@
-"""What becomes of a query that ended with a failure: whether another start is worth it, when, and what is told.
+"""What becomes of a query that ended with a failure: whether it is started again, when, and its failure in a line.
 
 Plain arithmetic and types of errors: it knows neither Spark nor a clock. Of an exception that crossed Spark's JVM only
 the text is left: its type is read there (`spark_sink.errors`), the words of its message decide nothing.

@@ -94,7 +94,7 @@ def begin_at(otherwise: str, partitions: Iterable[TopicPartition], ledger: Offse
     """Return Spark's JSON of where to begin in each partition.
 
     A partition that the ledger does not know is read from its beginning where it knows the topic: it is new, or nothing
-    was stored of it yet. A topic that it does not know begins as told.
+    was stored of it yet. A topic that it does not know begins as given.
 
     Args:
         otherwise: `earliest`, `latest` or Spark's JSON.
@@ -104,18 +104,18 @@ def begin_at(otherwise: str, partitions: Iterable[TopicPartition], ledger: Offse
     Raises:
         ConfigurationError: `otherwise` is none of these.
     """
-    told = _told(otherwise)
+    given = _given_positions(otherwise)
     topics = {topic for topic, _ in ledger}
     offsets: Offsets = {}
     for part in partitions:
-        new = EARLIEST if part[0] in topics else told(part)
-        # One that is told neither here nor there is left out, and the source names it.
+        new = EARLIEST if part[0] in topics else given(part)
+        # One that neither of them knows is left out, and the source names it.
         if (offset := ledger.get(part, new)) is not None:
             offsets[part] = offset
     return json.dumps(to_json(offsets))
 
 
-def _told(otherwise: str) -> Callable[[TopicPartition], int | None]:
+def _given_positions(otherwise: str) -> Callable[[TopicPartition], int | None]:
     word = otherwise.strip().lower()
     if word in ("earliest", "latest"):
         return lambda _: EARLIEST if word == "earliest" else LATEST

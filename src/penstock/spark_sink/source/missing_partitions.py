@@ -33,12 +33,12 @@ class MissingPartitions:
         self._report_loss = report_loss
         #: The topics as they were first seen in this run.
         self._ids: dict[str, str] = {}
-        #: Partitions that were told to be missing and are not back yet.
+        #: Partitions that were reported missing and are not back yet.
         self._reported: set[TopicPartition] = set()
 
     @property
     def reported_topics(self) -> frozenset[str]:
-        """The topics of which it was told that they cannot be seen, and that are not back."""
+        """The topics that were reported missing and are not back."""
         return frozenset(topic for topic, _ in self._reported)
 
     def recreated(self, begun: Offsets, topics: Topics) -> Offsets:

@@ -16,6 +16,7 @@ from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
@@ -165,18 +166,20 @@ def _after_gap(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, 
 def _first_offset(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, position: int) -> int:
     """Return where the log begins, asked again as often as the options say while brokers cannot tell."""
     part = TopicPartition(wanted.topic, wanted.partition)
-    left = options.offset_retries
-    while True:
-        try:
-            return consumer.get_watermark_offsets(part, timeout=_WATERMARK_TIMEOUT_S)[0]
-        except KafkaException as error:
-            if not left or not kafka.is_transient(error):
-                raise SourceError(
-                    f"{_name(wanted)}: offset {position} is out of range, and where the log begins could not be read: "
-                    f"{kafka.reason(error)}; Spark tries the task again"
-                ) from error
-        left -= 1
-        time.sleep(options.offset_retry_interval_s)
+
+    def ask() -> int:
+        return consumer.get_watermark_offsets(part, timeout=_WATERMARK_TIMEOUT_S)[0]
+
+    def is_passing(error: BaseException) -> bool:
+        return isinstance(error, KafkaException) and kafka.is_transient(error)
+
+    try:
+        return options.retrying(tenacity.retry_if_exception(is_passing))(ask)
+    except KafkaException as error:
+        raise SourceError(
+            f"{_name(wanted)}: offset {position} is out of range, and where the log begins could not be read: "
+            f"{kafka.reason(error)}; Spark tries the task again"
+        ) from error
 
 
 def _name(wanted: OffsetRange) -> str:

@@ -111,7 +111,7 @@ class KeyQueues:
         self.parked_bytes = 0
 
     def next(self, now: float) -> HandlerCall | None:
-        """Return what may be handled now, or None: then ask again when something was settled, or at `next_due`.
+        """Return what may be handled now, or None: then ask again when a call was completed, or at `next_due`.
 
         Raises:
             SinkError: a message failed for good whose handler stops then; the task must fail.
@@ -138,8 +138,8 @@ class KeyQueues:
         """Return when the next message may be tried that waits for its time, or None."""
         return self._due[0][0] if self._due else None
 
-    def settle(self, call: HandlerCall, failed: Failed | None, now: float) -> None:
-        """Take note of what came of a call: None where all of it is done.
+    def complete(self, call: HandlerCall, failed: Failed | None, now: float) -> None:
+        """Complete a call: with its failure, or None where all of it is done.
 
         Raises:
             SinkError: as `next`.
@@ -162,7 +162,7 @@ class KeyQueues:
         for key in dict.fromkeys(key for key, _ in call.items):
             if key in back:
                 failure, records = back[key]
-                self._take_back(key, records, failure, call, now)
+                self._requeue(key, records, failure, call, now)
             else:
                 self._release(key)
 
@@ -271,7 +271,7 @@ class KeyQueues:
         queue.attempts = 0
         self._ready.append(key)
 
-    def _take_back(self, key: Hashable, records: list[Record], failure: Failed, call: HandlerCall, now: float) -> None:
+    def _requeue(self, key: Hashable, records: list[Record], failure: Failed, call: HandlerCall, now: float) -> None:
         """Put back to the front what failed of a call, with what was behind it."""
         queue = self._queues[key]
         if queue is _NONE_WAITING:

@@ -39,7 +39,7 @@ def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], N
     while True:
         call = queues.next(now())
         if call is not None:
-            queues.settle(call, _called(call), now())
+            queues.complete(call, _called(call), now())
             continue
         due = queues.next_due()
         if due is None:
@@ -125,7 +125,7 @@ class AsyncRunner:
             self._fail(error)
 
     def _pause(self) -> None:
-        """Nothing can begin now: look again when something is due; what is settled looks for itself."""
+        """Nothing can begin now: look again when something is due; a completed call asks for itself."""
         due = self._queues.next_due()
         if due is None:
             if self._running == 0:
@@ -149,7 +149,7 @@ class AsyncRunner:
         call: HandlerCall | None = first
         try:
             while call is not None and not self._ended.done():
-                self._queues.settle(call, await self._outcome(call), self._now())
+                self._queues.complete(call, await self._outcome(call), self._now())
                 if (now := self._now()) >= self._round_at:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _ROUND_S

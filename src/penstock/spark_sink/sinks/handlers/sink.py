@@ -55,11 +55,11 @@ _TYPES: Mapping[str, tuple[type[DataType], ...]] = {
 }
 
 
-class _Live:
+class _ProcessState:
     """What a sink knows of this process; it does not travel."""
 
     def __init__(self) -> None:
-        self.letters_ready = False
+        self.has_dead_letter_topics = False
         self.metrics: HandlerMetrics | None = None
         self.last: BatchReport | None = None
 
@@ -109,7 +109,7 @@ class HandlerSink:
     dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     headers: bool = field(default=True, kw_only=True)
     telemetry: Telemetry | None = field(default=None, kw_only=True, repr=False)
-    _live: _Live = field(default_factory=_Live, init=False, repr=False, compare=False)
+    _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the settings and that the handlers can travel."""
@@ -127,7 +127,7 @@ class HandlerSink:
         asynchronous = any(one.kind is Kind.TASK for one in self.handlers.values())
         if not asynchronous and any(inspect.isasyncgenfunction(one) for one in self.lifespans):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-        if self._letter_topics() and self.bootstrap_servers is None:
+        if self._dead_letter_topics() and self.bootstrap_servers is None:
             raise ConfigurationError("a handler has dead letters; give bootstrap_servers, where they are written")
         self._refuse_what_cannot_travel()
 
@@ -157,7 +157,7 @@ class HandlerSink:
                 f"the frame for the handlers of {self.group} has no column headers, so that handlers and dead letters "
                 "would see none; read with the option includeHeaders=true, or make the sink with headers=False"
             )
-        self._make_letter_topics()
+        self._ensure_dead_letter_topics()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Handle one micro-batch.
@@ -172,7 +172,7 @@ class HandlerSink:
         """
         self.check(batch.schema)
         refuse_double_runs(batch.sparkSession)
-        left_over_s = kill_timeout.seconds_until_killed(batch.sparkSession)
+        kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
         columns = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.columns]
         lanes = self._lane_columns(columns)
@@ -190,28 +190,28 @@ class HandlerSink:
             found = [one for one in errors_in(str(error)) if isinstance(one, SinkError | MissingRightError)]
             if not (found and self.parallelism == 1):
                 # Where there is one task and it told its failure, none is left.
-                time.sleep(left_over_s)
+                time.sleep(kill_delay_s)
             if not found:
                 raise
             text = f"batch {batch_id}: {found[-1]}"
             is_right = isinstance(found[-1], MissingRightError)
             # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
             raise (MissingRightError.from_text(text) if is_right else SinkError(text)) from None
-        self._tell(BatchReport(batch_id, [TaskReport(**row.asDict()) for row in rows], self.parallelism))
+        self._publish_report(BatchReport(batch_id, [TaskReport(**row.asDict()) for row in rows], self.parallelism))
 
     @property
     def last_report(self) -> BatchReport | None:
         """What the last batch came to, in the process that calls the sink; None before the first."""
-        return self._live.last
+        return self._process.last
 
-    def _tell(self, report: BatchReport) -> None:
-        live = self._live
-        live.last = report
+    def _publish_report(self, report: BatchReport) -> None:
+        process = self._process
+        process.last = report
         _log.info("%s: %s", self.group, report)
         if self.telemetry is not None:
-            if live.metrics is None:
-                live.metrics = HandlerMetrics(self.telemetry, self.group)
-            live.metrics.tell(report)
+            if process.metrics is None:
+                process.metrics = HandlerMetrics(self.telemetry, self.group)
+            process.metrics.record(report)
 
     def _work(self) -> TaskWork:
         return TaskWork(
@@ -219,7 +219,7 @@ class HandlerSink:
             middlewares=self.middlewares,
             lifespans=self.lifespans,
             resources=self.resources,
-            letters=DeadLetterSettings(self.group, self._producer_config(), self.dead_letter_limit),
+            dead_letters=DeadLetterSettings(self.group, self._producer_config(), self.dead_letter_limit),
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
@@ -235,7 +235,7 @@ class HandlerSink:
             return list(columns)
         return [*POSITION, "key"]
 
-    def _letter_topics(self) -> dict[str, str]:
+    def _dead_letter_topics(self) -> dict[str, str]:
         """Return the dead-letter topic of each topic that has one."""
         return {
             topic: one.dead_letter_topic.replace("{topic}", topic)
@@ -243,20 +243,20 @@ class HandlerSink:
             if one.on_failure is OnFailure.DEAD_LETTER
         }
 
-    def _make_letter_topics(self) -> None:
-        wanted = self._letter_topics()
-        if not wanted or self.bootstrap_servers is None or self._live.letters_ready:
+    def _ensure_dead_letter_topics(self) -> None:
+        wanted = self._dead_letter_topics()
+        if not wanted or self.bootstrap_servers is None or self._process.has_dead_letter_topics:
             return
         admin = admin_client(self.bootstrap_servers, self.config)
-        rights = [topic_right(Operation.WRITE, letters) for letters in sorted(set(wanted.values()))]
+        rights = [topic_right(Operation.WRITE, name) for name in sorted(set(wanted.values()))]
         require_rights(admin, f"the dead letters of {self.group} cannot be written", rights, principal_of(self.config))
         counts = partition_counts(admin, self.bootstrap_servers)
-        specs = [TopicSpec(letters, counts.get(topic, 1)) for topic, letters in wanted.items()]
+        specs = [TopicSpec(name, counts.get(topic, 1)) for topic, name in wanted.items()]
         ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
-        self._live.letters_ready = True
+        self._process.has_dead_letter_topics = True
 
     def _producer_config(self) -> dict[str, Any]:
-        if not self._letter_topics():
+        if not self._dead_letter_topics():
             return {}
         # Callbacks are this process's, and so is the log; credentials that come by one cannot be had elsewhere.
         travels = {key: value for key, value in self.config.items() if not callable(value) and key != "logger"}

@@ -59,7 +59,7 @@ class TaskWork:
         middlewares: hooks around every call.
         lifespans: generator functions that run around each task.
         resources: what handlers have one of in a thread; closed at the task's end.
-        letters: where dead letters go.
+        dead_letters: where dead letters go.
         max_parked: messages that may wait.
         max_parked_bytes: bytes of values that may wait.
         max_concurrency: `async def` handlers under way at once.
@@ -69,7 +69,7 @@ class TaskWork:
     middlewares: Sequence[Middleware]
     lifespans: Sequence[Callable[[], Any]]
     resources: Sequence[WorkerResource[Any]]
-    letters: DeadLetterSettings
+    dead_letters: DeadLetterSettings
     max_parked: int
     max_parked_bytes: int
     max_concurrency: int
@@ -91,11 +91,11 @@ class TaskWork:
             topic: Route(one, Ordering(one.order, one.keyless, 1, one.key), surround(one, self.middlewares))
             for topic, one in self.handlers.items()
         }
-        letters = TaskDeadLetters(self.letters, lambda: queues.counts, _producer)
+        dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer)
         queues = KeyQueues(
             records(batches, lanes),
             routes,
-            letters.put,
+            dead_letters.put,
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
         )
@@ -105,7 +105,7 @@ class TaskWork:
             else:
                 self._enter(around, None)
                 runners.run(queues)
-            letters.flush()
+            dead_letters.flush()
         counts = queues.counts
         if counts.rows != counts.done:
             raise SinkError(

@@ -64,7 +64,7 @@ class BatchTransaction:
         """
         settings, run = self.settings, self.run
         batch = None if run is None else f"{run}/{self.batch_id}"
-        # A commit whose answer was lost is no second call of the settings.
+        # A commit whose answer was lost is no second call of the sink.
         others = {part: one for part, one in state.batches.items() if not (self.is_commit_requested and one == batch)}
         refuse_late(others, statistics.offsets.applied, run, self.batch_id, f"table {settings.table}")
         warn_replayed(self.batch_id, f"table {settings.table}", statistics.offsets, state.offsets)
@@ -73,7 +73,7 @@ class BatchTransaction:
             if exact:
                 rejected += self._upsert_in_pieces(connection, tables.upsert, staged, rejected)
             elif rejected:
-                # Other rows of those messages may be in what was reduced: they are to be left out as well.
+                # Other rows of those messages may be in what was deduplicated: they are to be left out as well.
                 raise RowRefusedError
             else:
                 _upsert_at_once(connection, tables.upsert, staged)

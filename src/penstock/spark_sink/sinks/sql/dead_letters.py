@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -30,8 +31,8 @@ from penstock.spark_sink.sinks.sql.row_validator import Rejected
 _READ_S = 30.0
 _WRITE_S = 60.0
 
-#: How often it is asked again, and after how many seconds, for a topic that has rows and is not to be seen.
-_LOOKS, _LOOK_S = 5, 1.0
+#: How often it is asked, and seconds in between, for a topic that has rows and is not to be seen.
+_ATTEMPTS, _WAIT_S = 5, 1.0
 
 #: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
 _LARGEST_MESSAGE = 1_000_000_000
@@ -179,17 +180,23 @@ def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
         KafkaException: whether there is one cannot be told.
     """
     counts: dict[str, int] = {}
-    for looks in range(1, _LOOKS + 1):
+
+    def ask() -> list[KafkaException]:
         found, failed = described(admin, topics - counts.keys())
-        counts |= {name: len(one.partitions) for name, one in found.items()}
-        if not failed:
-            break
-        for error in failed.values():
-            last = looks == _LOOKS and error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART
-            if last or not kafka.is_transient(error):
-                raise error
-        if looks < _LOOKS:
-            time.sleep(_LOOK_S)
+        counts.update({name: len(one.partitions) for name, one in found.items()})
+        if lasting := next((error for error in failed.values() if not kafka.is_transient(error)), None):
+            raise lasting
+        return list(failed.values())
+
+    failed = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_fixed(_WAIT_S),
+        retry=tenacity.retry_if_result(bool),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
+    )(ask)
+    for error in failed:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise error
     return counts
 
 

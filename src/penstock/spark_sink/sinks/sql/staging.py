@@ -140,8 +140,8 @@ class StagingTask:
             if not self.deduplication.exact and concerns_a_row(error):
                 return copied, statistics, type(getattr(error, "orig", None) or error).__name__
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
-            told = refused(error, self.deduplication.target, url, self.batch_id)
-            raise (LostTaskError(str(told)) if is_transient(error) else told) from None
+            failure = refused(error, self.deduplication.target, url, self.batch_id)
+            raise (LostTaskError(str(failure)) if is_transient(error) else failure) from None
         return copied, statistics, None
 
 
