@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -28,6 +28,7 @@ from penstock.clients import kafka
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.source import planning
+from penstock.spark_sink.source.consumer_settings import GROUP, assigned_consumer
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -88,7 +89,10 @@ class KafkaLedger:
         if position >= end:
             return
         if self._consumer is None:
-            self._consumer = clients.consumer(self._target.servers, _consumer_config(self._target))
+            settings = assigned_consumer(
+                self._target.config, group_id=GROUP, auto_offset_reset="earliest", isolation_level="read_committed"
+            )
+            self._consumer = clients.consumer(self._target.servers, settings)
         self._consumer.assign([TopicPartition(self._target.ledger, partition, position or OFFSET_BEGINNING)])
         deadline = time.monotonic() + _LEDGER_TIMEOUT_S
         while position < end:
@@ -153,21 +157,6 @@ def decode_entry(value: bytes | None) -> Entry:
     # A number may be infinite, and lists may nest too deep to be read.
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
-
-
-def _consumer_config(target: Target) -> dict[str, Any]:
-    return {
-        **target.config,
-        # The library wants a group name; partitions are assigned by hand, so no group is ever joined.
-        "group.id": "penstock-spark",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        "isolation.level": "read_committed",
-        # An empty answer tells the end: the broker shall not hold it back for half a second.
-        "fetch.wait.max.ms": 20,
-        "fetch.queue.backoff.ms": 5,
-    }
 
 
 def _fetched(consumer: Consumer) -> list[Message]:

@@ -17,6 +17,7 @@ from penstock.options import ClientConfig, a_callable, names, not_empty
 from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful, starting_options
 from penstock.spark_sink.sinks.sink import OfQuery
+from penstock.spark_sink.source.consumer_settings import without_group
 from penstock.spark_sink.source.offset_reader import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.session import is_classic
@@ -24,17 +25,6 @@ from penstock.spark_sink.source.source import register
 
 #: Triggers that read what is there and end.
 _ONCE = ("once", "available now", "availablenow")
-
-#: Client settings of a member of a consumer group, by prefix.
-_OF_A_GROUP = (
-    "auto.",
-    "enable.auto.",
-    "group.",
-    "heartbeat.",
-    "max.poll.",
-    "partition.assignment.",
-    "session.",
-)
 
 _INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
 
@@ -175,8 +165,8 @@ def source_config(config: ClientConfig) -> dict[str, Any]:
     """
     return {
         key: value
-        for key, value in config.items()
-        if not key.startswith(_OF_A_GROUP) and (not callable(value) or key == "oauth_cb") and key != "logger"
+        for key, value in without_group(config).items()
+        if (not callable(value) or key == "oauth_cb") and key != "logger"
     }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import tenacity
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
@@ -111,10 +112,14 @@ class ParquetSink:
         self._require_access()
         stored = self._stored(batch.columns)
         origin = origin_of(batch, self.name)
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(_TRIES),
+            retry=tenacity.retry_if_result(lambda is_stored: not is_stored),
+            retry_error_callback=lambda _: False,
+        )
         with _cached(batch):
-            for _ in range(_TRIES):
-                if self._tried(batch, batch_id, origin, stored):
-                    return
+            if retrying(self._store, batch, batch_id, origin, stored):
+                return
         raise SinkError(
             f"batch {batch_id} for folder {self.folder}: another copy of the query was first {_TRIES} times in a row; "
             "find it and stop it, or give each a name of its own"
@@ -133,7 +138,7 @@ class ParquetSink:
         self._require_access(write=False)
         return FolderLedger(Path(self.folder)).read().ledger_of(self.name or query).offsets
 
-    def _tried(self, batch: DataFrame, batch_id: int, origin: Origin, stored: list[str]) -> bool:
+    def _store(self, batch: DataFrame, batch_id: int, origin: Origin, stored: list[str]) -> bool:
         """Write what is not applied yet; return whether it stands, by this or another copy's hand."""
         ledger, query, run = FolderLedger(Path(self.folder)), origin.query, origin.run
         state = ledger.read()

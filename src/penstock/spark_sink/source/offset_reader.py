@@ -29,6 +29,7 @@ from penstock.clients.topic_ids import described, id_of
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink.source import planning
 from penstock.spark_sink.source.client_names import nearest
+from penstock.spark_sink.source.consumer_settings import assigned_consumer
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import Offsets
 
@@ -227,21 +228,10 @@ class OffsetReader:
         return refused
 
 
-def consumer_config(options: SourceOptions) -> dict[str, object]:
+def consumer_config(options: SourceOptions) -> dict[str, Any]:
     """Return the settings of a reading task's consumer: the user's, and those reading a range depends on."""
-    return {
-        # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
-        "fetch.wait.max.ms": 20,
-        # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task.
-        "queued.max.messages.kbytes": 16 * 1024,
-        "fetch.queue.backoff.ms": 5,
-        **options.client,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
-        # Offsets that are gone must be named, never jumped over.
-        "auto.offset.reset": "error",
-    }
+    # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task.
+    return assigned_consumer({"queued.max.messages.kbytes": 16 * 1024, **options.client})
 
 
 def _may_only_be_seen(description: TopicDescription) -> bool:

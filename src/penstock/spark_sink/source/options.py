@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import tenacity
 
 from penstock.errors import ConfigurationError
+from penstock.spark_sink.source.consumer_settings import GROUP
 from penstock.spark_sink.source.java_names import translated
 from penstock.spark_sink.source.planning import LATEST
 from penstock.spark_sink.source.positions import Position, Since, ending_position, starting_position
@@ -208,7 +209,7 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
         raise ConfigurationError("the option groupIdPrefix is empty; name the group, or leave the option out")
     # The library wants a group's name though partitions are assigned by hand and no group is ever joined. An empty
     # one ends the process (confluent-kafka 2.16).
-    client.setdefault("group.id", "penstock-spark" if prefix is None else f"{prefix}-penstock-spark")
+    client.setdefault("group.id", GROUP if prefix is None else f"{prefix}-{GROUP}")
     if not client["group.id"].strip():
         raise ConfigurationError("the option kafka.group.id is empty; name the group, or leave the option out")
     return client

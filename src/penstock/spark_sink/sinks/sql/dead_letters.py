@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -26,6 +25,7 @@ from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.source.consumer_settings import assigned_consumer
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0
@@ -116,7 +116,11 @@ class DeadLetters:
         producer = clients.producer(
             self.bootstrap_servers, {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True}
         )
-        consumer = clients.consumer(self.bootstrap_servers, self._consumer_config())
+        # The source has read the messages: whether they were committed is settled.
+        settings = assigned_consumer(
+            {"queued.min.messages": 1, **self.config}, group_id=self.group, isolation_level="read_uncommitted"
+        )
+        consumer = clients.consumer(self.bootstrap_servers, settings)
         try:
             for (topic, partition, offset), reason in reasons.items():
                 # For a partition that there is not the client would wait, and say nothing.
@@ -154,21 +158,6 @@ class DeadLetters:
                 f"dead letters could not be written to {self.topic}: {first}; nothing of the batch was stored, and "
                 "it comes again when the query is started anew"
             )
-
-    def _consumer_config(self) -> dict[str, Any]:
-        return {
-            "fetch.wait.max.ms": 20,
-            "queued.min.messages": 1,
-            **self.config,
-            # The library wants a group; partitions are assigned by hand, so it is never joined.
-            "group.id": self.group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            # The source has read it; whether it was committed is settled.
-            "isolation.level": "read_uncommitted",
-        }
 
 
 def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
