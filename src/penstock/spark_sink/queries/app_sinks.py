@@ -182,24 +182,13 @@ class AppSinks:
     def _start_query(
         self, spark: SparkSession, spec: SinkSpec, checkpoint: str | None, *, gated: bool
     ) -> tuple[Query, Gate | None]:
-        from penstock.spark_sink.queries.query import source_config, start_through
+        from penstock.spark_sink.queries.query import source_config, start_query
 
         if is_stopped(spark):
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
         gate = Gate(OfQuery(spec.function, spec.name)) if gated else None
-        query = start_through(
-            spark,
-            spec.topics,
-            spec.function,
-            through=gate,
-            rows=spec.rows,
-            bootstrap_servers=self._bootstrap_servers,
-            config=source_config(self._config),
-            trigger=spec.trigger,
-            name=spec.name,
-            checkpoint_location=checkpoint,
-            starting_offsets=spec.starting_offsets,
-            options=spec.options,
+        query = start_query(
+            spark, spec, self._bootstrap_servers, source_config(self._config), gate=gate, checkpoint_location=checkpoint
         )
         return query, gate
 

@@ -30,6 +30,7 @@ from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
 from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
+from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
@@ -63,20 +64,7 @@ class WriterCommitMessage(NamedTuple):
     lacks_right: bool = False
 
 
-_COMMIT_MESSAGES = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("rows", pa.int64()),
-        ("applied", pa.int64()),
-        ("last", pa.int64()),
-        ("failure", pa.string()),
-        ("lacks_right", pa.bool_()),
-    ]
-)
-
-
-#: The same in Spark's words.
+#: Its columns, as Spark's DDL.
 _COMMIT_MESSAGE_DDL = (
     "topic string, partition int, rows bigint, applied bigint, last bigint, failure string, lacks_right boolean"
 )
@@ -349,7 +337,7 @@ def _are_headers(kind: Any) -> bool:
 
 
 def _arrow(message: WriterCommitMessage) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([message._asdict()], schema=_COMMIT_MESSAGES)
+    return pa.RecordBatch.from_pylist([message._asdict()], schema=report_schema(_COMMIT_MESSAGE_DDL))
 
 
 __all__ = ["PIECE_BYTES", "PIECE_ROWS", "TARGET_TOPIC", "KafkaSink", "WriterCommitMessage", "pieces"]

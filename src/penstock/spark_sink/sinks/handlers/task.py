@@ -32,21 +32,12 @@ from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
 from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
+from penstock.spark_sink.sinks.reports import report_schema
 
 #: The columns of a task's report, as Spark is told them.
 REPORT_DDL = (
-    "task int, attempt int, rows long, handled long, filtered long, dead_letters long, dropped long, failed long, "
-    "retried long, heaviest_lane long, seconds double"
-)
-_REPORT_SCHEMA = pa.schema(
-    [
-        ("task", pa.int32()),
-        ("attempt", pa.int32()),
-        *((name, pa.int64()) for name in ("rows", "handled", "filtered", "dead_letters", "dropped", "failed")),
-        ("retried", pa.int64()),
-        ("heaviest_lane", pa.int64()),
-        ("seconds", pa.float64()),
-    ]
+    "task int, attempt int, rows bigint, handled bigint, filtered bigint, dead_letters bigint, dropped bigint, "
+    "failed bigint, retried bigint, heaviest_lane bigint, seconds double"
 )
 
 
@@ -182,7 +173,7 @@ def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
         if context is None:
             raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
         report = work.run(chain((first,), batches), context.partitionId(), context.attemptNumber())
-        yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)
+        yield pa.RecordBatch.from_pylist([asdict(report)], schema=report_schema(REPORT_DDL))
         imports_set_aside("handling")
 
     return handle

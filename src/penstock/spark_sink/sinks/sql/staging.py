@@ -24,6 +24,7 @@ from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import errors_in
 from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sql import postgresql
 from penstock.spark_sink.sinks.sql.deduplication import BatchStatistics, Deduplication, deduplicated
 from penstock.spark_sink.sinks.sql.errors import LostTaskError, is_transient, refused
@@ -44,7 +45,7 @@ _REMOVAL_S = 2
 
 #: What a task reports, one row for each fact, and the kinds of facts.
 _REPORT = (
-    "kind STRING, attempt BIGINT, topic STRING, partition INT, first BIGINT, last BIGINT, rows BIGINT, reason STRING"
+    "kind string, attempt bigint, topic string, partition int, first bigint, last bigint, rows bigint, reason string"
 )
 _REPORT_NAMES = [column.split()[0] for column in _REPORT.split(", ")]
 _COPIED, _SEEN, _REJECTED, _REFUSED, _LOST = "copied", "seen", "rejected", "refused", "lost"
@@ -165,13 +166,8 @@ def _copy_in_halves(
 
 def _report_of(attempt: int, facts: Iterable[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
-        [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], _report_schema()
+        [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], report_schema(_REPORT)
     )
-
-
-def _report_schema() -> pa.Schema:
-    kinds = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
-    return pa.schema([(name, kinds[kind]) for name, kind in (column.split() for column in _REPORT.split(", "))])
 
 
 def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Report:
