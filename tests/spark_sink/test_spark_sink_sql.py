@@ -180,7 +180,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(database: TestDa
         sink(frame.withColumn("offset", F.lit(None).cast("bigint")), 0)
     with pytest.raises(SinkError, match=r"column tags has the type list<.*to_json"):
         sink(frame_of("id STRING, tags ARRAY<INT>", [(0, 3, "a", [1])]), 0)
-    with pytest.raises(SinkError, match="add names price, which holds no numbers"):
+    with pytest.raises(SinkError, match="sum_columns names price, which holds no numbers"):
         SqlSink(database.url, "prices", ["id"], sum_columns=["price"])(frame.withColumn("price", F.lit("x")), 0)
     with pytest.raises(SinkError, match="keep_position is off"):
         SqlSink(database.url, "prices", ["offset"])(frame, 0)
@@ -221,10 +221,10 @@ def test_two_copies_of_a_query_by_mistake_apply_each_row_once(database: TestData
         ({"url": "sqlite://"}, "in memory"),
         ({"table": ""}, "table"),
         ({"table": "penstock_ledger"}, "must differ"),
-        ({"add": ["n"]}, "add needs a key"),
-        ({"key": ["id"], "add": ["id"]}, "part of the key"),
+        ({"sum_columns": ["n"]}, "sum_columns needs a key"),
+        ({"key": ["id"], "sum_columns": ["id"]}, "part of the key"),
         ({"delete": "gone"}, "delete needs a key"),
-        ({"key": ["id"], "delete": "gone", "add": ["n"]}, "goes with no add"),
+        ({"key": ["id"], "delete": "gone", "sum_columns": ["n"]}, "goes with no sum_columns"),
         ({"key": ["id"], "delete": "id"}, "delete names id"),
         ({"schema": "other"}, "an SQLite file has none"),
         ({"max_rejects": 0}, "max_rejects"),
