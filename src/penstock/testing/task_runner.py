@@ -25,13 +25,13 @@ class TaskRunner:
 
     Args:
         consumer: whose tasks.
-        patience: real seconds without an end of a handler after which it is taken to hang.
+        timeout_s: real seconds without an end of a handler after which it is taken to hang.
 
     Raises:
         ConfigurationError: an event loop runs in this thread already.
     """
 
-    def __init__(self, consumer: SteppedConsumer, patience: float) -> None:
+    def __init__(self, consumer: SteppedConsumer, timeout_s: float) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -42,7 +42,7 @@ class TaskRunner:
                 "already; use it in a plain test function"
             )
         self._consumer = consumer
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended_at = time.monotonic()
@@ -73,13 +73,13 @@ class TaskRunner:
             self._tasks.discard(task)
             self._ended_at = time.monotonic()
             task.result()
-        if time.monotonic() - self._ended_at > self._patience:
+        if time.monotonic() - self._ended_at > self._timeout_s:
             names = {worker.assignment for worker in self._consumer.workers if worker.work is not None}
             count = len(self._tasks)
             # So that the test can end.
             self.cancel()
             raise PenstockError(
-                f"{count} `async def` handlers have not ended within {self._patience:g} s, for messages of "
+                f"{count} `async def` handlers have not ended within {self._timeout_s:g} s, for messages of "
                 f"{', '.join(sorted(map(str, names)))}; their time is real, give the TestApp more patience=, or let "
                 "them return a DeferredCompletion"
             )

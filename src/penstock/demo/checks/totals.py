@@ -132,7 +132,9 @@ def _start(spark: SparkSession, bootstrap_servers: str, topic: str, folder: Path
         f.lit(1).cast("bigint").alias("flights"),
         flight["delay"].alias("delay"),
     )
-    sink = spark_sink.SqlSink(f"sqlite:///{totals_path(folder)}", table=TABLE, key=["tail"], add=["flights", "delay"])
+    sink = spark_sink.SqlSink(
+        f"sqlite:///{totals_path(folder)}", table=TABLE, key=["tail"], sum_columns=["flights", "delay"]
+    )
     return (
         flights.writeStream.foreachBatch(sink)
         .queryName("aircraft-totals")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 from penstock.errors import SinkError
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -54,11 +55,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow types of a frame, instants in UTC.
 
     Raises:
-        SinkError: two columns have one name, or a type has no counterpart.
+        SchemaMismatchError: two columns have one name, or a type has no counterpart.
     """
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
-        raise SinkError(f"the frame has several columns called {', '.join(twice)}; rename or drop all but one")
+        raise SchemaMismatchError(
+            f"the frame has several columns called {', '.join(twice)}; rename or drop all but one"
+        )
     # Here and not above: what else this file knows is of use without Spark.
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -66,28 +69,17 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     try:
         return to_arrow_schema(schema, timezone="UTC")
     except PySparkException as error:
-        raise SinkError(f"the frame has a column that cannot be stored: {error}; cast it or leave it out") from error
-
-
-def require_places(schema: pa.Schema, target: str) -> None:
-    """Raise `SinkError` where topic, partition or offset of a frame for a target is not of the source's kind."""
-    import pyarrow as pa
-
-    def is_text(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-    wanted = (("topic", "text", is_text), ("partition", "an integer", pa.types.is_integer),
-              ("offset", "an integer", pa.types.is_integer))  # fmt: skip
-    for name, kind, fits in wanted:
-        found = schema.field(name).type
-        if not fits(found):
-            raise SinkError(
-                f"column {name} of the frame for {target} is {found}, and the source's is {kind}; select it as it is"
-            )
+        raise SchemaMismatchError(
+            f"the frame has a column that cannot be stored: {error}; cast it or leave it out"
+        ) from error
 
 
 def has_ledger(sink: object) -> bool:
-    """Tell whether a sink remembers what it stored."""
+    """Tell whether a sink remembers what it stored.
+
+    It has `position(query)`, which returns the offsets of all partitions, or `position_of(query, partitions)` where its
+    ledger must be asked for each of them.
+    """
     return any(callable(getattr(sink, method, None)) for method in ("position_of", "position"))
 
 
@@ -105,12 +97,14 @@ def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartiti
     Raises:
         SinkError: the ledger cannot be read.
     """
-    ask = getattr(sink, "position_of", None)
-    if callable(ask):
-        return dict(ask(query, partitions))
-    # A sink of the user's own, for one query.
+    by_partition = getattr(sink, "position_of", None)
+    if callable(by_partition):
+        return dict(by_partition(query, partitions))
     whole = getattr(sink, "position", None)
-    return dict(whole()) if callable(whole) else None
+    if not callable(whole):
+        return None
+    known = whole(query)
+    return {part: known[part] for part in partitions if part in known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,5 +197,4 @@ __all__ = [
     "has_ledger",
     "ledger_positions",
     "origin_of",
-    "require_places",
 ]

@@ -148,10 +148,10 @@ class Committing:
         if fault is not None:
             raise KafkaException(fault.error)
         if self._cut_off() or self._coordinator.away:
-            patience = timeout if timeout >= 0 else ANSWER_S
+            allowed_s = timeout if timeout >= 0 else ANSWER_S
             missing = float("inf") if self._cut_off() else self._coordinator.away_until - self._clock.monotonic()
-            self._clock.sleep(min(patience, missing))
-            if missing > patience:
+            self._clock.sleep(min(allowed_s, missing))
+            if missing > allowed_s:
                 raise failed(codes.TIMED_OUT, "Failed to get committed offsets: Local: Timed out")
             self._coordinator.tick(self._clock.monotonic())
         offsets = self._coordinator.offsets.get(self._group, {})

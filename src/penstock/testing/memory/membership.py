@@ -66,7 +66,7 @@ class Membership:
         self._on_assign: RebalanceCallback | None = None
         self._on_revoke: RebalanceCallback | None = None
         self._on_lost: RebalanceCallback | None = None
-        self._told_of_eviction = False
+        self._reported_eviction = False
         #: The membership as the group knows it, or None.
         self.member: Member | None = None
         #: Errors to be handed over in the place of messages.
@@ -97,7 +97,7 @@ class Membership:
             return
         now = self._clock.monotonic()
         self._coordinator.tick(now)
-        self._told_of_eviction = False
+        self._reported_eviction = False
         self.member = Member(
             self._coordinator.new_name(),
             self._instance,
@@ -129,9 +129,9 @@ class Membership:
         self.errors.append(error_message(KafkaError(codes.FATAL, text)))
 
     def _lose(self, member: Member) -> None:
-        if member.gone is Gone.POLL_INTERVAL and not self._told_of_eviction:
+        if member.gone is Gone.POLL_INTERVAL and not self._reported_eviction:
             # The error comes first, the callback with the next call.
-            self._told_of_eviction = True
+            self._reported_eviction = True
             text = f"Application maximum poll interval ({self._poll_s * 1000:.0f}ms) exceeded"
             self.errors.append(error_message(KafkaError(codes.MAX_POLL_EXCEEDED, text)))
             return

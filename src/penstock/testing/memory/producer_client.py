@@ -44,7 +44,7 @@ class MemoryProducer:
         self._waiting = 0
         # Why it takes nothing more, and whether that was raised.
         self._failure: KafkaError | None = None
-        self._is_told = False
+        self._is_raised = False
 
     def produce(
         self,
@@ -132,8 +132,8 @@ class MemoryProducer:
 
     def _serve(self) -> int:
         with self._lock:
-            if self._failure is not None and not self._is_told:
-                self._is_told = True
+            if self._failure is not None and not self._is_raised:
+                self._is_raised = True
                 raise KafkaException(self._failure)
             self._coordinator.tick(self._clock.monotonic())
             due, self._reports = self._reports, deque()

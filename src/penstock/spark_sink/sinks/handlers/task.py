@@ -26,27 +26,18 @@ from penstock.consumer.handlers.middleware import Middleware, WorkerResource, su
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.handlers import runners as driving
-from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings, TaskLetters
-from penstock.spark_sink.sinks.handlers.key_queues import Lines
+from penstock.spark_sink.sinks.handlers import runners
+from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings, TaskDeadLetters
+from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
 from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
+from penstock.spark_sink.sinks.reports import report_schema
 
 #: The columns of a task's report, as Spark is told them.
 REPORT_DDL = (
-    "task int, attempt int, rows long, handled long, filtered long, dead_letters long, dropped long, failed long, "
-    "retried long, heaviest_lane long, seconds double"
-)
-_REPORT_SCHEMA = pa.schema(
-    [
-        ("task", pa.int32()),
-        ("attempt", pa.int32()),
-        *((name, pa.int64()) for name in ("rows", "handled", "filtered", "dead_letters", "dropped", "failed")),
-        ("retried", pa.int64()),
-        ("heaviest_lane", pa.int64()),
-        ("seconds", pa.float64()),
-    ]
+    "task int, attempt int, rows bigint, handled bigint, filtered bigint, dead_letters bigint, dropped bigint, "
+    "failed bigint, retried bigint, heaviest_lane bigint, seconds double"
 )
 
 
@@ -59,7 +50,7 @@ class TaskWork:
         middlewares: hooks around every call.
         lifespans: generator functions that run around each task.
         resources: what handlers have one of in a thread; closed at the task's end.
-        letters: where dead letters go.
+        dead_letters: where dead letters go.
         max_parked: messages that may wait.
         max_parked_bytes: bytes of values that may wait.
         max_concurrency: `async def` handlers under way at once.
@@ -69,7 +60,7 @@ class TaskWork:
     middlewares: Sequence[Middleware]
     lifespans: Sequence[Callable[[], Any]]
     resources: Sequence[WorkerResource[Any]]
-    letters: LetterSettings
+    dead_letters: DeadLetterSettings
     max_parked: int
     max_parked_bytes: int
     max_concurrency: int
@@ -91,22 +82,22 @@ class TaskWork:
             topic: Route(one, Ordering(one.order, one.keyless, 1, one.key), surround(one, self.middlewares))
             for topic, one in self.handlers.items()
         }
-        letters = TaskLetters(self.letters, lambda: lines.counts, _producer)
-        lines = Lines(
+        dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer)
+        queues = KeyQueues(
             records(batches, lanes),
             routes,
-            letters.put,
+            dead_letters.put,
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
         )
         with ExitStack() as around:
             if any(one.kind is Kind.TASK for one in self.handlers.values()):
-                self._run_on_loop(lines, around)
+                self._run_on_loop(queues, around)
             else:
                 self._enter(around, None)
-                driving.run(lines)
-            letters.flush()
-        counts = lines.counts
+                runners.run(queues)
+            dead_letters.flush()
+        counts = queues.counts
         if counts.rows != counts.done:
             raise SinkError(
                 f"of {counts.rows} messages of task {task} {counts.done} are accounted for: a defect of penstock; the "
@@ -126,7 +117,7 @@ class TaskWork:
             seconds=time.monotonic() - begun,
         )
 
-    def _run_on_loop(self, lines: Lines, around: ExitStack) -> None:
+    def _run_on_loop(self, queues: KeyQueues, around: ExitStack) -> None:
         runner = around.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         self._enter(around, runner)
         plain = around.enter_context(ThreadPoolExecutor(1, thread_name_prefix="penstock-handler"))
@@ -134,7 +125,7 @@ class TaskWork:
         around.callback(lambda: plain.submit(self._close_resources).result())
 
         async def drive() -> None:
-            await driving.AsyncDriver(lines, self.max_concurrency, plain).run()
+            await runners.AsyncRunner(queues, self.max_concurrency, plain).run()
 
         runner.run(drive())
 
@@ -182,7 +173,7 @@ def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
         if context is None:
             raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
         report = work.run(chain((first,), batches), context.partitionId(), context.attemptNumber())
-        yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)
+        yield pa.RecordBatch.from_pylist([asdict(report)], schema=report_schema(REPORT_DDL))
         imports_set_aside("handling")
 
     return handle

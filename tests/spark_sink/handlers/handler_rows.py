@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.consumer import DeadLetterLimit, Handler
-from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings
+from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.handlers.task import TaskWork
@@ -86,5 +86,5 @@ def run_task(
         "max_concurrency": 100,
         **options,
     }
-    letters = LetterSettings("billing", dict(producer or {}), limit)
-    return TaskWork(handlers=handlers, letters=letters, **work).run(batches_of(rows), task=2, attempt=1)
+    letters = DeadLetterSettings("billing", dict(producer or {}), limit)
+    return TaskWork(handlers=handlers, dead_letters=letters, **work).run(batches_of(rows), task=2, attempt=1)

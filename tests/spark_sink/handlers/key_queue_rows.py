@@ -1,4 +1,4 @@
-"""Rows, routes and lines made by hand, for tests of the order."""
+"""Rows, routes and queues made by hand, for tests of the order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.consumer import Handler, retry
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.message import FixedRecord, Record
-from penstock.spark_sink.sinks.handlers.key_queues import Lines
+from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
 
 Place = tuple[str, int]
 
 
 def nothing(_: object) -> None:
-    """A handler that is not called: the tests say what came of a job."""
+    """A handler that is not called: the tests say what came of a call."""
 
 
 def row(
@@ -45,14 +45,16 @@ class Letters:
         self.attempts.append(attempts)
 
 
-def lines_of(
+def queues_of(
     rows: list[Record],
     handlers: Mapping[str, Handler],
     letters: Callable[..., None] | None = None,
     *,
     max_parked: int = 1000,
     max_parked_bytes: int = 1 << 30,
-) -> tuple[Lines, Iterator[Record]]:
+) -> tuple[KeyQueues, Iterator[Record]]:
     taken = iter(rows)
     routes = {topic: route(one) for topic, one in handlers.items()}
-    return Lines(taken, routes, letters or Letters(), max_parked=max_parked, max_parked_bytes=max_parked_bytes), taken
+    return KeyQueues(
+        taken, routes, letters or Letters(), max_parked=max_parked, max_parked_bytes=max_parked_bytes
+    ), taken

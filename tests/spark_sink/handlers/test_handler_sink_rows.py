@@ -50,7 +50,7 @@ def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None
 
     with pytest.raises(SinkError, match="rows of topic orders, which has no handler in this sink"):
         lane_numbers({"payments": ordering}, columns)
-    with pytest.raises(SinkError, match="column offset is NULL in 1 rows"):
+    with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
         lane_numbers({"orders": ordering}, {**columns, "offset": pa.array([1, None], pa.int64())})
 
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AclOperation
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
-from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.offset_reader import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 
 #: What a leader that moves, a broker that starts and a network that is away for a moment look like.
@@ -61,10 +61,10 @@ class Admin:
 
 
 @pytest.fixture
-def view() -> Callable[..., LogView]:
-    def make(admin: object, **options: str) -> LogView:
+def view() -> Callable[..., OffsetReader]:
+    def make(admin: object, **options: str) -> OffsetReader:
         settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
-        made = LogView(SourceOptions.parse({**settings, **options}))
+        made = OffsetReader(SourceOptions.parse({**settings, **options}))
         made._admin = admin  # type: ignore[assignment] # it answers as one
         return made
 
@@ -73,7 +73,7 @@ def view() -> Callable[..., LogView]:
 
 @pytest.mark.parametrize("code", PASSING)
 def test_an_offset_that_a_broker_cannot_tell_just_now_is_asked_for_again(
-    view: Callable[..., LogView], code: int
+    view: Callable[..., OffsetReader], code: int
 ) -> None:
     admin = Admin(code, code, SimpleNamespace(offset=7))
 
@@ -82,7 +82,7 @@ def test_an_offset_that_a_broker_cannot_tell_just_now_is_asked_for_again(
     assert admin.asked == 3
 
 
-def test_after_so_many_questions_the_last_reason_is_told(view: Callable[..., LogView]) -> None:
+def test_after_so_many_questions_the_last_reason_is_told(view: Callable[..., OffsetReader]) -> None:
     admin = Admin(KafkaError.LEADER_NOT_AVAILABLE)
 
     with pytest.raises(SourceError, match=r"orders\[0\] could not be read at .*LEADER_NOT_AVAILABLE"):
@@ -91,7 +91,7 @@ def test_after_so_many_questions_the_last_reason_is_told(view: Callable[..., Log
     assert admin.asked == 3
 
 
-def test_what_no_time_mends_is_told_at_once(view: Callable[..., LogView]) -> None:
+def test_what_no_time_mends_is_told_at_once(view: Callable[..., OffsetReader]) -> None:
     admin = Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
     with pytest.raises(MissingRightError, match=r"offsets of orders\[\d\] .* the right Read on topic orders"):
@@ -105,7 +105,7 @@ THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operation
 
 @pytest.mark.parametrize("code", PASSING)
 def test_a_topic_that_was_there_is_asked_for_again_before_it_counts_as_missing(
-    view: Callable[..., LogView], code: int
+    view: Callable[..., OffsetReader], code: int
 ) -> None:
     admin = Admin(code, code, THERE)
 
@@ -115,7 +115,7 @@ def test_a_topic_that_was_there_is_asked_for_again_before_it_counts_as_missing(
     assert admin.asked == 3
 
 
-def test_what_is_not_expected_is_told_at_once(view: Callable[..., LogView]) -> None:
+def test_what_is_not_expected_is_told_at_once(view: Callable[..., OffsetReader]) -> None:
     unknown, forbidden = Admin(KafkaError.UNKNOWN_TOPIC_OR_PART), Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
     with pytest.raises(TopicNotFoundError, match="orders"):
@@ -128,7 +128,9 @@ def test_what_is_not_expected_is_told_at_once(view: Callable[..., LogView]) -> N
     assert (unknown.asked, forbidden.asked) == (1, 1)
 
 
-def test_a_topic_that_may_be_seen_and_not_read_is_told_before_any_task_is_planned(view: Callable[..., LogView]) -> None:
+def test_a_topic_that_may_be_seen_and_not_read_is_told_before_any_task_is_planned(
+    view: Callable[..., OffsetReader],
+) -> None:
     seen = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.DESCRIBE]})
     readable = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.READ, AclOperation.DESCRIBE]})
 

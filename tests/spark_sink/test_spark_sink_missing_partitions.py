@@ -15,7 +15,7 @@ from penstock.errors import SourceError
 from penstock.spark_sink.source.offset_reader import Topics
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
-from penstock.spark_sink.source.source import StreamReader
+from penstock.spark_sink.source.stream_reader import StreamReader
 
 UNKNOWN, FORBIDDEN = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
 ALL = ReadAllAvailable()
@@ -57,7 +57,7 @@ def reader_of(brokers: Brokers, *, lenient: bool = True) -> StreamReader:
         )
     )
     as_view: Any = brokers
-    reader._log = as_view
+    reader._kafka = as_view
     return reader
 
 

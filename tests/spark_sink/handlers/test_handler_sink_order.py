@@ -1,4 +1,4 @@
-"""The order of a task's messages, by simulation: every interleaving of jobs, failures and waits keeps the promises."""
+"""The order of a task's messages, by simulation: every interleaving of calls, failures and waits keeps the promises."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from handler_lines import Letters, Place, lines_of, nothing, route, row, waits
 from hypothesis import given
 from hypothesis import strategies as st
+from key_queue_rows import Letters, Place, nothing, queues_of, route, row, waits
 
 from penstock.consumer import Handler, handler
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import BatchError
-from penstock.spark_sink.sinks.handlers.key_queues import Job
+from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall
 
 
-def places_of(job: Job) -> list[Place]:
-    return [(record.topic(), record.offset()) for _, record in job.items]
+def places_of(call: HandlerCall) -> list[Place]:
+    return [(record.topic(), record.offset()) for _, record in call.items]
 
 
 @st.composite
@@ -48,7 +48,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Simulation:
-    """Plays a task: begins jobs, ends them in any order with what the world says, and looks at each step."""
+    """Plays a task: begins calls, ends them in any order with what the world says, and looks at each step."""
 
     def __init__(self, world: dict[str, Any]) -> None:
         self.world = world
@@ -56,13 +56,13 @@ class Simulation:
         handlers = {topic: self.handler(topic) for topic in ("orders", "payments")}
         rows = [row(one.key(), one.offset(), one.topic(), b"%d" % one.offset()) for one in world["rows"]]
         self.letters = Letters()
-        self.lines, self.taken = lines_of(rows, handlers, self.letters, max_parked=world["max_parked"])
+        self.queues, self.taken = queues_of(rows, handlers, self.letters, max_parked=world["max_parked"])
         self.identity = {
             (one.topic(), one.offset()): route(handlers[one.topic()]).ordering.identity(one) for one in rows
         }
         self.tried: Counter[Place] = Counter()
         self.handled: list[Place] = []
-        self.jobs: list[Job] = []
+        self.calls: list[HandlerCall] = []
         self.bound = world["max_parked"] + world["concurrency"] * max(world["batches"].values())
 
     def handler(self, topic: str) -> Handler:
@@ -100,41 +100,41 @@ class Simulation:
         )
 
     def play(self, choose: Callable[[int], int]) -> None:
-        """Play until all is done; `choose` says which of so many jobs ends next."""
+        """Play until all is done; `choose` says which of so many calls ends next."""
         now = 0.0
         for _ in range(10_000):
-            free = len(self.jobs) < self.world["concurrency"]
-            begun = self.lines.next(now) if free else None
+            free = len(self.calls) < self.world["concurrency"]
+            begun = self.queues.next(now) if free else None
             if begun is not None:
                 self.look_at(begun)
-                self.jobs.append(begun)
-            elif self.jobs:
-                if free and self.lines.parked < self.world["max_parked"]:
+                self.calls.append(begun)
+            elif self.calls:
+                if free and self.queues.parked < self.world["max_parked"]:
                     assert next(self.taken, None) is None, "a row was left though nothing keeps it"
-                self.end(self.jobs.pop(choose(len(self.jobs))), now)
-            elif (due := self.lines.next_due()) is not None:
+                self.end(self.calls.pop(choose(len(self.calls))), now)
+            elif (due := self.queues.next_due()) is not None:
                 assert due > now, "waits for what is due"
                 now = due
             else:
                 return
-            in_hands = sum(len(job.items) for job in self.jobs)
-            assert self.lines.parked + in_hands <= self.bound
+            in_hands = sum(len(call.items) for call in self.calls)
+            assert self.queues.parked + in_hands <= self.bound
         raise AssertionError("it goes round for ever")
 
-    def look_at(self, begun: Job) -> None:
-        busy = {key for job in self.jobs for key, _ in job.items}
+    def look_at(self, begun: HandlerCall) -> None:
+        busy = {key for call in self.calls for key, _ in call.items}
         assert not busy & {key for key, _ in begun.items}, "two of a key at once (I1)"
-        in_job = places_of(begun)
-        for number, place in enumerate(in_job):
+        in_call = places_of(begun)
+        for number, place in enumerate(in_call):
             same = [one for one, key in self.identity.items() if key == self.identity[place]]
             for earlier in same[: same.index(place)]:
-                assert self.ended(earlier) or earlier in in_job[:number], "before its turn (I2)"
+                assert self.ended(earlier) or earlier in in_call[:number], "before its turn (I2)"
             assert place not in self.handled, "done already"
 
-    def end(self, job: Job, now: float) -> None:
+    def end(self, call: HandlerCall, now: float) -> None:
         failed: dict[int, BaseException] = {}
         held: set[Hashable] = set()
-        for number, place in enumerate(places_of(job)):
+        for number, place in enumerate(places_of(call)):
             if self.identity[place] in held:
                 continue
             if self.fails(place) > self.tried[place]:
@@ -143,8 +143,8 @@ class Simulation:
                 self.tried[place] += 1
             else:
                 self.handled.append(place)
-        error = BatchError(failed) if job.route.batch > 1 else failed.get(0)
-        self.lines.settle(job, Failed(error) if failed and error else None, now)
+        error = BatchError(failed) if call.route.batch > 1 else failed.get(0)
+        self.queues.complete(call, Failed(error) if failed and error else None, now)
 
 
 @given(worlds(), st.data())
@@ -155,7 +155,7 @@ def test_whatever_fails_and_whenever_it_ends_each_row_ends_once_in_order_and_no_
 
     one.play(lambda count: data.draw(st.integers(0, count - 1)))
 
-    counts, places = one.lines.counts, set(one.identity)
+    counts, places = one.queues.counts, set(one.identity)
     filtered = {place for place in places if place[1] in world["filtered"]}
     unread = {place for place in places if place[1] in world["undecodable"]}
     given_up = {place for place in places if one.exhausted(place) or place in unread} - filtered
@@ -167,4 +167,4 @@ def test_whatever_fails_and_whenever_it_ends_each_row_ends_once_in_order_and_no_
         assert sorted(one.letters.places) == sorted(given_up)
     else:
         assert (counts.dead_letters, counts.dropped) == (0, len(given_up))
-    assert (one.lines.parked, one.lines.parked_bytes) == (0, 0)
+    assert (one.queues.parked, one.queues.parked_bytes) == (0, 0)

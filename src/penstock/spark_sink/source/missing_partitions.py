@@ -20,7 +20,7 @@ from penstock.spark_sink.source.planning import Offsets, TopicPartition
 _log = logging.getLogger("penstock.spark_sink")
 
 
-class Absences:
+class MissingPartitions:
     """Judges the partitions of one query in one run. One thread uses it.
 
     Args:
@@ -33,15 +33,15 @@ class Absences:
         self._report_loss = report_loss
         #: The topics as they were first seen in this run.
         self._ids: dict[str, str] = {}
-        #: Partitions that were told to be missing and are not back yet.
-        self._told: set[TopicPartition] = set()
+        #: Partitions that were reported missing and are not back yet.
+        self._reported: set[TopicPartition] = set()
 
     @property
-    def told(self) -> frozenset[str]:
-        """The topics of which it was told that they cannot be seen, and that are not back."""
-        return frozenset(topic for topic, _ in self._told)
+    def reported_topics(self) -> frozenset[str]:
+        """The topics that were reported missing and are not back."""
+        return frozenset(topic for topic, _ in self._reported)
 
-    def made_anew(self, begun: Offsets, topics: Topics) -> Offsets:
+    def recreated(self, begun: Offsets, topics: Topics) -> Offsets:
         """Return the partitions to be read from 0 on, because their topic is another one under the same name.
 
         Raises:
@@ -60,7 +60,7 @@ class Absences:
             anew |= {part: 0 for part in of_it if part[1] < topics.counts[topic]}
         return anew
 
-    def kept(self, begun: Offsets, there: Offsets, topics: Topics) -> Offsets:
+    def retained(self, begun: Offsets, there: Offsets, topics: Topics) -> Offsets:
         """Return the partitions that are not to be seen and stay where they are.
 
         Args:
@@ -73,9 +73,9 @@ class Absences:
             SourceError: there are such partitions, and that ends the query.
         """
         missing = begun.keys() - there.keys()
-        for part in sorted(self._told - missing):
+        for part in sorted(self._reported - missing):
             _log.warning("%s is back; the query goes on at offset %d", place(part), begun.get(part, 0))
-        self._told &= missing
+        self._reported &= missing
         kept: Offsets = {}
         for part in sorted(missing):
             read = f"{place(part)} was read up to offset {begun[part]}"
@@ -83,19 +83,19 @@ class Absences:
                 self._report_loss(f"{read} and is read no more, as this query has {self._options.selection}")
                 continue
             kept[part] = begun[part]
-            if part in self._told:
+            if part in self._reported:
                 continue
-            error = self.unseen(part, read, topics)
+            error = self.error_of(part, read, topics)
             if error is None:
                 self._report_loss(f"{read} and exists no more")
             elif self._options.fail_on_data_loss:
                 raise error
             else:
                 _log.warning("%s. The others go on, as failOnDataLoss=false says", error)
-            self._told.add(part)
+            self._reported.add(part)
         return kept
 
-    def unseen(self, part: TopicPartition, read: str, topics: Topics) -> PenstockError | None:
+    def error_of(self, part: TopicPartition, read: str, topics: Topics) -> PenstockError | None:
         """Return what is the matter with a partition that cannot be seen, or read, though it may be there.
 
         Args:
@@ -126,4 +126,4 @@ def place(part: TopicPartition) -> str:
     return f"{part[0]}[{part[1]}]"
 
 
-__all__ = ["Absences", "place"]
+__all__ = ["MissingPartitions", "place"]

@@ -17,7 +17,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from penstock.consumer import Handler, Middleware, WorkerResource, handler, retry
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
-from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks.handlers.kill_timeout import seconds_until_killed
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
@@ -81,7 +81,7 @@ def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
     with pytest.raises(ConfigurationError, match=r"oauth_cb.* cannot travel"):
         sink_of(one, bootstrap_servers="there", config={"oauth_cb": print})
     named = sink_of(one, bootstrap_servers="there", config={"oauth_cb": "tokens:token"})
-    assert named._work().letters.producer["oauth_cb"] == "tokens:token"
+    assert named._work().dead_letters.producer["oauth_cb"] == "tokens:token"
     # Callbacks that are this process's stay here.
     sink_of(one, bootstrap_servers="there", config={"error_cb": print, "auto.offset.reset": "earliest"})
 
@@ -278,7 +278,7 @@ def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(setti
     with pytest.raises(ConfigurationError, match=told) as caught:
         refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the part of a session that is asked
 
-    assert lasts(caught.value)
+    assert is_permanent(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from handler_lines import Letters, lines_of, row, waits
+from key_queue_rows import Letters, queues_of, row, waits
 
 from penstock.consumer import DeferredCompletion, handler, retry
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import BatchError, PenstockError, RetryLater, SinkError
 from penstock.message import DecodedMessage, Message, Record
-from penstock.spark_sink.sinks.handlers import runners as driving
-from penstock.spark_sink.sinks.handlers.key_queues import Lines
+from penstock.spark_sink.sinks.handlers import runners
+from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
 
 
 class Bench:
@@ -40,10 +40,10 @@ class Bench:
 
     def run(
         self, rows: list[Record], letters: Letters | None = None, *, max_parked: int = 1000, **options: Any
-    ) -> Lines:
-        lines, _ = lines_of(rows, {"orders": handler(self, **options)}, letters, max_parked=max_parked)
-        driving.run(lines, self.time, self.sleep)
-        return lines
+    ) -> KeyQueues:
+        queues, _ = queues_of(rows, {"orders": handler(self, **options)}, letters, max_parked=max_parked)
+        runners.run(queues, self.time, self.sleep)
+        return queues
 
 
 def test_a_parked_key_delays_no_other_key() -> None:
@@ -65,23 +65,23 @@ def test_at_the_bound_the_task_waits_for_the_earliest_retry_and_takes_nothing_in
 def test_the_bound_counts_bytes_too() -> None:
     bench = Bench({0: 1})
     rows = [row(b"a", 0, value=b"x" * 2000), row(b"b", 1, value=b"x")]
-    lines, taken = lines_of(rows, {"orders": handler(bench, retry_policy=waits())}, max_parked_bytes=2000)
-    job = lines.next(0)
-    assert job is not None
+    queues, taken = queues_of(rows, {"orders": handler(bench, retry_policy=waits())}, max_parked_bytes=2000)
+    call = queues.next(0)
+    assert call is not None
 
-    lines.settle(job, Failed(RuntimeError("no")), 0)
+    queues.complete(call, Failed(RuntimeError("no")), 0)
 
-    assert lines.next(0) is None
+    assert queues.next(0) is None
     assert next(taken).offset() == 1
 
 
 def test_a_value_that_is_empty_is_a_message_like_others() -> None:
     bench = Bench()
 
-    lines = bench.run([row(b"a", 0, value=b""), row(b"b", 1, value=b"")])
+    queues = bench.run([row(b"a", 0, value=b""), row(b"b", 1, value=b"")])
 
     assert [offset for _, offset in bench.seen] == [0, 1]
-    assert lines.counts.rows == 2
+    assert queues.counts.rows == 2
 
 
 def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
@@ -92,12 +92,12 @@ def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
         bench(message)
         raise RetryLater(7.0)
 
-    lines, _ = lines_of([row(b"a", 0)], {"orders": handler(later, retry_policy=waits(), dead_letter=True)}, letters)
-    driving.run(lines, bench.time, bench.sleep)
+    queues, _ = queues_of([row(b"a", 0)], {"orders": handler(later, retry_policy=waits(), dead_letter=True)}, letters)
+    runners.run(queues, bench.time, bench.sleep)
 
     assert bench.seen == [(0, 0), (7, 0), (14, 0)]
     assert (letters.places, letters.attempts) == ([("orders", 0)], [3])
-    assert (lines.counts.failed, lines.counts.retried, lines.counts.dead_letters) == (3, 2, 1)
+    assert (queues.counts.failed, queues.counts.retried, queues.counts.dead_letters) == (3, 2, 1)
 
 
 def test_a_message_that_fails_for_good_fails_the_task_where_its_handler_stops_and_names_its_place() -> None:
@@ -115,11 +115,11 @@ def test_a_value_that_cannot_be_decoded_is_never_tried_again() -> None:
     letters = Letters()
     bench = Bench()
 
-    lines = bench.run([row(b"a", 0, value=b"{"), row(b"a", 1, value=b"{}")], letters, decoder="json", dead_letter=True)
+    queues = bench.run([row(b"a", 0, value=b"{"), row(b"a", 1, value=b"{}")], letters, decoder="json", dead_letter=True)
 
     assert letters.places == [("orders", 0)]
     assert [offset for _, offset in bench.seen] == [1]
-    assert lines.counts.failed == 1
+    assert queues.counts.failed == 1
 
 
 def test_a_decoded_body_is_what_the_handler_finds_at_each_try() -> None:
@@ -132,8 +132,8 @@ def test_a_decoded_body_is_what_the_handler_finds_at_each_try() -> None:
             raise RuntimeError("once more")
 
     bench = Bench()
-    lines, _ = lines_of([row(b"a", 0, value=b"[1]")], {"orders": handler(look, decoder="json", retry_policy=waits())})
-    driving.run(lines, bench.time, bench.sleep)
+    queues, _ = queues_of([row(b"a", 0, value=b"[1]")], {"orders": handler(look, decoder="json", retry_policy=waits())})
+    runners.run(queues, bench.time, bench.sleep)
 
     assert bodies == [[1], [1]]
 
@@ -163,11 +163,11 @@ def test_a_filter_that_fails_is_asked_again_and_one_that_refuses_is_counted() ->
         return message.offset != 1
 
     bench = Bench()
-    lines = bench.run([row(b"a", 0), row(b"b", 1)], filter=wanted, retry_policy=waits())
+    queues = bench.run([row(b"a", 0), row(b"b", 1)], filter=wanted, retry_policy=waits())
 
     assert asked == [0, 1, 0]
     assert bench.seen == [(1, 0)]
-    assert (lines.counts.filtered, lines.counts.handled) == (1, 1)
+    assert (queues.counts.filtered, queues.counts.handled) == (1, 1)
 
 
 def test_a_policy_that_raises_fails_the_task_in_a_sentence() -> None:
@@ -192,11 +192,11 @@ class Batches:
             raise outcome
 
 
-def run_batches(batches: Batches, rows: list[Record], **options: Any) -> Lines:
+def run_batches(batches: Batches, rows: list[Record], **options: Any) -> KeyQueues:
     bench = Bench()
-    lines, _ = lines_of(rows, {"orders": handler(batches, batch=3, retry_policy=waits(), **options)})
-    driving.run(lines, bench.time, bench.sleep)
-    return lines
+    queues, _ = queues_of(rows, {"orders": handler(batches, batch=3, retry_policy=waits(), **options)})
+    runners.run(queues, bench.time, bench.sleep)
+    return queues
 
 
 def test_batches_are_full_while_there_are_rows_and_hold_a_key_more_than_once() -> None:
@@ -210,11 +210,11 @@ def test_batches_are_full_while_there_are_rows_and_hold_a_key_more_than_once() -
 def test_of_a_batch_that_failed_in_part_only_those_and_what_is_behind_them_come_again() -> None:
     batches = Batches(BatchError({0: RuntimeError("no")}))
 
-    lines = run_batches(batches, [row(b"a", 0), row(b"b", 1), row(b"a", 2)])
+    queues = run_batches(batches, [row(b"a", 0), row(b"b", 1), row(b"a", 2)])
 
     # The head alone, then what was behind it.
     assert batches.calls == [[0, 1, 2], [0], [2]]
-    assert lines.counts.handled == 3
+    assert queues.counts.handled == 3
 
 
 def test_a_batch_error_that_names_what_is_not_there_fails_the_whole_batch() -> None:
@@ -228,30 +228,30 @@ def test_a_batch_error_that_names_what_is_not_there_fails_the_whole_batch() -> N
 def test_batches_hold_messages_of_one_topic_only() -> None:
     batches = Batches()
     one = handler(batches, batch=3)
-    lines, _ = lines_of([row(b"a", 0), row(b"a", 1, "payments")], {"orders": one, "payments": one})
+    queues, _ = queues_of([row(b"a", 0), row(b"a", 1, "payments")], {"orders": one, "payments": one})
 
-    driving.run(lines, lambda: 0.0, lambda _: None)
+    runners.run(queues, lambda: 0.0, lambda _: None)
 
     assert batches.calls == [[0], [1]]
 
 
 def test_a_handler_that_puts_its_completion_off_fails_the_task() -> None:
-    lines, _ = lines_of([row(b"a", 0)], {"orders": handler(lambda _: DeferredCompletion(), dead_letter="drop")})
+    queues, _ = queues_of([row(b"a", 0)], {"orders": handler(lambda _: DeferredCompletion(), dead_letter="drop")})
 
     with pytest.raises(SinkError, match="returned a DeferredCompletion, which cannot be put off on an executor"):
-        driving.run(lines, lambda: 0.0, lambda _: None)
+        runners.run(queues, lambda: 0.0, lambda _: None)
 
 
 def test_a_dead_letter_that_cannot_be_written_fails_the_task() -> None:
     def refuse(*_: object) -> None:
         raise PenstockError("no broker")
 
-    lines, _ = lines_of(
+    queues, _ = queues_of(
         [row(b"a", 0)], {"orders": handler(Bench({0: 1}), dead_letter=True, retry_policy=retry(1))}, refuse
     )
 
     with pytest.raises(PenstockError, match="no broker"):
-        driving.run(lines, lambda: 0.0, lambda _: None)
+        runners.run(queues, lambda: 0.0, lambda _: None)
 
 
 def test_a_filter_that_fails_on_a_message_lets_those_of_its_key_in_the_batch_go_first() -> None:
@@ -264,10 +264,10 @@ def test_a_filter_that_fails_on_a_message_lets_those_of_its_key_in_the_batch_go_
             raise RuntimeError("not ready")
         return True
 
-    lines = run_batches(batches, [row(b"a", 0), row(b"a", 1), row(b"a", 2)], filter=wanted)
+    queues = run_batches(batches, [row(b"a", 0), row(b"a", 1), row(b"a", 2)], filter=wanted)
 
     assert batches.calls == [[0], [1], [2]]
-    assert lines.counts.handled == 3
+    assert queues.counts.handled == 3
 
 
 def test_a_message_tells_how_often_its_task_tried_it_before() -> None:
@@ -278,7 +278,7 @@ def test_a_message_tells_how_often_its_task_tried_it_before() -> None:
         if message.offset == 0 and message.attempt < 2:
             raise RuntimeError("not yet")
 
-    lines, _ = lines_of([row(b"a", 0), row(b"a", 1)], {"orders": handler(handle, retry_policy=waits())})
-    driving.run(lines, bench.time, bench.sleep)
+    queues, _ = queues_of([row(b"a", 0), row(b"a", 1)], {"orders": handler(handle, retry_policy=waits())})
+    runners.run(queues, bench.time, bench.sleep)
 
     assert seen == [(0, 0), (0, 1), (0, 2), (1, 0)]
