@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.telemetry import names
 from penstock.telemetry.gauge_registry import Observed, registry_of
-from penstock.telemetry.readings import Kind, ObservedMetric, Point
+from penstock.telemetry.readings import ObservedMetric, by_partition, counter, gauge
 from penstock.telemetry.settings import Telemetry
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
@@ -33,50 +33,28 @@ class SparkReading:
     restarts: int
 
 
-def _one(value: float) -> tuple[Point]:
-    return ((value, {}),)
-
-
-def _by_partition(values: _Offsets) -> Iterable[Point]:
-    return [
-        (value, {names.DESTINATION_NAME: topic, names.DESTINATION_PARTITION_ID: str(partition)})
-        for (topic, partition), value in values.items()
-    ]
-
-
 #: All metrics of a query that are observed; each also carries the query's name.
 SPARK_METRICS: tuple[ObservedMetric[SparkReading], ...] = (
-    ObservedMetric(
-        "penstock.spark.rows", Kind.COUNTER, "{row}", "Rows of committed batches.", lambda it: _one(it.rows)
-    ),
-    ObservedMetric(
+    counter("penstock.spark.rows", "{row}", "Rows of committed batches.", lambda it: it.rows),
+    gauge(
         "penstock.spark.rows_per_second",
-        Kind.GAUGE,
         "{row}/s",
         "Rows that Spark processed in a second of the last batch.",
-        lambda it: _one(it.rows_per_s),
+        lambda it: it.rows_per_s,
     ),
-    ObservedMetric(
+    gauge(
         "penstock.spark.partition.lag",
-        Kind.GAUGE,
         "{offset}",
         "Offsets from the query's position to the end of the log.",
-        lambda it: _by_partition(it.lag),
+        lambda it: by_partition(it.lag),
     ),
-    ObservedMetric(
+    gauge(
         "penstock.spark.ledger.position",
-        Kind.GAUGE,
         "{offset}",
         "Next offset to apply by the ledger of the sink.",
-        lambda it: _by_partition(it.ledger),
+        lambda it: by_partition(it.ledger),
     ),
-    ObservedMetric(
-        "penstock.spark.restarts",
-        Kind.COUNTER,
-        "{restart}",
-        "Restarts of the query after failures.",
-        lambda it: _one(it.restarts),
-    ),
+    counter("penstock.spark.restarts", "{restart}", "Restarts of the query after failures.", lambda it: it.restarts),
 )
 
 

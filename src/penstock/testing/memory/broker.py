@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, Message
 
@@ -25,38 +25,22 @@ from penstock.testing.memory.coordinator import Commit, Coordinator, Offset
 from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
 from penstock.testing.memory.log import Headers
 from penstock.testing.memory.producer_client import MemoryProducer
+from penstock.testing.memory.state import BrokerState
 from penstock.testing.memory.topics import Topics
 from penstock.testing.memory.transaction import TestTransaction
 
+T = TypeVar("T")
 
-class AnsweredTopicIds:
-    """An answer that is there at once.
 
-    Args:
-        ids: the answer.
-    """
+class Answered(Generic[T]):
+    """An answer that is there at once."""
 
-    def __init__(self, ids: TopicIds) -> None:
-        self._ids = ids
+    def __init__(self, found: T) -> None:
+        self._found = found
 
-    def answer(self) -> TopicIds:
+    def answer(self) -> T:
         """Return it."""
-        return self._ids
-
-
-class AnsweredRights:
-    """An answer that is there at once.
-
-    Args:
-        rights: the answer.
-    """
-
-    def __init__(self, rights: Rights) -> None:
-        self._rights = rights
-
-    def answer(self) -> Rights:
-        """Return it."""
-        return self._rights
+        return self._found
 
     wait = answer
 
@@ -76,15 +60,17 @@ class TestBroker:
             raise ValueError(f"max_fetch must be at least 1, but is {max_fetch}; a fetch brings one message or more")
         self._clock = TestClock()
         self._chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
-        self._max_fetch = max_fetch
         self._lock = threading.RLock()
         self._topics = Topics(self._clock)
-        self._coordinator = Coordinator(self._clock, self._topics.places, self._topics.logs, self._chance)
+        self._coordinator = Coordinator(self._clock, self._topics, self._chance)
         self._topics.on_change = self._coordinator.topic_changed
         #: What goes wrong; `faults.happened` counts what went wrong.
         self.faults = Faults(self._chance)
         #: Rights that its clients are told to lack when they ask. What is refused besides is planned with `fail`.
         self.missing_rights: set[Right] = set()
+        self._state = BrokerState(
+            self._clock, self._lock, self._topics, self._coordinator, self.faults, self._chance, max_fetch
+        )
 
     @property
     def principal(self) -> str:
@@ -115,26 +101,11 @@ class TestBroker:
 
     def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:
         """Make a consumer. `config` holds librdkafka's keys and the callback `on_commit`; unknown keys are ignored."""
-        return MemoryConsumer(
-            config,
-            clock=self._clock,
-            lock=self._lock,
-            coordinator=self._coordinator,
-            logs=self._topics.logs,
-            faults=self.faults,
-            chance=self._chance,
-            max_fetch=self._max_fetch,
-        )
+        return MemoryConsumer(config, self._state)
 
     def producer(self, config: Mapping[str, Any]) -> MemoryProducer:  # noqa: ARG002 - a cluster's method takes it
         """Make a producer. No key of `config` changes anything here."""
-        return MemoryProducer(
-            clock=self._clock,
-            lock=self._lock,
-            coordinator=self._coordinator,
-            topics=self._topics,
-            faults=self.faults,
-        )
+        return MemoryProducer(self._state)
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many partitions each topic has.
@@ -161,20 +132,20 @@ class TestBroker:
         """Return nothing: no message is too large here."""
         return {}
 
-    def ask_topic_ids(self, topics: Iterable[str]) -> AnsweredTopicIds:
+    def ask_topic_ids(self, topics: Iterable[str]) -> Answered[TopicIds]:
         """Return the answer to which topics there are."""
         with self._lock:
             known, wanted = dict(self._topics.ids), list(topics)
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
-        return AnsweredTopicIds(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
+        return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
 
-    def ask_rights(self, needed: Iterable[Right]) -> AnsweredRights:
+    def ask_rights(self, needed: Iterable[Right]) -> Answered[Rights]:
         """Return the answer to which rights are missing."""
         with self._lock:
             wanted, missing = list(needed), set(self.missing_rights)
         lacked = tuple(right for right in wanted if right in missing)
-        return AnsweredRights(Rights(tuple(right for right in wanted if right not in missing), lacked))
+        return Answered(Rights(tuple(right for right in wanted if right not in missing), lacked))
 
     # Topics and records
 

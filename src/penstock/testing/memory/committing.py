@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.testing.memory import codes
-from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.coordinator import CommitRequest, Coordinator
-from penstock.testing.memory.faults import Effect, Fault, Faults, Operation, as_error
+from penstock.testing.memory.coordinator import CommitRequest
+from penstock.testing.memory.faults import Effect, Fault, Operation, as_error
 from penstock.testing.memory.group import Member
+from penstock.testing.memory.state import BrokerState
 
 #: Seconds that a call waits for an answer (librdkafka's `socket.timeout.ms`).
 ANSWER_S = 60.0
@@ -39,28 +39,17 @@ class Committing:
 
     Args:
         group: name of the group.
-        on_commit: hears the answers to asynchronous commits.
-        clock: the broker's clock.
-        coordinator: who takes them.
-        faults: what goes wrong.
+        on_commit: gets the answers to asynchronous commits.
+        state: the broker.
         cut_off: whether nothing of the client reaches the broker now.
     """
 
-    def __init__(
-        self,
-        group: str,
-        on_commit: OnCommit | None,
-        *,
-        clock: TestClock,
-        coordinator: Coordinator,
-        faults: Faults,
-        cut_off: Callable[[], bool],
-    ) -> None:
+    def __init__(self, group: str, on_commit: OnCommit | None, state: BrokerState, cut_off: Callable[[], bool]) -> None:
         self._group = group
         self._on_commit = on_commit
-        self._clock = clock
-        self._coordinator = coordinator
-        self._faults = faults
+        self._clock = state.clock
+        self._coordinator = state.coordinator
+        self._faults = state.faults
         self._cut_off = cut_off
         #: Answers that `on_commit` has not heard yet.
         self.answers: deque[tuple[KafkaError | None, list[TopicPartition]]] = deque()
@@ -116,27 +105,11 @@ class Committing:
             code = coordinator.accept(request)
             return None if code is None else as_error(code)
 
-        def arrive() -> None:
-            answer(execute())
-
-        effect = None if fault is None else fault.effect
-        if fault is not None and effect is Effect.REFUSED:
-            answer(fault.error)
-        elif fault is not None and effect is Effect.ARRIVES_LATE:
-            coordinator.later(fault.seconds, arrive)
-        elif self._cut_off() or coordinator.away:
-            coordinator.hold(self._cut_off, arrive)
-        elif fault is None:
-            arrive()
+        decided = fault is not None and fault.effect in {Effect.REFUSED, Effect.ARRIVES_LATE}
+        if not decided and (self._cut_off() or coordinator.away):
+            coordinator.hold(self._cut_off, lambda: answer(execute()))
         else:
-            error = execute()
-            if effect is Effect.ANSWER_LOST:
-                answer(fault.error)
-            elif effect is Effect.ANSWER_LATE:
-                coordinator.later(fault.seconds, lambda: answer(error))
-            else:
-                answer(error)
-                coordinator.later(fault.seconds, execute)
+            coordinator.deliver(fault, execute, answer)
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> list[TopicPartition]:
         """Return the group's offsets.
@@ -158,12 +131,10 @@ class Committing:
         answer = []
         for one in partitions:
             found = offsets.get((one.topic, one.partition))
-            if found is None:
-                answer.append(TopicPartition(one.topic, one.partition, codes.INVALID))
-            elif found.metadata is None:
-                answer.append(TopicPartition(one.topic, one.partition, found.offset))
-            else:
-                answer.append(TopicPartition(one.topic, one.partition, found.offset, found.metadata))
+            offset = codes.INVALID if found is None else found.offset
+            # The library tells an absent metadata from an empty one, and takes no None.
+            metadata = () if found is None or found.metadata is None else (found.metadata,)
+            answer.append(TopicPartition(one.topic, one.partition, offset, *metadata))
         return answer
 
 

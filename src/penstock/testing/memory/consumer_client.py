@@ -6,8 +6,6 @@ the beginning of `poll` and `consume`; callbacks are called from within those an
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,77 +14,36 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 from penstock.clients.cluster import RebalanceCallback
 from penstock.testing.memory import codes
 from penstock.testing.memory.assignor import Place
-from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.committing import ANSWER_S, Committing, failed
-from penstock.testing.memory.coordinator import Coordinator
-from penstock.testing.memory.faults import Faults, Operation
+from penstock.testing.memory.faults import Operation
 from penstock.testing.memory.fetching import FetchedPartition, Fetcher
-from penstock.testing.memory.log import PartitionLog
 from penstock.testing.memory.membership import Membership
+from penstock.testing.memory.state import BrokerState
 
 
 class MemoryConsumer:
-    """A consumer on the broker in memory: made by `TestBroker.consumer`. For one thread, as the real one is here.
+    """A consumer on the broker in memory: made by `TestBroker.consumer`. For one thread, as the real one is here."""
 
-    Args:
-        config: librdkafka's keys.
-        clock: the broker's clock.
-        lock: the broker's lock.
-        coordinator: the groups.
-        logs: every log.
-        faults: what goes wrong.
-        chance: draws where fetches and batches break.
-        max_fetch: messages that a fetch brings at most.
-    """
-
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        *,
-        clock: TestClock,
-        lock: threading.RLock,
-        coordinator: Coordinator,
-        logs: Mapping[Place, PartitionLog],
-        faults: Faults,
-        chance: random.Random,
-        max_fetch: int,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
         self._group = str(config["group.id"])
-        self._clock = clock
-        self._lock = lock
-        self._coordinator = coordinator
-        self._logs = logs
-        self._faults = faults
-        self._chance = chance
+        self._clock = state.clock
+        self._lock = state.lock
+        self._coordinator = state.coordinator
+        self._logs = state.topics.logs
+        self._faults = state.faults
+        self._chance = state.chance
         self._closed = False
         # Whether nothing of it reaches the broker.
         self._cut_off = False
         self._fetcher = Fetcher(
-            logs,
-            faults,
-            chance,
-            max_fetch=max_fetch,
+            state,
             reset=str(config.get("auto.offset.reset", "latest")),
             committed_only=config.get("isolation.level", "read_committed") == "read_committed",
             stored=self._stored,
         )
-        self._committing = Committing(
-            self._group,
-            config.get("on_commit"),
-            clock=clock,
-            coordinator=coordinator,
-            faults=faults,
-            cut_off=lambda: self._cut_off,
-        )
+        self._committing = Committing(self._group, config.get("on_commit"), state, lambda: self._cut_off)
         self._membership = Membership(
-            config,
-            self,
-            clock=clock,
-            lock=lock,
-            coordinator=coordinator,
-            exists=logs.keys(),
-            fetcher=self._fetcher,
-            reachable=lambda: not (self._cut_off or coordinator.away),
+            config, self, state, self._fetcher, lambda: not (self._cut_off or self._coordinator.away)
         )
 
     def _stored(self, place: Place) -> int | None:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from confluent_kafka import KafkaError
 
 from penstock.testing.memory import codes
 from penstock.testing.memory.assignor import Place
 from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.faults import Effect, Fault
 from penstock.testing.memory.group import Gone, Group, Member
+from penstock.testing.memory.topics import Topics
 
 #: Characters of commit metadata that Kafka takes; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.
 MAX_METADATA = 4_095
@@ -63,25 +67,12 @@ class CommitRequest:
 
 
 class Coordinator:
-    """All groups. The broker's lock guards it.
+    """All groups. The broker's lock guards it."""
 
-    Args:
-        clock: the only time there is.
-        places: returns the partitions of topics.
-        exists: the partitions there are.
-        chance: draws for shuffled rebalances.
-    """
-
-    def __init__(
-        self,
-        clock: TestClock,
-        places: Callable[[Iterable[str]], list[Place]],
-        exists: Container[Place],
-        chance: random.Random,
-    ) -> None:
+    def __init__(self, clock: TestClock, topics: Topics, chance: random.Random) -> None:
         self._clock = clock
-        self._places = places
-        self._exists = exists
+        self._places = topics.places
+        self._exists = topics.logs
         self._chance = chance
         self.groups: dict[str, Group] = {}
         self.offsets: dict[str, dict[Place, Offset]] = {}
@@ -142,6 +133,29 @@ class Coordinator:
     def hold(self, blocked: Callable[[], bool], arrive: Callable[[], object]) -> None:
         """Call `arrive` once the coordinator is there and the way is not blocked."""
         self._held.append((blocked, arrive))
+
+    def deliver(
+        self,
+        fault: Fault | None,
+        execute: Callable[[], KafkaError | None],
+        answer: Callable[[KafkaError | None], object],
+    ) -> None:
+        """Have a request executed and answered now, or as its fault has it."""
+        if fault is None:
+            answer(execute())
+        elif fault.effect is Effect.REFUSED:
+            answer(fault.error)
+        elif fault.effect is Effect.ARRIVES_LATE:
+            self.later(fault.seconds, lambda: answer(execute()))
+        else:
+            error = execute()
+            if fault.effect is Effect.ANSWER_LOST:
+                answer(fault.error)
+            elif fault.effect is Effect.ANSWER_LATE:
+                self.later(fault.seconds, lambda: answer(error))
+            else:
+                answer(error)
+                self.later(fault.seconds, execute)
 
     def accept(self, request: CommitRequest) -> int | None:
         """Take a commit; return the code of the error where anything of it is refused, else None."""

@@ -6,16 +6,16 @@ as in librdkafka, where they are entries of the queue, so that a call which is s
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, Message
 
 from penstock.testing.memory import codes
 from penstock.testing.memory.assignor import Place
-from penstock.testing.memory.faults import Faults, Operation
+from penstock.testing.memory.faults import Operation
 from penstock.testing.memory.log import PartitionLog
+from penstock.testing.memory.state import BrokerState
 
 
 class FetchedPartition:
@@ -54,30 +54,19 @@ class Fetcher:
     """The fetches of one client. The broker's lock guards it.
 
     Args:
-        logs: every log of the broker.
-        faults: what goes wrong.
-        chance: draws how much a fetch brings.
-        max_fetch: messages that a fetch brings at most.
+        state: the broker.
         reset: `auto.offset.reset`.
         committed_only: whether the isolation level is read_committed.
         stored: returns the group's offset of a partition, or None.
     """
 
     def __init__(
-        self,
-        logs: Mapping[Place, PartitionLog],
-        faults: Faults,
-        chance: random.Random,
-        *,
-        max_fetch: int,
-        reset: str,
-        committed_only: bool,
-        stored: Callable[[Place], int | None],
+        self, state: BrokerState, *, reset: str, committed_only: bool, stored: Callable[[Place], int | None]
     ) -> None:
-        self._logs = logs
-        self._faults = faults
-        self._chance = chance
-        self._max_fetch = max_fetch
+        self._logs = state.topics.logs
+        self._faults = state.faults
+        self._chance = state.chance
+        self._max_fetch = state.max_fetch
         self._reset = reset
         self._stored = stored
         self.committed_only = committed_only

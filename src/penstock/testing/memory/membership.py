@@ -5,9 +5,8 @@ The callbacks are called without the broker's lock, on the thread of the caller.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, TopicPartition
@@ -15,10 +14,9 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from penstock.clients.cluster import RebalanceCallback
 from penstock.testing.memory import codes
 from penstock.testing.memory.assignor import Place
-from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.coordinator import Coordinator
 from penstock.testing.memory.fetching import Fetcher, error_message
 from penstock.testing.memory.group import Change, Gone, Member
+from penstock.testing.memory.state import BrokerState
 
 #: librdkafka's defaults.
 _SESSION_MS = 45_000
@@ -31,10 +29,7 @@ class Membership:
     Args:
         config: librdkafka's keys.
         consumer: what the callbacks are called with.
-        clock: the broker's clock.
-        lock: the broker's lock, which guards `member` and `fetcher`.
-        coordinator: the groups.
-        exists: the partitions there are.
+        state: the broker, whose lock guards `member` and `fetcher`.
         fetcher: what follows the callbacks.
         reachable: whether the coordinator hears the client now.
     """
@@ -43,11 +38,7 @@ class Membership:
         self,
         config: Mapping[str, Any],
         consumer: object,
-        *,
-        clock: TestClock,
-        lock: threading.RLock,
-        coordinator: Coordinator,
-        exists: Collection[Place],
+        state: BrokerState,
         fetcher: Fetcher,
         reachable: Callable[[], bool],
     ) -> None:
@@ -55,11 +46,11 @@ class Membership:
         self._session_s = float(config.get("session.timeout.ms", _SESSION_MS)) / 1000
         self._poll_s = float(config.get("max.poll.interval.ms", _POLL_MS)) / 1000
         self._consumer = consumer
-        self._clock = clock
-        self._lock = lock
-        self._coordinator = coordinator
-        self._group = coordinator.group(str(config["group.id"]))
-        self._exists = exists
+        self._clock = state.clock
+        self._lock = state.lock
+        self._coordinator = state.coordinator
+        self._group = state.coordinator.group(str(config["group.id"]))
+        self._exists = state.topics.logs
         self._fetcher = fetcher
         self._reachable = reachable
         self._topics: list[str] = []

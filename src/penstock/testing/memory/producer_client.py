@@ -6,40 +6,28 @@ After a refusal whose error is fatal it takes nothing more, also as the real one
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.clients.cluster import DeliveryCallback
 from penstock.errors import TopicNotFoundError
 from penstock.testing.memory import codes
-from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.coordinator import Coordinator
-from penstock.testing.memory.faults import Effect, Faults, Operation
-from penstock.testing.memory.topics import Topics
+from penstock.testing.memory.faults import Effect, Operation
+from penstock.testing.memory.state import BrokerState
 
 
 class MemoryProducer:
-    """A producer on the broker in memory: made by `TestBroker.producer`. Safe to use from any thread.
+    """A producer on the broker in memory: made by `TestBroker.producer`. Safe to use from any thread."""
 
-    Args:
-        clock: the broker's clock.
-        lock: the broker's lock.
-        coordinator: keeps what is late.
-        topics: where messages go.
-        faults: what goes wrong.
-    """
-
-    def __init__(
-        self, *, clock: TestClock, lock: threading.RLock, coordinator: Coordinator, topics: Topics, faults: Faults
-    ) -> None:
-        self._clock = clock
-        self._lock = lock
-        self._coordinator = coordinator
-        self._topics = topics
-        self._faults = faults
+    def __init__(self, state: BrokerState) -> None:
+        self._clock = state.clock
+        self._lock = state.lock
+        self._coordinator = state.coordinator
+        self._topics = state.topics
+        self._faults = state.faults
         self._reports: deque[tuple[DeliveryCallback | None, KafkaError | None, Message]] = deque()
         self._waiting = 0
         # Why it takes nothing more, and whether that was raised.
@@ -68,32 +56,20 @@ class MemoryProducer:
             if self._faults.take(Operation.QUEUE) is not None:
                 raise BufferError("Local: Queue full")
             fault = self._faults.take(Operation.PRODUCE)
-            self._waiting += 1
-            unwritten = Message(topic=topic, partition=max(0, partition), key=key, value=value)
             if fault is not None and fault.effect is Effect.REFUSED:
-                self._reports.append((on_delivery, self._refusal(fault.error), unwritten))
-                return
-            delay_s = 0.0 if fault is None else fault.seconds
+                fault = replace(fault, error=self._refusal(fault.error))
+            self._waiting += 1
+            message = Message(topic=topic, partition=max(0, partition), key=key, value=value)
 
-            def write() -> tuple[KafkaError | None, Message]:
+            def write() -> KafkaError | None:
+                nonlocal message
                 try:
-                    return None, self._topics.append(topic, value, key, headers, partition=partition)[0]
+                    message = self._topics.append(topic, value, key, headers, partition=partition)[0]
                 except TopicNotFoundError:
-                    return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION), unwritten
+                    return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION)
+                return None
 
-            if fault is not None and fault.effect is Effect.ARRIVES_LATE:
-                self._coordinator.later(delay_s, lambda: self._reports.append((on_delivery, *write())))
-                return
-            error, message = write()
-            if fault is None:
-                self._reports.append((on_delivery, error, message))
-            elif fault.effect is Effect.ANSWER_LOST:
-                self._reports.append((on_delivery, fault.error, message))
-            elif fault.effect is Effect.ANSWER_LATE:
-                self._coordinator.later(delay_s, lambda: self._reports.append((on_delivery, error, message)))
-            else:
-                self._reports.append((on_delivery, error, message))
-                self._coordinator.later(delay_s, write)
+            self._coordinator.deliver(fault, write, lambda error: self._reports.append((on_delivery, error, message)))
 
     def _refusal(self, error: KafkaError) -> KafkaError:
         """Return what is reported of a message that was refused."""
