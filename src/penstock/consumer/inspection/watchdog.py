@@ -80,7 +80,7 @@ class Watchdog:
                 assignment,
                 watermark,
                 ", held by this message" if watermark == record.offset() else "",
-                "".join(stack_of(slot)) or "(not to be had)",
+                "".join(stack_of(slot)) or "(not available)",
             )
 
     def _check_loop(self) -> None:

@@ -2,7 +2,7 @@
 
 The client calls these from within poll, so they run on the poll thread. A revocation has one time budget for all its
 steps: stop handing out, wait for running handlers, commit in the callback, drop the assignments. A commit that is not
-answered within what is left of it is left to the client: what it tells is not lost, at worst it is done again.
+answered within what is left of it is left to the client: nothing is lost, at worst work is done again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.consumer.polling.stop_request import StopRequest
 
 _log = logging.getLogger(__name__)
 
-#: Seconds the group may take to tell its committed offsets.
+#: Seconds that the request for the group's committed offsets may take.
 _COMMITTED_TIMEOUT_S = 10.0
-#: Seconds between two looks at the running handlers.
+#: Seconds between two checks of the running handlers.
 _LOOK_S = 0.005
 #: Seconds that the commit has in any case, also where running handlers have used the budget up.
 _COMMIT_S = 0.5
@@ -34,7 +34,7 @@ class Rebalance:
 
     Args:
         assignments: the table to keep.
-        commits: who commits.
+        commits: commits what is done.
         clock: the engine's clock.
         busy: returns the names of slots and completions that hold messages of these assignments.
         on_dropped: called once assignments are inactive: what waited for them goes on.
