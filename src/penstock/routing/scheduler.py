@@ -44,7 +44,6 @@ class Scheduler(Generic[OwnerT, RecordT]):
     """The lanes of one consumer and the order in which they are served.
 
     Args:
-        lanes: number of lanes.
         queues: how many ready queues there are, one for each group of workers.
         queue_of: returns the ready queue of a lane; called when the lane is queued, while nobody holds it and it has
             work. All are in queue 0 when left out.

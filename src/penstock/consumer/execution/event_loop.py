@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane, Fetch
-from penstock.consumer.execution.executor import NO_LAG, LoopLag
+from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -60,11 +60,6 @@ class TaskPool:
     """The event loop of a consumer and its tasks.
 
     Args:
-        name: name of the consumer, for the thread's name.
-        max_concurrency: how many handlers may be under way at once.
-        queue: the ready queue of lanes for tasks.
-        scheduler: where lanes come from.
-        processor: what processes them.
         closing: called on the loop's thread before it ends.
     """
 
@@ -114,11 +109,8 @@ class TaskPool:
 
     def loop_lag(self) -> LoopLag:
         """Return for how long the loop has not come round. Any thread."""
-        return LoopLag(self.time() - self.alive_at, self.thread.ident) if self.thread.is_alive() else NO_LAG
-
-    def wake_idle(self) -> bool:
-        """Return False: a task looks for lanes whenever it is through with one."""
-        return False
+        lag = self.time() - self.alive_at if self.thread.is_alive() else 0.0
+        return LoopLag(lag, self.thread.ident)
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served. Any thread."""

@@ -33,13 +33,6 @@ class KeyResolver:
     Until `start` is called, `put` itself puts each fetch on its lanes: so it is where an engine is driven by hand.
     Afterwards `put` never waits, and a thread does it, whose `slot` says what it is at. A revocation waits for that
     slot as for a worker's: it sets `fetch` before it reads whether the assignment is active.
-
-    Args:
-        name: name of the consumer, for the thread's name.
-        clock: the engine's clock.
-        scheduler: the lanes.
-        wake: called with the ready queues of lanes that became ready.
-        fail: called with an error that must stop the consumer.
     """
 
     def __init__(

@@ -36,13 +36,7 @@ class LaneProcessor:
     """Processes lanes. Thread-safe: each call works on the lane that its caller holds.
 
     Args:
-        clock: the engine's clock.
         run_seconds: the time slice of a lane.
-        scheduler: the lanes.
-        timers: where retries wait.
-        publisher: where exhausted messages go.
-        wake: called with the ready queues of lanes that became ready.
-        fail: called with an error that must stop the consumer.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ from queue import SimpleQueue
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
-from penstock.consumer.execution.executor import NO_LAG, LoopLag
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -121,13 +120,7 @@ class WorkerPool:
     """The worker threads of a consumer. Any thread may call anything.
 
     Args:
-        name: name of the consumer, for the threads' names.
-        workers: how many threads.
         pinned: whether each has a queue of its own.
-        clock: the engine's clock.
-        scheduler: where lanes come from.
-        processor: what processes them.
-        closing: called on each thread before it ends.
     """
 
     def __init__(
@@ -225,10 +218,6 @@ class WorkerPool:
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
             self._wake_some(min(self.scheduler.waiting(0), max(1, awake)))
         return sleepers > 0
-
-    def loop_lag(self) -> LoopLag:
-        """Return that there is no event loop."""
-        return NO_LAG
 
     def _wake_some(self, count: int) -> None:
         for worker in self.workers:

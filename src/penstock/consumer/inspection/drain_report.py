@@ -14,11 +14,7 @@ _LOG_AGAIN_S = 5.0
 
 
 class DrainLog:
-    """Logs one drain. On the poll thread only, save `unfinished`.
-
-    Args:
-        group: the consumer group.
-    """
+    """Logs one drain. On the poll thread only, save `unfinished`."""
 
     def __init__(self, group: str) -> None:
         self._group = group

@@ -48,11 +48,7 @@ class Watchdog:
         self.blocked_loops = 0
 
     def check(self, now: float) -> None:
-        """Report what has been in a handler for too long.
-
-        Args:
-            now: the time on the engine's clock.
-        """
+        """Report what has been in a handler for too long."""
         if now < self._next:
             return
         self._next = now + min(_INTERVAL_S, self._stall_after / 2)

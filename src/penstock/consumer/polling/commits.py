@@ -46,9 +46,7 @@ class Commits:
     """Commits the assignments' watermarks.
 
     Args:
-        assignments: the partitions of this process.
         interval_s: seconds between periodic commits; any thread may change it.
-        clock: the engine's clock.
         complete_finished: called before commit points are computed: completes what handlers finished of the runs they
             are still at, so that one that hangs keeps none of it from the commit.
     """

@@ -23,11 +23,7 @@ class Router:
     """Puts batches on lanes. Belongs to the poll thread.
 
     Args:
-        assignments: the partitions of this process.
-        scheduler: the lanes.
-        wake: called with the ready queues of lanes that became ready.
         on_dropped: called once an assignment is inactive: what waited for it goes on.
-        topics: the topics that are consumed.
         key_resolver: puts messages on lanes whose keys a user's function gives.
     """
 

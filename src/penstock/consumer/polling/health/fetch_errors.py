@@ -33,13 +33,7 @@ _ENDED_BY = {
 
 
 class FetchErrors:
-    """Judges errors. On the poll thread, save `shut_out`.
-
-    Args:
-        topic_watch: asks what is the matter with topics.
-        rights_watch: asks which rights are missing.
-        clock: the engine's clock.
-    """
+    """Judges errors. On the poll thread, save `shut_out`."""
 
     def __init__(self, topic_watch: TopicWatch, rights_watch: RightsWatch, clock: Clock) -> None:
         self._topic_watch = topic_watch

@@ -75,7 +75,6 @@ class RightsWatch:
     """Asks for the rights of a consumer. On the poll thread once that runs, save `trouble` and `is_shut_out`.
 
     Args:
-        group: the consumer group.
         needed: what it has to be allowed, with the topics that each right matters to.
         principal: whom the brokers take it for.
         ask: asks the brokers, without waiting.
@@ -124,11 +123,7 @@ class RightsWatch:
         self._next, self._suspects_group = 0.0, True
 
     def check(self, now: float) -> None:
-        """Take the answer where there is one; ask again when it is time.
-
-        Args:
-            now: the time on the engine's clock.
-        """
+        """Take the answer where there is one; ask again when it is time."""
         if self._asked is not None:
             found = self._asked.answer()
             if found is None:

@@ -24,7 +24,6 @@ class TopicWatch:
     """Asks for the ids of topics. On the poll thread only, save `trouble`.
 
     Args:
-        topics: names of the topics.
         ask: asks the brokers, without waiting.
     """
 
@@ -44,11 +43,7 @@ class TopicWatch:
         self._next = 0.0
 
     def check(self, now: float) -> list[str]:
-        """Return the topics that were found to be recreated; ask again when it is time.
-
-        Args:
-            now: the time on the engine's clock.
-        """
+        """Return the topics that were found to be recreated; ask again when it is time."""
         recreated: list[str] = []
         self.all_same = False
         if self._asked is not None:
