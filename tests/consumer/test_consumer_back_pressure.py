@@ -286,7 +286,7 @@ def test_limits_that_are_changed_count_at_once_in_both_directions() -> None:
         (0.5, 26_000, 7, 10_000),
     ],
 )
-def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_the_intake_goes_on_after(
+def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_fetching_goes_on_after(
     undone: float, offsets: int, stride: int, fetch_size: int
 ) -> None:
     draw = random.Random(f"{undone} {stride} {fetch_size}")  # noqa: S311 - the same pattern at each run

@@ -57,7 +57,7 @@ def consumer_of(
         ),
     ],
 )
-def test_a_limit_stops_the_consumer_in_order_though_more_letters_wait_and_keeps_their_offsets(
+def test_a_limit_stops_the_consumer_in_order_though_more_dead_letters_wait_and_keeps_their_offsets(
     broker: DevBroker, new_topic: NewTopic, admin: AdminClient, limit: DeadLetterLimit, expected: tuple[int, str]
 ) -> None:
     written, says = expected
@@ -172,7 +172,7 @@ def exhausted(count: int) -> Sequence[ExhaustedMessage]:
     return [ExhaustedMessage(fetch, place, one, PoisonError(), 1, None) for place, one in enumerate(records)]
 
 
-def test_a_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
+def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
     clock, timers, durable = FixedClock(), Timers(), []
     producer = BrokenProducer(refuses=6)
     publisher = DeadLetterPublisher("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))

@@ -55,7 +55,7 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
             wait_until(lambda: consumer.explain()[0].state == "shut out")
             (said,) = consumer.explain()
             # A second refusal, so that it would be said a second time.
-            errors = consumer._loop._fetcher.errors  # type: ignore[union-attr] # it was started
+            errors = consumer._loop.fetcher.errors  # type: ignore[union-attr] # it was started
             refused = errors._refusal
             wait_until(lambda: errors._refusal != refused)
         produce(broker.bootstrap_servers, topic, [(b"k", b"x")])

@@ -145,7 +145,7 @@ def test_a_retry_gets_its_turn_though_more_waits_than_the_rate_lets_through(
     assert handled < 400
 
 
-def test_each_key_keeps_its_own_pace_and_a_quicker_one_reaches_those_that_wait(
+def test_each_key_keeps_its_own_rate_and_a_quicker_one_reaches_those_that_wait(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic = new_topic()

@@ -165,7 +165,7 @@ def test_offsets_that_go_back_are_refused() -> None:
         tracker.register([6, 7])
 
 
-def test_each_message_weighs_as_the_mean_of_its_fetch_until_it_is_done() -> None:
+def test_each_message_counts_as_the_mean_of_its_fetch_until_it_is_done() -> None:
     tracker = Tracker(0)
     block = tracker.register([0, 1], size_bytes=300)
 

@@ -177,7 +177,7 @@ def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
     revoke = Rebalance.on_revoke
 
     def on_revoke(self: Rebalance, consumer: Any, partitions: Any) -> None:
-        self._revoke_timeout, self._stop_request = 600.0, cast("Any", SimpleNamespace(end_by=inf))
+        self.revoke_timeout, self.stop_request = 600.0, cast("Any", SimpleNamespace(end_by=inf))
         revoke(self, consumer, partitions)
 
     patch.setattr(Rebalance, "on_revoke", on_revoke)

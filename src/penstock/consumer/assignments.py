@@ -29,7 +29,7 @@ class PauseReason(StrEnum):
 class Assignment:
     """One incarnation of a partition.
 
-    Where the group has no offset, or did not tell it, nobody knows where reading starts until the first message comes,
+    Where the group has no offset, or none was fetched, nobody knows where reading starts until the first message comes,
     or the client has a position. Until then the tracker counts from 0, which is nothing to commit or to count lag from.
 
     The poll thread writes all fields; workers read `active` and `route` and complete on `tracker`, which is

@@ -28,6 +28,7 @@ from penstock.consumer.handlers.middleware import Middleware, surround
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.inspection.causes import NO_PARTITION, Causes
+from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.inspection.explain import Explanation, explain, shut_out
 from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
 from penstock.consumer.inspection.watchdog import Watchdog
@@ -59,9 +60,6 @@ class Engine:
     """The parts of one consumer. Nothing runs, and nothing is connected before `connect`.
 
     Args:
-        group: the consumer group.
-        handlers: a handler for each topic.
-        settings: the options.
         clock: the clock of the cluster it will be connected to.
         middlewares: what is put around every handler.
     """
@@ -127,8 +125,8 @@ class Engine:
             self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots())
         )
         self.rebalance = Rebalance(
-            self.assignments,
-            self.commits,
+            assignments=self.assignments,
+            commits=self.commits,
             clock=clock,
             busy=self._busy,
             on_dropped=self.wake_all,
@@ -248,8 +246,8 @@ class Engine:
             self.commits.on_result = partial(_report_commit, self.telemetry)
         config = {**self.settings.client_config(self.group), "on_commit": self.commits.on_commit}
         membership = Membership(
-            lambda: cluster.consumer(config),
-            list(self.routes),
+            make_client=lambda: cluster.consumer(config),
+            topics=list(self.routes),
             group=self.group,
             clock=self.clock,
             assignments=self.assignments,
@@ -270,7 +268,7 @@ class Engine:
             publisher=self.dead_letter_publisher,
             router=self.router,
             fetcher=Fetcher(
-                membership,
+                membership=membership,
                 clock=self.clock,
                 assignments=self.assignments,
                 back_pressure=self.back_pressure,
@@ -280,7 +278,7 @@ class Engine:
             ),
             commits=self.commits,
             drain=Drain(
-                self.group,
+                log=DrainLog(self.group),
                 clock=self.clock,
                 stop_request=self.stop_request,
                 assignments=self.assignments,

@@ -1,12 +1,12 @@
 """A lane: an ordered queue of runs, and the keys of it that are parked.
 
-A lane is filled by the router and emptied by the one worker that holds it; who holds it is the scheduler's business. So
-the queue needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the router only appends, the holder
-only takes. Parked keys and held runs belong to the holder alone.
+A lane is filled by the router and emptied by the one worker that holds it; the scheduler decides which. So the queue
+needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the router only appends, the holder only takes.
+Parked keys and throttled runs belong to the holder alone.
 
-The router may be two threads, of which one has the messages whose keys a user's function gives; those of a topic always
-come from the same. A count of appended runs that both raise at once may miss one. It only tells the holder that
-something came since he read it, and each appends before he counts, so what is missed was there at that reading.
+Two threads may append, of which one has the messages whose keys a user's function gives; those of a topic always come
+from the same. A count of appended runs that both raise at once may miss one. It only tells the holder that something
+came since it was read, and each thread appends before it counts, so what is missed was there at that reading.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Run(Generic[OwnerT, RecordT]):
         records: the messages, in offset order.
         indexes: the place of each in its owner's block.
         arrival: when the first message of the block came, as a number that rises with every message. A message's own
-            is this and its index: the lane's claim to be served.
+            is this and its index: by it the lane is served.
         next: the first message not taken yet. Written by the lane's holder only.
     """
 
@@ -214,17 +214,17 @@ class Lane(Generic[OwnerT, RecordT]):
         self.appended = 0
         #: Keys whose head waits. The holder's alone.
         self.parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = {}
-        #: Runs that wait for a rate, by what limits it: opaque here, and never equal to a key. The holder's alone.
+        #: Runs that wait for a token, by its bucket: opaque here, and never equal to a key. The holder's alone.
         self.throttled: dict[Hashable, ThrottledRuns[OwnerT, RecordT]] = {}
-        #: Parked keys and held runs that were woken. Any thread appends, the holder takes.
+        #: Parked keys, and token buckets whose runs wait, that were woken. Any thread appends, the holder takes.
         self.due: list[Hashable] = []
-        #: Seconds that were given to what was woken and not yet to runs that stood here meanwhile. The holder's alone.
+        #: Seconds that what was woken took, owed to the runs that waited meanwhile. The holder's alone.
         self.owed_s = 0.0
         #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
         self.claim = threading.Lock()
 
     def append(self, run: Run[OwnerT, RecordT]) -> None:
-        """Put a run at the end. By the router, which tells the scheduler afterwards."""
+        """Put a run at the end. By the router, which calls `Scheduler.ready` afterwards."""
         self.runs.append(run)
         self.appended += 1
 
@@ -235,11 +235,11 @@ class Lane(Generic[OwnerT, RecordT]):
 
     @property
     def serves_due(self) -> bool:
-        """Whether what was woken is served next, and not the runs: by turns, of the same length. By the holder."""
+        """Whether what was woken is served next, and not the runs: both get as much time. By the holder."""
         return bool(self.due) and (not self.runs or self.owed_s <= 0.0)
 
     def due_owner(self) -> OwnerT | None:
-        """Return what the head of the first that was woken belongs to, or None where nothing waits. By the holder."""
+        """Return the owner of the first message that was woken, or None where nothing waits. By the holder."""
         key = self.due[0]
         parked = self.parked.get(key)
         if parked is not None:

@@ -17,11 +17,7 @@ AFTER_BATCH = RateLimited()
 
 
 class Admission:
-    """Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        parking: where messages wait.
-    """
+    """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking

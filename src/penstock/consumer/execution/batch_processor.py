@@ -26,13 +26,7 @@ from penstock.routing import KeyState
 
 
 class BatchProcessor:
-    """Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        clock: the engine's clock.
-        admission: says what may be handed over.
-        parking: where failed messages wait.
-    """
+    """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(self, clock: Clock, admission: Admission, parking: Parking) -> None:
         self._now = clock.monotonic

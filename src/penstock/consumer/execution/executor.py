@@ -20,9 +20,6 @@ class LoopLag(NamedTuple):
     thread_id: int | None
 
 
-NO_LAG = LoopLag(0.0, None)
-
-
 class Executor(Protocol):
     """Takes ready lanes from the scheduler and calls handlers for what `LaneProcessor.process` yields. Thread-safe."""
 
@@ -35,28 +32,20 @@ class Executor(Protocol):
 
     def wake_idle(self) -> bool:
         """Wake idle workers where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
+        return False
 
     def loop_lag(self) -> LoopLag:
         """Return for how long the event loop has not come round."""
+        return LoopLag(0.0, None)
 
 
-class ManualExecutor:
-    """Calls nothing by itself: whoever drives the engine takes lanes and calls handlers."""
+class ManualExecutor(Executor):
+    """Calls nothing by itself: whoever drives the engine takes lanes, calls handlers and keeps `slots`."""
 
-    def __init__(self) -> None:
-        #: The slots at which handlers are called; written by who drives the engine.
-        self.slots: Sequence[ExecutionSlot] = ()
+    slots: Sequence[ExecutionSlot] = ()
 
     def wake(self, queues: Sequence[int]) -> None:
         """Do nothing: lanes are taken when the driver says so."""
 
-    def wake_idle(self) -> bool:
-        """Return False: nobody waits to be woken."""
-        return False
 
-    def loop_lag(self) -> LoopLag:
-        """Return that there is no event loop."""
-        return NO_LAG
-
-
-__all__ = ["NO_LAG", "Executor", "LoopLag", "ManualExecutor"]
+__all__ = ["Executor", "LoopLag", "ManualExecutor"]

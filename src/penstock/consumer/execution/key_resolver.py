@@ -31,15 +31,8 @@ class KeyResolver:
     """Puts messages on lanes by keys that users' functions give.
 
     Until `start` is called, `put` itself puts each fetch on its lanes: so it is where an engine is driven by hand.
-    Afterwards `put` never waits, and a thread does it, whose `slot` says what it is at. A revocation
-    waits for that slot as for a worker's: it sets `fetch` before it reads whether the assignment is active.
-
-    Args:
-        name: name of the consumer, for the thread's name.
-        clock: the engine's clock.
-        scheduler: the lanes.
-        wake: called with the queues of lanes that became ready.
-        fail: called with an error that must stop the consumer.
+    Afterwards `put` never waits, and a thread does it, whose `slot` says what it is at. A revocation waits for that
+    slot as for a worker's: it sets `fetch` before it reads whether the assignment is active.
     """
 
     def __init__(
@@ -147,7 +140,7 @@ class KeyResolver:
             lane.append(run)
         runs.clear()
         self._flush_at = self._now() + _FLUSH_S
-        # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
+        # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(lanes))
 
 

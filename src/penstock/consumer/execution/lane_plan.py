@@ -17,10 +17,6 @@ _LANES_PER_BATCH = 2
 class LanePlan:
     """Derived from handlers and settings, and never changed.
 
-    Args:
-        handlers: a handler for each topic.
-        settings: the options.
-
     Attributes:
         has_threads: whether there are handlers for threads.
         has_tasks: whether there are handlers for tasks on the event loop.

@@ -36,13 +36,7 @@ class LaneProcessor:
     """Processes lanes. Thread-safe: each call works on the lane that its caller holds.
 
     Args:
-        clock: the engine's clock.
         run_seconds: the time slice of a lane.
-        scheduler: the lanes.
-        timers: where retries wait.
-        publisher: where exhausted messages go.
-        wake: called with the queues of lanes that became ready.
-        fail: called with an error that must stop the consumer.
     """
 
     def __init__(
@@ -60,7 +54,7 @@ class LaneProcessor:
         self._run_seconds = run_seconds
         self._scheduler = scheduler
         self._timers = timers
-        #: Has the ready lanes of these queues processed. Any thread.
+        #: Has the lanes of these ready queues processed. Any thread.
         self.wake = wake
         self.fail = fail
         #: Whether batches that are not full are processed at once: set when the consumer drains. Any thread.

@@ -17,15 +17,7 @@ from penstock.routing import KeyState
 
 
 class ParkedKeyProcessor:
-    """Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        clock: the engine's clock.
-        admission: says what may be handed over.
-        parking: where keys are parked.
-        throttling: where keys wait for a rate.
-        batches: gathers batches of what waits.
-    """
+    """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(
         self, clock: Clock, admission: Admission, parking: Parking, throttling: Throttling, batches: BatchProcessor

@@ -9,7 +9,7 @@ from typing import TypeVar
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Fetch
 from penstock.consumer.execution.event_loop import TaskPool
-from penstock.consumer.execution.executor import NO_LAG, LoopLag
+from penstock.consumer.execution.executor import Executor, LoopLag
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads import WorkerPool
@@ -22,18 +22,8 @@ from penstock.routing import Scheduler
 ResultT = TypeVar("ResultT")
 
 
-class ThreadsAndTasks:
-    """An `Executor`. Thread-safe.
-
-    Args:
-        name: name of the consumer, for the names of threads and tasks.
-        settings: the options.
-        plan: which lanes are for threads and which for tasks.
-        clock: the engine's clock.
-        scheduler: where lanes come from.
-        processor: what processes them.
-        closing: called on each thread before it ends.
-    """
+class ThreadsAndTasks(Executor):
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -106,7 +96,7 @@ class ThreadsAndTasks:
 
     def loop_lag(self) -> LoopLag:
         """Return for how long the event loop has not come round."""
-        return NO_LAG if self.tasks is None else self.tasks.loop_lag()
+        return super().loop_lag() if self.tasks is None else self.tasks.loop_lag()
 
     def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
         """Run something on the event loop and return its result.

@@ -96,11 +96,7 @@ class DeadLetterPublisher:
     """Takes exhausted messages from any thread (`publish`); everything else is the poll thread's.
 
     Args:
-        group: the consumer group, for the headers.
-        clock: the engine's clock.
         timers: where a message waits to be sent again.
-        limits: what stops a consumer that loses everything.
-        fail: called with an error that must stop the consumer.
         exception_texts: whether the log shows the texts of what handlers raised.
     """
 

@@ -61,11 +61,7 @@ class Parking:
     """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that the caller holds.
 
     Args:
-        clock: the engine's clock.
-        timers: where retries wait.
-        publisher: where exhausted messages go.
         wake_key: wakes a parked key; any thread may call it.
-        fail: called with an error that must stop the consumer.
     """
 
     def __init__(

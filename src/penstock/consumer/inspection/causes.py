@@ -1,4 +1,4 @@
-"""What else holds a partition, beside the message itself: its topic, its dead letter, a key parked in another topic."""
+"""Causes beside the message itself that hold a partition: its topic, a dead letter, a key parked in another topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.routing import Scheduler
 
 #: An assignment and an offset of it.
 Place = tuple[Assignment, int]
-#: What a consumer says that has no partition, and was not refused by its group.
+#: Why a consumer has no partition that was not refused by its group.
 NO_PARTITION = (
     "no partition is assigned to this member: the group rebalances, or waits for a member that died until its session "
     "ends (session.timeout.ms, 45 s by default), or other members have them all"

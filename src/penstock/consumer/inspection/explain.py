@@ -129,35 +129,35 @@ def explain(
                 parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
     found = [_explain(one, in_handler, parked_heads, now) for one in assignments]
     queued = {
-        (one, said.blocking_offset)
-        for one, said in zip(assignments, found, strict=True)
-        if said.state == "queued" and said.blocking_offset is not None
+        (one, explanation.blocking_offset)
+        for one, explanation in zip(assignments, found, strict=True)
+        if explanation.state == "queued" and explanation.blocking_offset is not None
     }
     ahead = parked_ahead(scheduler, queued)
-    return [_within(said, one, causes, ahead) for one, said in zip(assignments, found, strict=True)]
+    return [_with_causes(explanation, one, causes, ahead) for one, explanation in zip(assignments, found, strict=True)]
 
 
-def _within(
-    said: Explanation, assignment: Assignment, causes: Causes, ahead: Mapping[Place, ConsumerParked]
+def _with_causes(
+    explanation: Explanation, assignment: Assignment, causes: Causes, ahead: Mapping[Place, ConsumerParked]
 ) -> Explanation:
     """Add what holds a partition beside its own message."""
     if (trouble := causes.topic_trouble(assignment.topic)) is not None:
-        # What the client last heard of the log's end says nothing then.
-        said = replace(said, trouble=trouble, lag=None)
+        # What the client last knew of the end of the log means nothing then.
+        explanation = replace(explanation, trouble=trouble, lag=None)
     if (missing := causes.missing_rights(assignment.topic)) is not None:
-        said = replace(said, trouble=missing)
-    if said.blocking_offset is None:
-        return said
-    place = (assignment, said.blocking_offset)
+        explanation = replace(explanation, trouble=missing)
+    if explanation.blocking_offset is None:
+        return explanation
+    place = (assignment, explanation.blocking_offset)
     if (words := causes.publishing.get(place)) is not None:
-        return replace(said, state="dead letter", detail=words)
+        return replace(explanation, state="dead letter", detail=words)
     if place in ahead and (head := _head(ahead[place])) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"
         if (words := causes.publishing.get(first)) is not None:
             detail += f", of which {words}"
-        return replace(said, state="behind its key", detail=detail)
-    return said
+        return replace(explanation, state="behind its key", detail=detail)
+    return explanation
 
 
 def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: str) -> list[Explanation]:

@@ -1,4 +1,4 @@
-"""What a consumer tells about itself: frozen values, taken from live state."""
+"""The statistics of a consumer: frozen values, taken from live state."""
 
 from __future__ import annotations
 

@@ -48,11 +48,7 @@ class Watchdog:
         self.blocked_loops = 0
 
     def check(self, now: float) -> None:
-        """Report what has been in a handler for too long.
-
-        Args:
-            now: the time on the engine's clock.
-        """
+        """Report what has been in a handler for too long."""
         if now < self._next:
             return
         self._next = now + min(_INTERVAL_S, self._stall_after / 2)
@@ -80,7 +76,7 @@ class Watchdog:
                 assignment,
                 watermark,
                 ", held by this message" if watermark == record.offset() else "",
-                "".join(stack_of(slot)) or "(not to be had)",
+                "".join(stack_of(slot)) or "(not available)",
             )
 
     def _check_loop(self) -> None:

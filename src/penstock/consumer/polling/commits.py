@@ -7,13 +7,13 @@ One commit is under way at a time. The client repeats a commit whose broker went
 that arrives after a newer one takes the group back, with success reported for both. Where an answer stays out too long
 the next is sent without it; when all answers are there, the commit points are sent once more.
 
-The client's own position lies past markers and aborted ranges, which no message tells of. It also lies past messages
-that the client has counted out but not handed over yet, as when a rebalance callback runs in the middle of `consume`.
-So it is looked at only between fetches, when all that came out was tracked: never in a callback, and never after a
-fetch that failed half-way.
+The client's own position lies past markers and aborted ranges, which no message shows. It also lies past messages that
+the client has counted but not handed over yet, as when a rebalance callback runs in the middle of `consume`. So it is
+read only between fetches, when all that came out was tracked: never in a callback, and never after a fetch that failed
+half-way.
 
 A broker may be set to take less metadata than Kafka does by default. Then commits would fail for ever, so they are made
-again at once with half of the map, down to none: what it cannot tell is done again some day, the rest is committed.
+again at once with half of the map, down to none: what is cut off is done again some day, the rest is committed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 10.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
 _LATE_S = 0.5
-#: Seconds after which a commit is repeated though nothing has changed: only its answer tells that the right to commit
-#: was taken away, for a refused heartbeat says nothing until the session ends.
+#: Seconds after which a commit is repeated though nothing has changed: only its answer shows that the right to commit
+#: was taken away, for a refused heartbeat shows nothing until the session ends.
 _IDLE_S = 4.0
-#: Characters below which a map is not worth writing: it begins with seven that tell nothing.
+#: Characters below which a map is not worth writing: seven are its envelope.
 _SHORTEST_MAP = 16
 
 
@@ -46,11 +46,9 @@ class Commits:
     """Commits the assignments' watermarks.
 
     Args:
-        assignments: the partitions of this process.
         interval_s: seconds between periodic commits; any thread may change it.
-        clock: the engine's clock.
-        complete_finished: called before commit points are computed: has what handlers finished of the runs they are
-            still at completed, so that one that hangs keeps none of it from the commit.
+        complete_finished: called before commit points are computed: completes what handlers finished of the runs they
+            are still at, so that one that hangs keeps none of it from the commit.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class Commits:
             return
         assignments = self._assignments.all()
         for assignment in assignments:
-            # What the client heard with its last fetch: no request is made.
+            # As of the client's last fetch: no request is made.
             known = consumer.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
@@ -178,7 +176,7 @@ class Commits:
         try:
             found = consumer.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
         except KafkaException as error:
-            _log.info("the group's offsets are not told: %s", reason(error))
+            _log.info("the group's offsets are not known: %s", reason(error))
             return None
         taken = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
         missing = []
@@ -219,7 +217,7 @@ class Commits:
         return sent
 
     def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
-        """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
+        """Move past markers and aborted ranges at the tail: only the client's position shows them."""
         idle = [one for one in assignments if not one.tracker.in_flight and (one.known or not one.is_sought)]
         if not idle:
             return
@@ -234,12 +232,12 @@ class Commits:
                 assignment.tracker.advance(position.offset)
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Hear the answer to a commit that was not waited for. The client calls it from within poll."""
+        """Take the answer to a commit that was not waited for. The client calls it from within poll."""
         self._under_way = max(0, self._under_way - 1)
         if error is not None:
             self._note_failure(error, partitions)
         else:
-            self._note(partitions)
+            self._note_success(partitions)
         if self._overtaken and not self._under_way:
             self._overtaken = False
             for assignment in self._assignments.all():
@@ -250,7 +248,7 @@ class Commits:
         self._under_way = 0
         self._overtaken = False
 
-    def _note(self, partitions: list[TopicPartition] | None) -> None:
+    def _note_success(self, partitions: list[TopicPartition] | None) -> None:
         refused = [one for one in partitions or () if one.error is not None]
         if refused:
             self._note_failure(refused[0].error, refused)
@@ -261,7 +259,7 @@ class Commits:
                 self.on_result(partitions or (), None)
         for one in partitions or ():
             assignment = self._assignments.get(one.topic, one.partition)
-            # An answer to an earlier commit says nothing of the last one.
+            # An answer to an earlier commit does not answer the last one.
             if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
                 assignment.acknowledged = True
 
@@ -292,7 +290,7 @@ class Commits:
         found = [self._assignments.get(one.topic, one.partition) for one in partitions]
         longest = max((len(one.committed.metadata) for one in found if one is not None), default=0)
         if not longest:
-            # They were revoked meanwhile, so nothing tells how long it was.
+            # They were revoked meanwhile, so its length is not known.
             return
         first = self._map_chars == MAX_METADATA_CHARS
         self._map_chars = min(self._map_chars, longest) // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignments, Fetch, PauseReason
@@ -18,63 +19,49 @@ from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Drain:
     """On the poll thread only, save `finished` and the log."""
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        clock: Clock,
-        stop_request: StopRequest,
-        assignments: Assignments,
-        scheduler: Scheduler[Fetch, Record],
-        processor: LaneProcessor,
-        router: Router,
-        publisher: DeadLetterPublisher,
-        back_pressure: BackPressure,
-        commits: Commits,
-        routes: Sequence[Route],
-    ) -> None:
-        self._now = clock.monotonic
-        self._stop_request = stop_request
-        self._assignments = assignments
-        self._scheduler = scheduler
-        self._processor = processor
-        self._router = router
-        self._publisher = publisher
-        self._back_pressure = back_pressure
-        self._commits = commits
-        self._routes = routes
-        #: Whether it ended with nothing left. Written by the poll thread before it leaves.
-        self.finished = False
-        self.log = DrainLog(group)
+    clock: Clock
+    stop_request: StopRequest
+    assignments: Assignments
+    scheduler: Scheduler[Fetch, Record]
+    processor: LaneProcessor
+    router: Router
+    publisher: DeadLetterPublisher
+    back_pressure: BackPressure
+    commits: Commits
+    routes: Sequence[Route]
+    log: DrainLog
+    #: Whether it ended with nothing left. Written by the poll thread before it leaves.
+    finished: bool = field(default=False, init=False)
 
     def begin(self) -> float:
         """Have batches that are not full served too; return when the drain must end, on the engine's clock."""
-        self._stop_request.drain()
-        self._processor.draining = True
-        for lane in self._scheduler.lanes:
+        self.stop_request.drain()
+        self.processor.draining = True
+        for lane in self.scheduler.lanes:
             if lane.runs:
-                self._processor.wake_lane(lane)
-        now, end_by = self._now(), self._stop_request.end_by
-        self.log.begin(self._assignments.all(), now, max(0.0, end_by - now))
+                self.processor.wake_lane(lane)
+        now, end_by = self.clock.monotonic(), self.stop_request.end_by
+        self.log.begin(self.assignments.all(), now, max(0.0, end_by - now))
         return end_by
 
     def stop_fetching(self, client: ConsumerClient) -> None:
         """Pause what is not paused for the drain yet; new assignments come while it lasts."""
-        for assignment in self._assignments.all():
+        for assignment in self.assignments.all():
             if assignment.paused is not PauseReason.STOPPING:
-                self._back_pressure.pause(client, assignment, PauseReason.STOPPING)
+                self.back_pressure.pause(client, assignment, PauseReason.STOPPING)
 
     def is_over(self, client: ConsumerClient, deadline: float) -> bool:
         """Commit and return True once nothing is left to wait for, or the time is over."""
-        assignments, now = self._assignments.all(), self._now()
+        assignments, now = self.assignments.all(), self.clock.monotonic()
         waits = self._waits_for(now, deadline)
-        time_is_over = now >= deadline or self._stop_request.leaves_now
+        time_is_over = now >= deadline or self.stop_request.leaves_now
         if time_is_over or not waits:
             self.finished = not any(assignment.tracker.in_flight for assignment in assignments)
-            if self._commits.commit_drained(client, now) or time_is_over:
+            if self.commits.commit_drained(client, now) or time_is_over:
                 if waits:
                     self.log.cut_short(assignments, waits)
                 return True
@@ -86,23 +73,23 @@ class Drain:
         # Messages without a lane before the lanes, for they go there. Lanes before and after all else: what a handler
         # leaves behind (a retry, a completion, a dead letter) is there before its lane is given back, and what brings a
         # lane back does so before it is gone.
-        idle = self._router.idle and self._scheduler.idle
+        idle = self.router.idle and self.scheduler.idle
         waits = []
-        if self._processor.deferred:
+        if self.processor.deferred:
             waits.append("completions are put off")
-        if self._publisher.unwritten:
+        if self.publisher.unwritten:
             waits.append("dead letters or messages for a retry topic are not written")
-        if any(route.token_bucket.next_release(now) is not None for route in self._routes):
+        if any(route.token_bucket.next_release(now) is not None for route in self.routes):
             waits.append("some wait for their handler's rate")
         if self._has_retries_before(deadline):
             waits.append("some wait for their next try")
-        if not (idle and self._scheduler.idle):
+        if not (idle and self.scheduler.idle):
             waits.insert(0, "some are in a handler or next in line")
         return waits
 
     def _has_retries_before(self, deadline: float) -> bool:
         # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
-        parked = (key for lane in self._scheduler.lanes if lane.parked for key in list(lane.parked.values()))
+        parked = (key for lane in self.scheduler.lanes if lane.parked for key in list(lane.parked.values()))
         return any(key.state is KeyState.WAITING and key.due_at < deadline for key in parked)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.clients.cluster import Clock, ConsumerClient
@@ -24,37 +25,22 @@ SATURATED_S = 0.002
 Polled = Callable[[str, dict[int, int], float], None]
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Fetcher:
     """On the poll thread only.
 
-    Args:
-        membership: has the client.
-        clock: the engine's clock.
-        assignments: the partitions of this process.
+    Attributes:
         back_pressure: says whether, and how many messages, may be fetched.
-        router: puts messages on lanes.
-        errors: judges errors that come among the messages.
         polled: called for each fetch, or None.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        *,
-        clock: Clock,
-        assignments: Assignments,
-        back_pressure: BackPressure,
-        router: Router,
-        errors: FetchErrors,
-        polled: Polled | None,
-    ) -> None:
-        self._membership = membership
-        self._clock = clock
-        self._assignments = assignments
-        self._back_pressure = back_pressure
-        self._router = router
-        self.errors = errors
-        self._polled = polled
+    membership: Membership
+    clock: Clock
+    assignments: Assignments
+    back_pressure: BackPressure
+    router: Router
+    errors: FetchErrors
+    polled: Polled | None
 
     def fetch(self, poll_timeout: Callable[[float], float]) -> None:
         """Take what is there; wait for a first message where nothing is.
@@ -62,12 +48,12 @@ class Fetcher:
         Args:
             poll_timeout: returns for how many seconds, given the time on the engine's clock.
         """
-        client = self._membership.client
-        begun = self._clock.monotonic()
-        if not self._back_pressure.apply(client, self._assignments.all(), begun):
-            self._clock.sleep(SATURATED_S)
+        client = self.membership.client
+        begun = self.clock.monotonic()
+        if not self.back_pressure.apply(client, self.assignments.all(), begun):
+            self.clock.sleep(SATURATED_S)
             return
-        most = self._back_pressure.fetch_limit
+        most = self.back_pressure.fetch_limit
         if not self._take([], client, most, begun):
             first = client.poll(poll_timeout(begun))
             if first is not None:
@@ -81,8 +67,8 @@ class Fetcher:
             batch += client.consume(most - len(batch), 0)
             if batch:
                 self.route(batch)
-        if batch and self._polled is not None:
-            self._report(self._polled, batch, self._clock.monotonic() - begun)
+        if batch and self.polled is not None:
+            self._report(self.polled, batch, self.clock.monotonic() - begun)
         return bool(batch)
 
     def route(self, batch: list[ClientMessage]) -> None:
@@ -95,10 +81,10 @@ class Fetcher:
         if errors:
             batch = [message for message in batch if message.error() is None]
         if batch:
-            self._router.route(batch, self._clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
+            self.router.route(batch, self.clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
         for error, topic in errors:
             if self.errors.take(error, topic):
-                self._membership.client_ended()
+                self.membership.client_ended()
 
     @staticmethod
     def _report(polled: Polled, batch: list[ClientMessage], seconds: float) -> None:

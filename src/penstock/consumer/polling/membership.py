@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -24,87 +25,69 @@ _RENEW_S = 5.0
 _LEAVE_S = 5.0
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
     """On the poll thread only, save where it says otherwise.
 
-    Args:
-        make_client: makes a client.
-        topics: the topics to subscribe to.
-        group: the consumer group.
-        clock: the engine's clock.
-        assignments: the partitions of this process.
-        rebalance: serves the client's rebalance callbacks.
-        commits: sends commits through the client.
-        rights_watch: knows whether the group is closed to this client.
-        stop_request: until when running handlers are waited for.
+    Attributes:
         revoke_timeout: the budget of the revocation that leaving begins with, in seconds.
     """
 
-    def __init__(
-        self,
-        make_client: Callable[[], ConsumerClient],
-        topics: Sequence[str],
-        *,
-        group: str,
-        clock: Clock,
-        assignments: Assignments,
-        rebalance: Rebalance,
-        commits: Commits,
-        rights_watch: RightsWatch,
-        stop_request: StopRequest,
-        revoke_timeout: float,
-    ) -> None:
-        self._make_client = make_client
-        #: The client that is the member now.
-        self.client = make_client()
-        self._topics = list(topics)
-        self._group = group
-        self._now = clock.monotonic
-        self._assignments = assignments
-        self._rebalance = rebalance
-        self._commits = commits
-        self._rights_watch = rights_watch
-        self._stop_request = stop_request
-        self._revoke_timeout = revoke_timeout
-        # When a new client takes the place of one that has ended, on the engine's clock; None where none has.
-        self._renew_at: float | None = None
-        #: Set when nothing is left to do but to leave the group.
-        self.leaving = threading.Event()
-        # When leaving was seen to have begun, and whether it was logged that nobody waits for its end. Both by the
-        # thread that waits for it.
-        self._leaving_since: float | None = None
-        self._abandoned = False
+    make_client: Callable[[], ConsumerClient]
+    topics: list[str]
+    group: str
+    clock: Clock
+    assignments: Assignments
+    rebalance: Rebalance
+    commits: Commits
+    rights_watch: RightsWatch
+    stop_request: StopRequest
+    revoke_timeout: float
+    #: The client that is the member now.
+    client: ConsumerClient = field(init=False)
+    #: Set when nothing is left to do but to leave the group.
+    leaving: threading.Event = field(default_factory=threading.Event, init=False)
+    # When a new client takes the place of one that has ended, on the engine's clock; None where none has.
+    _renew_at: float | None = field(default=None, init=False)
+    # When leaving was seen to have begun, and whether it was logged that nobody waits for its end. Both by the thread
+    # that waits for it.
+    _leaving_since: float | None = field(default=None, init=False)
+    _abandoned: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Make the first client."""
+        self.client = self.make_client()
 
     def join(self) -> None:
         """Ask to join the group."""
         self.client.subscribe(
-            self._topics,
-            on_assign=self._rebalance.on_assign,
-            on_revoke=self._rebalance.on_revoke,
-            on_lost=self._rebalance.on_lost,
+            self.topics,
+            on_assign=self.rebalance.on_assign,
+            on_revoke=self.rebalance.on_revoke,
+            on_lost=self.rebalance.on_lost,
         )
 
     def client_ended(self) -> None:
         """Give up what a client had that has ended: nothing of that can be committed any more."""
         if self._renew_at is not None:
             return
-        self._renew_at = self._now() + _RENEW_S
-        assigned = [TopicPartition(one.topic, one.partition) for one in self._assignments.all()]
+        self._renew_at = self.clock.monotonic() + _RENEW_S
+        assigned = [TopicPartition(one.topic, one.partition) for one in self.assignments.all()]
         if assigned:
-            self._rebalance.on_lost(self.client, assigned)
+            self.rebalance.on_lost(self.client, assigned)
 
     def renew_ended_client(self, now: float) -> None:
         """Join with a new client where the last has ended for want of a right, once that is not missing."""
         if self._renew_at is None or now < self._renew_at:
             return
         self._renew_at = now + _RENEW_S
-        if self._rights_watch.is_shut_out:
+        if self.rights_watch.is_shut_out:
             return
         # The destructor of a client waits for its threads, so it runs on a thread that nobody waits for. Its callbacks
         # do not come from there: those are called by `close` only.
-        former, self.client = [self.client], self._make_client()
+        former, self.client = [self.client], self.make_client()
         threading.Thread(target=former.clear, name="penstock-ended-consumer", daemon=True).start()
-        self._commits.forget_answers()
+        self.commits.forget_answers()
         self._renew_at = None
         self.join()
 
@@ -123,18 +106,18 @@ class Membership:
         """Tell whether leaving takes so long that nobody should wait for it. By the thread that waits; logged once."""
         if not self.leaving.is_set():
             return False
-        now = self._now()
+        now = self.clock.monotonic()
         if self._leaving_since is None:
             self._leaving_since = now
         begun = self._leaving_since
-        if now < min(begun + self._revoke_timeout, max(begun, self._stop_request.end_by)) + _LEAVE_S:
+        if now < min(begun + self.revoke_timeout, max(begun, self.stop_request.end_by)) + _LEAVE_S:
             return False
         if not self._abandoned:
             self._abandoned = True
             _log.warning(
                 "%s cannot leave its group: the coordinator does not answer; the client goes on trying while the "
                 "process lives, and what was not committed is handled again",
-                self._group,
+                self.group,
             )
         return True
 

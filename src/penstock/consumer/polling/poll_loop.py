@@ -7,6 +7,7 @@ It never waits for a handler, save within the budget of a revocation, so the pol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.execution.executor import Executor
@@ -31,48 +32,27 @@ _POLL_S = 0.05
 _FLUSH_S = 1.0
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class PollLoop:
     """Runs the parts of a consumer, in turn, on one thread."""
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        membership: Membership,
-        stop_request: StopRequest,
-        routes: Sequence[Route],
-        executor: Executor,
-        timers: Timers,
-        publisher: DeadLetterPublisher,
-        router: Router,
-        fetcher: Fetcher,
-        commits: Commits,
-        drain: Drain,
-        topic_watch: TopicWatch,
-        recreated_topics: RecreatedTopics,
-        rights_watch: RightsWatch,
-        watchdog: Watchdog,
-    ) -> None:
-        self._clock = clock
-        #: The client, as a member of the group.
-        self.membership = membership
-        self.stop_request = stop_request
-        self._routes = list(routes)
-        self._executor = executor
-        self._timers = timers
-        self._publisher = publisher
-        self._router = router
-        self._fetcher = fetcher
-        self._commits = commits
-        self.drain = drain
-        #: Whether the topics are still those that they were.
-        self.topic_watch = topic_watch
-        self._recreated_topics = recreated_topics
-        #: Whether the consumer may still do what it needs.
-        self.rights_watch = rights_watch
-        self._watchdog = watchdog
-        # Whether lanes wait while workers are idle: then they are looked at soon again.
-        self._workers_wanted = False
+    clock: Clock
+    membership: Membership
+    stop_request: StopRequest
+    routes: Sequence[Route]
+    executor: Executor
+    timers: Timers
+    publisher: DeadLetterPublisher
+    router: Router
+    fetcher: Fetcher
+    commits: Commits
+    drain: Drain
+    topic_watch: TopicWatch
+    recreated_topics: RecreatedTopics
+    rights_watch: RightsWatch
+    watchdog: Watchdog
+    # Whether lanes wait while workers are idle: then they are looked at soon again.
+    _workers_wanted: bool = field(default=False, init=False)
 
     def run(self) -> None:
         """Consume until told to stop: the body of the poll thread."""
@@ -91,35 +71,35 @@ class PollLoop:
     def step(self) -> None:
         """Do what is due, and take a batch in."""
         self._do_due_work()
-        self._fetcher.fetch(self._poll_timeout)
+        self.fetcher.fetch(self._poll_timeout)
 
     def _do_due_work(self) -> None:
-        client, now = self.membership.client, self._clock.monotonic()
-        self._timers.serve(now)
+        client, now = self.membership.client, self.clock.monotonic()
+        self.timers.serve(now)
         self._release_tokens(now)
-        self._publisher.serve()
-        self._commits.tick(client, now)
-        self._router.flush_due()
+        self.publisher.serve()
+        self.commits.tick(client, now)
+        self.router.flush_due()
         recreated = self.topic_watch.check(now)
         if self.topic_watch.all_same:
-            self._commits.repeat(client, now)
-        self._recreated_topics.restart(client, recreated)
+            self.commits.repeat(client, now)
+        self.recreated_topics.restart(client, recreated)
         self.rights_watch.check(now)
         self.membership.renew_ended_client(now)
-        self._workers_wanted = self._executor.wake_idle()
-        self._watchdog.check(now)
+        self._workers_wanted = self.executor.wake_idle()
+        self.watchdog.check(now)
 
     def _release_tokens(self, now: float) -> None:
-        for route in self._routes:
+        for route in self.routes:
             for wake in route.token_bucket.release(now):
                 wake()
 
     def _poll_timeout(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""
-        if self._publisher.waiting or self._workers_wanted:
+        if self.publisher.waiting or self._workers_wanted:
             return SATURATED_S
-        times = [route.token_bucket.next_release(now) for route in self._routes]
-        times.append(self._timers.next_due())
+        times = [route.token_bucket.next_release(now) for route in self.routes]
+        times.append(self.timers.next_due())
         due = min((time for time in times if time is not None), default=now + _POLL_S)
         return min(_POLL_S, max(0.0, due - now))
 
@@ -133,18 +113,18 @@ class PollLoop:
         message = client.poll(SATURATED_S)
         if message is not None:
             # Fetched before the pause took hold. It is out of the client, so it must be tracked.
-            self._fetcher.route([message])
+            self.fetcher.route([message])
         return False
 
     def shut_out(self) -> str | None:
         """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
-        return self._fetcher.errors.shut_out()
+        return self.fetcher.errors.shut_out()
 
     def leave(self) -> None:
         """Write what was sent, commit, leave the group. The last thing this thread does."""
         self.membership.leaving.set()
         try:
-            self._publisher.flush(_FLUSH_S)
+            self.publisher.flush(_FLUSH_S)
             self.membership.leave()
         except:  # noqa: E722 - as in `run`
             self.stop_request.fail(raised())

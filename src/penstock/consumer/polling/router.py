@@ -23,12 +23,8 @@ class Router:
     """Puts batches on lanes. Belongs to the poll thread.
 
     Args:
-        assignments: the partitions of this process.
-        scheduler: the lanes.
-        wake: called with the queues of lanes that became ready.
         on_dropped: called once an assignment is inactive: what waited for it goes on.
-        topics: the topics that are consumed.
-        key_resolver: who puts messages on lanes whose keys a user's function gives.
+        key_resolver: puts messages on lanes whose keys a user's function gives.
     """
 
     def __init__(
@@ -76,7 +72,7 @@ class Router:
             for rising, offsets in _rising(records):
                 self._put(self._assignments.get(topic, partition) or assignment, rising, offsets, touched)
                 self._arrival += len(rising)
-        # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
+        # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
 
     @property

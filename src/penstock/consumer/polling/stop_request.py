@@ -18,10 +18,6 @@ class StopRequest:
 
     All fields but `failure` are plain, and only ever raised or lowered: a signal handler asks too, on a thread that may
     stand within this very code, so there is no lock that it could meet. `failure` is written once, under the lock.
-
-    Args:
-        settings: the options.
-        clock: the engine's clock.
     """
 
     def __init__(self, settings: ConsumerSettings, clock: Clock) -> None:

@@ -20,7 +20,6 @@ class RecreatedTopics:
     """On the poll thread only.
 
     Args:
-        assignments: the partitions of this process.
         router: replaces an assignment by a new incarnation.
         offset_reset: where they begin, as a logical offset; None where `auto.offset.reset` forbids it.
     """
