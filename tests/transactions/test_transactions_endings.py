@@ -29,7 +29,7 @@ from penstock.transactions.coordinator.publishing.publisher_slot import Publishe
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.coordinator.recovery.recovery import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
-from penstock.transactions.coordinator.state.state_machine import CommitBatch
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Done, Note
 from penstock.transactions.wire.half import Half

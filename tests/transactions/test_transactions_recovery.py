@@ -18,13 +18,13 @@ from kafka_tools import ANSWER_S
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.publishing.publisher import TRANSACTION_TIMEOUT_MS
 from penstock.transactions.coordinator.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
 from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, RecoveryReader
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.producer_settings import TRANSACTION_TIMEOUT_MS
 from waiting import wait_until
 
 #: What a Kafka transaction that nobody ends holds readers back: its time limit, and the broker's look every 10 s.

@@ -23,8 +23,11 @@ from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
 from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
+from penstock.transactions.coordinator.state.judgement import Refusal
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.snapshot import GAP, to_snapshot
-from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState, Pending, Refusal
+from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half, decode_half

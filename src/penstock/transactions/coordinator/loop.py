@@ -29,8 +29,9 @@ from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
 from penstock.transactions.coordinator.publishing.publisher_slot import SLOW_S, CommitResult, PublisherSlot
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
+from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit, message_bytes
-from penstock.transactions.coordinator.state.state_machine import CommitBatch, Pending
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
 from penstock.transactions.coordinator.status import Status
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
