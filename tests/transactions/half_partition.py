@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
 from penstock.transactions.coordinator.logs.payload_reload import Reader
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.rationed_log import RationedLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 from half_partition import fetched, half_record, op_record, taken_over
 
 from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op

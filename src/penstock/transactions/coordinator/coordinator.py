@@ -1,6 +1,6 @@
 """The coordinator: settles the transactions of all producers that share a prefix.
 
-This is its face: arguments, start and stop, statistics. What it does is in `settling`, one thread's loop; which
+This is its face: arguments, start and stop, statistics. What it does is in `loop`, one thread's loop; which
 partitions it owns, in `membership`.
 """
 
@@ -35,8 +35,9 @@ from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import Publisher
 from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.coordinator.recovery.fencing import Fence, encode_claim, transactional_names
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
-from penstock.transactions.coordinator.recovery.recovery import DoneRead, RecoveredPartition, RecoveryReader
+from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import INCOMPLETE_S, CheckPolicy, require_checks
 from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
@@ -179,7 +180,7 @@ class Coordinator:
         self._payloads: PayloadReader | None = None
 
     def start(self) -> Self:
-        """Create the store's topics where they are absent and start settling. May be repeated.
+        """Create the store's topics where they are absent and start. May be repeated.
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
@@ -293,7 +294,7 @@ class Coordinator:
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         sender = CheckSender(self._admin, sends, topics, self._ration, clock, rights=self._rights)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
-        questions = CheckScheduler(
+        checks = CheckScheduler(
             policy=self._policy,
             sender=sender,
             discarding=discarding,
@@ -301,34 +302,33 @@ class Coordinator:
             counts=self._counts,
             ration=self._ration,
         )
-        settling = CoordinatorLoop(
+        loop = CoordinatorLoop(
             servers,
             topics=topics,
             admin=self._admin,
             membership=membership,
             slots=slots[: len(names.common)],
-            apart=slots[len(names.common) :],
+            trial_slots=slots[len(names.common) :],
             gate=GroupGate(logs.await_coordinator, left),
             left=left,
             limit=BatchLimit(self._target_latency),
-            questions=questions,
+            checks=checks,
             status=StatusLog(sends, topics, self._rights).tell,
             counts=self._counts,
             ration=self._ration,
             rights=self._rights,
-            stopping=stopping,
         )
         self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(settling, membership, sends, discarding, left),
+            args=(loop, membership, sends, discarding, left),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
 
     def _run(
         self,
-        settling: CoordinatorLoop,
+        loop: CoordinatorLoop,
         membership: Membership,
         sends: AckedProducer,
         discarding: Discarding,
@@ -340,7 +340,7 @@ class Coordinator:
             sends.start()
             membership.join()
             while not self._stopping.is_set():
-                settling.round()
+                loop.round()
         except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
             # Bad input never comes here: this is a mistake of penstock or a setting that Kafka refuses for good.
             self._failure = raised()
@@ -352,16 +352,16 @@ class Coordinator:
             discarding.close()
             if self._payloads is not None:
                 self._payloads.close()
-            self._leave(settling, membership, sends, left)
+            self._leave(loop, membership, sends, left)
 
-    def _leave(self, settling: CoordinatorLoop, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
+    def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
         last: list[tuple[str, Callable[[], object]]] = [
             ("leaving the group", membership.leave),
             ("what is being sent", lambda: sends.stop(_LAST_SENDS_S)),
         ]
         try:
-            settling.close()
+            loop.close()
         except:  # noqa: E722 - see `raised`; what ended it before counts more
             self._failure = self._failure or raised()
             _log.error("the coordinator of %s did not end well", self._prefix, exc_info=raised())

@@ -20,7 +20,7 @@ from penstock.transactions.coordinator.counts import Counts
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.coordinator.logs.payload_reload import PayloadReload, Reader
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
 from penstock.transactions.coordinator.state.judgement import Refusal

@@ -41,7 +41,7 @@ _CLOCK_S = 30.0
 
 
 class CheckScheduler:
-    """Asks what is due. Used by the coordinator's thread.
+    """Sends what is due. Used by the coordinator's thread.
 
     Args:
         policy: when to ask.
@@ -71,8 +71,8 @@ class CheckScheduler:
         # By half partition: the transaction that was named as holding its logs, and when.
         self._pins: dict[int, tuple[str, float]] = {}
 
-    def ask(self, partition: HalfPartition, now: float) -> None:
-        """Ask what is due in a partition.
+    def run(self, partition: HalfPartition, now: float) -> None:
+        """Send what is due in a partition.
 
         Args:
             partition: one that is owned.
