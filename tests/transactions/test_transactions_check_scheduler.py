@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from half_partition import half_record, op_record, taken_over
+from half_partition import half_partition, half_record, op_record
 from transaction_tools import INTERVAL_S, Bench, closing_consumer
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.coordinator.checks.check_scheduler import WINDOW, CheckScheduler
 from penstock.transactions.coordinator.checks.check_sender import SendOutcome
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
@@ -61,7 +62,7 @@ class Room:
     def __init__(self, policy: CheckPolicy | None = None) -> None:
         self.counts, self.ration, self.asking = Counts(), RationedLog(), Asking()
         policy = policy or CheckPolicy(6, 30, 15)
-        self.partition = taken_over(counts=self.counts, policy=policy, log=self.ration)
+        self.partition = half_partition(counts=self.counts, policy=policy, log=self.ration)
         self.scheduler = CheckScheduler(
             policy=policy,
             sender=self.asking,  # type: ignore[arg-type] # what is used of it
@@ -77,12 +78,12 @@ class Room:
     def half(self, at: float, group: str = "orders", value: bytes = b"v", **more: Any) -> Half:
         """Store a half when the test is `at` seconds old."""
         half = Half(new_id(), group, "topic", None, None, value, (), None, **more)
-        self.partition.feed_half(half_record(self.halves, half, BIRTH_S + at), at)
+        self.partition.feed.half(half_record(self.halves, half, BIRTH_S + at), at)
         self.halves += 1
         return half
 
     def op(self, op: Op, at: float, read_at: float | None = None) -> None:
-        self.partition.feed_op(op_record(self.ops, op, BIRTH_S + at), at if read_at is None else read_at)
+        self.partition.feed.op(op_record(self.ops, op, BIRTH_S + at), at if read_at is None else read_at)
         self.ops += 1
 
     def tick(self, at: float, read_at: float | None = None) -> None:
@@ -162,7 +163,7 @@ def test_after_a_restart_the_mark_tells_how_old_halves_are() -> None:
     room.partition.ticked_at = float("-inf")
     # It was stored 600 s ago by the broker's clock; this coordinator has just started, at its second 0.
     old = half_record(0, Half(new_id(), "g", "topic", None, None, b"v", (), None), BIRTH_S - 600)
-    room.partition.feed_half(old, 0.0)
+    room.partition.feed.half(old, 0.0)
 
     assert room.run(0.1) == 0
     assert room.asking.ticks == [0]
@@ -206,7 +207,7 @@ def test_an_incomplete_transaction_is_rolled_back_by_time_and_one_that_becomes_c
     room = Room(CheckPolicy(6, 30, 15, incomplete_s=60))
     lost, whole = room.half(0.0, part=(1, 2)), room.half(0.0, part=(1, 2))
     second = half_record(2, whole._replace(part=(2, 2)), BIRTH_S + 1)
-    room.partition.feed_half(second, 1.0)
+    room.partition.feed.half(second, 1.0)
     room.tick(7.0)
 
     assert room.run(7.0) == 1
@@ -231,7 +232,7 @@ def test_a_decision_read_again_after_a_restart_is_not_a_refusal() -> None:
     again.partition.state.half_position = 1
     again.partition.state.remember(batch.notes())
     record = half_record(1, held, BIRTH_S)
-    again.partition.feed_half(record, 0.0)
+    again.partition.feed.half(record, 0.0)
     again.op(commit(held, 1), 0.1)
     again.op(commit(first, 0), 0.2)
 
@@ -248,7 +249,7 @@ def test_records_that_were_deleted_unread_are_counted_and_told(caplog: pytest.Lo
     room.ops = 2
     room.tick(0.2)
 
-    now = room.counts.statistics([room.partition])
+    now = room.counts.statistics(lambda: [room.partition.reading(0.0)])
 
     assert now.lost == 6
     assert "half partition 0: records 1 to 4 were deleted" in caplog.text
@@ -287,7 +288,7 @@ def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
 
     room.partition.settled(batch)
 
-    now = room.counts.statistics([room.partition])
+    now = room.counts.statistics(lambda: [room.partition.reading(0.0)])
     assert (now.committed, now.finish_times[-1], sum(now.finish_times)) == (1, 1, 1)
     assert now.finish_seconds >= 99_000
 

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ClusterMetadata
-from half_partition import taken_over
+from half_partition import half_partition
 from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.loop import CoordinatorLoop
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError
@@ -153,7 +154,7 @@ class NoChecks:
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
-    owned = taken_over(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
+    owned = half_partition(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.state.add_half(0, half)
     owned.state.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,8 @@ from penstock.options import ClientConfig, a_telemetry, positive, positive_int, 
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.checks.check_sender import CheckSender
 from penstock.transactions.coordinator.checks.discard_policy import Discarding, require_discard
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts, PartitionReading
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.coordinator.loop import CoordinatorLoop
@@ -234,9 +236,14 @@ class Coordinator:
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start and what is pending now. Safe from any thread."""
         membership = self._membership
-        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
-        owned = list(membership.owned.values()) if membership is not None else []
-        return replace(self._counts.statistics(owned), missing_rights=tuple(self._rights.told().values()))
+
+        def read() -> list[PartitionReading]:
+            now = time.monotonic()
+            # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+            owned = list(membership.owned.values()) if membership is not None else []
+            return [partition.reading(now) for partition in owned]
+
+        return replace(self._counts.statistics(read), missing_rights=tuple(self._rights.told().values()))
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""

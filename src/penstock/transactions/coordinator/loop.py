@@ -19,7 +19,8 @@ from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.kafka import hidden_topics, partition_counts, reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.log_reader import is_out_of_range
 from penstock.transactions.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.coordinator.membership import Membership
@@ -245,7 +246,7 @@ class CoordinatorLoop:
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
         limit = self._limit.decisions
         undecided = sum(len(p.state.pending) - len(p.state.decided) for p in self._owned.values())
-        for_halves = any(p.waits_for_halves for p in self._owned.values())
+        for_halves = any(p.feed.waits_for_halves for p in self._owned.values())
         records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
         now = time.monotonic()
         for message in records:
@@ -259,9 +260,9 @@ class CoordinatorLoop:
             if partition is None:
                 continue
             if message.topic() == half_topic:
-                partition.feed_half(message, now)
+                partition.feed.half(message, now)
             else:
-                partition.feed_op(message, now)
+                partition.feed.op(message, now)
         for partition in self._owned.values():
             partition.note_progress(now)
 

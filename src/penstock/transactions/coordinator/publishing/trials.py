@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.publishing.group_commit import Flight, FlightState, GroupCommit
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
