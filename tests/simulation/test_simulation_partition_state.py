@@ -14,6 +14,7 @@ import pytest
 
 from partition_world import World
 from penstock.transactions.coordinator.state import recovered_state, state_machine
+from penstock.transactions.coordinator.state.log_places import LogPlaces
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.ready.delays import Delays
 from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
@@ -124,10 +125,10 @@ def forgets_decisions_ahead(patch: pytest.MonkeyPatch) -> None:
     add_op = PartitionState.add_op
 
     def add(self: PartitionState, offset: int, *rest: object) -> object:
-        waiting = sum(map(len, self._ahead.values()))
+        waiting = len(self._ahead)
         refusal = add_op(self, offset, *rest)  # type: ignore[arg-type] # handed through
-        if sum(map(len, self._ahead.values())) > waiting:
-            self._close(offset)
+        if len(self._ahead) > waiting:
+            self.places.close_op(offset)
         return refusal
 
     patch.setattr(PartitionState, "add_op", add)
@@ -146,8 +147,7 @@ def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch)
         snapshot(self, done_from, one)
         pending = self.pending.get(one.note.transaction_id)
         if pending is not None and pending.is_op_open:
-            pending.is_op_open = False
-            self._close(pending.decided_at)
+            self.places.release_op(pending)
 
     patch.setattr(PartitionState, "_take_snapshot", snapshot_all)
 
@@ -159,7 +159,8 @@ def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
 
 def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
     """What was brought back before its discard was known stands behind all that was read since."""
-    patch.setattr(state_machine, "_by_offset", lambda some: some)
+    patch.setattr(state_machine, "by_offset", lambda some: some)
+    patch.setattr(LogPlaces, "sort", lambda self: None)
 
 
 def cancels_what_is_due(patch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def publishes_what_is_not_in_memory(patch: pytest.MonkeyPatch) -> None:
 
 def trims_carries_that_are_needed(patch: pytest.MonkeyPatch) -> None:
     """The newest snapshot is taken for the oldest."""
-    patch.setattr(PartitionState, "snapshotted", property(lambda self: reversed(self._snapshotted.values())))
+    patch.setattr(PartitionState, "snapshotted", property(lambda self: reversed(self.places.snapshotted.values())))
 
 
 def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.logs.payload_reload import Reader
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.rationed_log import RationedLog
@@ -65,7 +66,7 @@ def op_record(offset: int, op: Op, appended_s: float | None = None) -> Any:
     return fetched(offset, encode_op(op), appended_s=appended_s)
 
 
-def taken_over(
+def half_partition(
     recovered: RecoveredPartition | None = None,
     counts: Counts | None = None,
     policy: CheckPolicy | None = None,
@@ -85,4 +86,4 @@ def taken_over(
     )
 
 
-__all__ = ["fetched", "half_record", "op_record", "taken_over"]
+__all__ = ["fetched", "half_partition", "half_record", "op_record"]

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from half_partition import half_record, op_record, taken_over
+from half_partition import half_partition, half_record, op_record
 from transaction_tools import INTERVAL_S, Bench, closing_consumer
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.coordinator.checks.check_scheduler import WINDOW, CheckScheduler
 from penstock.transactions.coordinator.checks.check_sender import SendOutcome
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
@@ -61,8 +62,8 @@ class Room:
     def __init__(self, policy: CheckPolicy | None = None) -> None:
         self.counts, self.ration, self.asking = Counts(), RationedLog(), Asking()
         policy = policy or CheckPolicy(6, 30, 15)
-        self.partition = taken_over(counts=self.counts, policy=policy, log=self.ration)
-        self.questions = CheckScheduler(
+        self.partition = half_partition(counts=self.counts, policy=policy, log=self.ration)
+        self.scheduler = CheckScheduler(
             policy=policy,
             sender=self.asking,  # type: ignore[arg-type] # what is used of it
             discarding=Discarding("topic", 30, "test"),
@@ -77,22 +78,22 @@ class Room:
     def half(self, at: float, group: str = "orders", value: bytes = b"v", **more: Any) -> Half:
         """Store a half when the test is `at` seconds old."""
         half = Half(new_id(), group, "topic", None, None, value, (), None, **more)
-        self.partition.feed_half(half_record(self.halves, half, BIRTH_S + at), at)
+        self.partition.feed.half(half_record(self.halves, half, BIRTH_S + at), at)
         self.halves += 1
         return half
 
     def op(self, op: Op, at: float, read_at: float | None = None) -> None:
-        self.partition.feed_op(op_record(self.ops, op, BIRTH_S + at), at if read_at is None else read_at)
+        self.partition.feed.op(op_record(self.ops, op, BIRTH_S + at), at if read_at is None else read_at)
         self.ops += 1
 
     def tick(self, at: float, read_at: float | None = None) -> None:
         self.op(Op(NO_ID, Verdict.TICK, Author.COORDINATOR, "c", 0, (), 0), at, read_at)
 
-    def ask(self, at: float) -> int:
+    def run(self, at: float) -> int:
         """Ask, and return how many checks were sent."""
         before = len(self.asking.checked)
         self.partition.note_progress(at)
-        self.questions.ask(self.partition, at)
+        self.scheduler.run(self.partition, at)
         return len(self.asking.checked) - before
 
 
@@ -104,27 +105,27 @@ def test_a_check_waits_until_all_that_was_decided_before_it_was_due_is_read() ->
     room = Room()
     late = room.half(0.0)
 
-    assert room.ask(5.9) == 0
+    assert room.run(5.9) == 0
     assert room.asking.ticks == []
-    assert room.ask(6.7) == 0
+    assert room.run(6.7) == 0
     assert room.asking.ticks == [0], "nothing tells how far the op log goes: it is marked"
     room.op(commit(late, 0), 5.0, read_at=6.8)
     room.tick(6.7, read_at=6.8)
 
-    assert room.ask(6.9) == 0, "it was decided meanwhile"
+    assert room.run(6.9) == 0, "it was decided meanwhile"
 
 
 def test_an_undecided_half_is_asked_about_when_the_mark_is_read_back() -> None:
     room = Room()
     room.half(0.0)
 
-    room.ask(6.7)
+    room.run(6.7)
     room.tick(6.7, read_at=6.8)
 
-    assert room.ask(6.9) == 1
-    assert room.ask(36.0) == 0
+    assert room.run(6.9) == 1
+    assert room.run(36.0) == 0
     room.tick(37.0)
-    assert room.ask(37.1) == 1
+    assert room.run(37.1) == 1
 
 
 def test_checks_come_under_steady_load_without_a_mark() -> None:
@@ -136,7 +137,7 @@ def test_checks_come_under_steady_load_without_a_mark() -> None:
         at = step / 10
         decided = room.half(at)
         room.op(commit(decided, room.halves - 1), at)
-        sent += room.ask(at)
+        sent += room.run(at)
 
     assert sent == 1
     assert room.asking.ticks == []
@@ -152,9 +153,9 @@ def test_a_coordinator_whose_clock_is_an_hour_off_checks_neither_early_nor_late(
     room.half(0.0)
 
     room.tick(5.9)
-    assert room.ask(5.9) == 0
+    assert room.run(5.9) == 0
     room.tick(6.0)
-    assert room.ask(6.0) == 1
+    assert room.run(6.0) == 1
 
 
 def test_after_a_restart_the_mark_tells_how_old_halves_are() -> None:
@@ -162,12 +163,12 @@ def test_after_a_restart_the_mark_tells_how_old_halves_are() -> None:
     room.partition.ticked_at = float("-inf")
     # It was stored 600 s ago by the broker's clock; this coordinator has just started, at its second 0.
     old = half_record(0, Half(new_id(), "g", "topic", None, None, b"v", (), None), BIRTH_S - 600)
-    room.partition.feed_half(old, 0.0)
+    room.partition.feed.half(old, 0.0)
 
-    assert room.ask(0.1) == 0
+    assert room.run(0.1) == 0
     assert room.asking.ticks == [0]
     room.tick(0.1)
-    assert room.ask(0.2) == 1
+    assert room.run(0.2) == 1
 
 
 def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other() -> None:
@@ -178,14 +179,14 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
     room.asking.answers["dead"] = SendOutcome.NOBODY
     room.tick(7.0)
 
-    assert room.ask(7.0) == 1
+    assert room.run(7.0) == 1
     assert room.asking.looked == 2
     assert room.counts.no_producer == 5_000
-    assert room.ask(7.1) == 0
+    assert room.run(7.1) == 0
     assert room.asking.looked == 2
     room.tick(37.1)
     room.asking.answers.clear()
-    assert room.ask(37.1) == WINDOW + 1, "who is back is asked, in portions"
+    assert room.run(37.1) == WINDOW + 1, "who is back is asked, in portions"
 
 
 def test_exhausted_halves_of_a_dead_group_are_discarded() -> None:
@@ -195,7 +196,7 @@ def test_exhausted_halves_of_a_dead_group_are_discarded() -> None:
     room.asking.answers["orders"] = SendOutcome.NOBODY
     room.tick(7.0)
 
-    room.ask(7.0)
+    room.run(7.0)
 
     assert room.asking.decided == [(exhausted.transaction_id, Verdict.DISCARD)]
     assert room.asking.looked == 1
@@ -206,15 +207,15 @@ def test_an_incomplete_transaction_is_rolled_back_by_time_and_one_that_becomes_c
     room = Room(CheckPolicy(6, 30, 15, incomplete_s=60))
     lost, whole = room.half(0.0, part=(1, 2)), room.half(0.0, part=(1, 2))
     second = half_record(2, whole._replace(part=(2, 2)), BIRTH_S + 1)
-    room.partition.feed_half(second, 1.0)
+    room.partition.feed.half(second, 1.0)
     room.tick(7.0)
 
-    assert room.ask(7.0) == 1
+    assert room.run(7.0) == 1
     assert room.asking.checked[0][1] == whole.transaction_id
     assert room.asking.decided == []
     room.half(61.0)
     room.tick(61.0)
-    room.ask(61.0)
+    room.run(61.0)
     assert room.asking.decided == [(lost.transaction_id, Verdict.ROLLBACK)]
 
 
@@ -231,7 +232,7 @@ def test_a_decision_read_again_after_a_restart_is_not_a_refusal() -> None:
     again.partition.state.half_position = 1
     again.partition.state.remember(batch.notes())
     record = half_record(1, held, BIRTH_S)
-    again.partition.feed_half(record, 0.0)
+    again.partition.feed.half(record, 0.0)
     again.op(commit(held, 1), 0.1)
     again.op(commit(first, 0), 0.2)
 
@@ -248,7 +249,7 @@ def test_records_that_were_deleted_unread_are_counted_and_told(caplog: pytest.Lo
     room.ops = 2
     room.tick(0.2)
 
-    now = room.counts.statistics([room.partition])
+    now = room.counts.statistics(lambda: [room.partition.reading(0.0)])
 
     assert now.lost == 6
     assert "half partition 0: records 1 to 4 were deleted" in caplog.text
@@ -262,17 +263,17 @@ def test_a_transaction_too_large_to_be_carried_that_holds_the_logs_is_named_now_
     small.half(at=0)
     large = room.half(at=0, value=b"x" * LARGEST_BYTES)
     room.partition.state.skip_half(9)
-    room.ask(at=1)
+    room.run(at=1)
     assert large.transaction_id not in caplog.text
     for one in (small, room):
         one.partition.state.skip_half(50)
 
     for at in (50, 60, 70):
-        room.ask(at=at)
+        room.run(at=at)
     (said,) = [one.getMessage() for one in caplog.records if large.transaction_id in one.getMessage()]
     assert "holds partition 0 of the half and op logs at offset 0, 51 records below the end" in said
     assert "penstock tx show" in said
-    room.ask(at=50 + 601)
+    room.run(at=50 + 601)
     assert len([one for one in caplog.records if large.transaction_id in one.getMessage()]) == 2
     # One that is small is snapshotted, and holds nothing.
     assert pinning(small.partition.state) is None
@@ -287,7 +288,7 @@ def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
 
     room.partition.settled(batch)
 
-    now = room.counts.statistics([room.partition])
+    now = room.counts.statistics(lambda: [room.partition.reading(0.0)])
     assert (now.committed, now.finish_times[-1], sum(now.finish_times)) == (1, 1, 1)
     assert now.finish_seconds >= 99_000
 
@@ -349,10 +350,10 @@ def test_a_crowd_is_asked_about_as_fast_as_it_is_answered_and_no_faster() -> Non
     others = [room.half(0, group="others") for _ in range(2)]
     room.tick(7)
 
-    assert room.ask(7) == WINDOW + 2, "one group's crowd takes no other's turn"
+    assert room.run(7) == WINDOW + 2, "one group's crowd takes no other's turn"
     assert {other.transaction_id for other in others} <= {name for _, name in room.asking.checked}
     room.tick(8)
-    assert room.ask(8) == 0
+    assert room.run(8) == 0
     # One is answered UNKNOWN, nine are decided, and the others are not heard of.
     asked = {name for _, name in room.asking.checked}
     answered = [at for at, half in enumerate(halves) if half.transaction_id in asked][:10]
@@ -361,7 +362,7 @@ def test_a_crowd_is_asked_about_as_fast_as_it_is_answered_and_no_faster() -> Non
     for at in answered[1:]:
         room.op(commit(halves[at], at), 9)
     room.tick(10)
-    assert room.ask(10) == 10
+    assert room.run(10) == 10
     # What was not answered for an interval is given up, and asked again in its turn.
     room.tick(40)
-    assert room.ask(40) == WINDOW + 2
+    assert room.run(40) == WINDOW + 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -14,22 +13,23 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ClusterMetadata
-from half_partition import taken_over
+from half_partition import half_partition
 from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.loop import CoordinatorLoop
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError
 from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
-from penstock.transactions.coordinator.recovery.recovery import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
-from penstock.transactions.coordinator.state.state_machine import CommitBatch
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Done, Note
 from penstock.transactions.wire.half import Half
@@ -143,10 +143,10 @@ class Admin:
         return {point: answered(None) for point in points}
 
 
-class NoQuestions:
+class NoChecks:
     """Nothing is due."""
 
-    def ask(self, partition: HalfPartition, now: float) -> None:
+    def run(self, partition: HalfPartition, now: float) -> None:
         assert partition.number == 0
         assert now
 
@@ -154,7 +154,7 @@ class NoQuestions:
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
-    owned = taken_over(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
+    owned = half_partition(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.state.add_half(0, half)
     owned.state.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)
@@ -166,32 +166,31 @@ def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: py
         "test",
         left,
     )
-    settling = CoordinatorLoop(
+    loop = CoordinatorLoop(
         "servers",
         topics=TOPICS,
         admin=admin,  # type: ignore[arg-type] # what is used of it
         membership=Member(owned, log),  # type: ignore[arg-type] # what is used of it
         slots=[slot],
-        apart=[],
+        trial_slots=[],
         gate=GroupGate(lambda: None, left),
         left=left,
         limit=BatchLimit(0.02),
-        questions=NoQuestions(),  # type: ignore[arg-type] # nothing is due
+        checks=NoChecks(),  # type: ignore[arg-type] # nothing is due
         status=lambda _status, _now: None,
         counts=counts,
         ration=ration,
         rights=MissingRights({}),
-        stopping=threading.Event(),
     )
 
     def settled() -> bool:
-        settling.round()
-        return counts.rolled_back > 0 and not slot.flying
+        loop.round()
+        return counts.rolled_back > 0 and not slot.is_busy
 
     wait_until(settled)
     for _ in range(3):
-        settling.round()
-    settling.close()
+        loop.round()
+    loop.close()
 
     assert (log.doubts, counts.recoveries) == (1, 1)
     assert log.published == [half.transaction_id]

@@ -6,11 +6,11 @@ import gc
 from typing import Any
 
 import pytest
-from half_partition import half_record, op_record, taken_over
+from half_partition import half_partition, half_record, op_record
 
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.half_partition import Counts
+from penstock.transactions.coordinator.counts import Counts
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.model import HalfMessage, TransactionState
@@ -27,16 +27,16 @@ class Partition:
     """A half partition of a coordinator, whose logs are written by hand."""
 
     def __init__(self) -> None:
-        self.owned = taken_over()
+        self.owned = half_partition()
 
     def store(self, half: Half) -> int:
         offset = self.owned.state.half_position
-        self.owned.feed_half(half_record(offset, half), 0.0)
+        self.owned.feed.half(half_record(offset, half), 0.0)
         return offset
 
     def decide(self, transaction_id: str, offsets: tuple[int, ...], verdict: Verdict) -> None:
         op = Op(transaction_id, verdict, Author.PRODUCER, "orders", 0, offsets, 0)
-        self.owned.feed_op(op_record(self.owned.state.op_position, op), 0.0)
+        self.owned.feed.op(op_record(self.owned.state.op_position, op), 0.0)
 
     def settle_all(self) -> None:
         # What is delayed waits until a mark of the coordinator's own has told the time.

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
-from half_partition import half_record, op_record, taken_over
+from half_partition import half_partition, half_record, op_record
 from transaction_tools import Bench
 
 from kafka_proxy import Fault, KafkaProxy, What
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator import log_upkeep as log_tending
-from penstock.transactions.coordinator.half_partition import Counts
+from penstock.transactions.coordinator.counts import Counts
 from penstock.transactions.coordinator.log_upkeep import TEND_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
@@ -78,7 +78,7 @@ class Room:
     def __init__(self) -> None:
         self.admin, self.now = Admin(), 100.0
         counts, ration, self.rights = Counts(), RationedLog(), MissingRights({})
-        self.partition = taken_over(counts=counts, log=ration)
+        self.partition = half_partition(counts=counts, log=ration)
         self.tending = LogUpkeep(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
         self.settle_one(0)
         self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
@@ -86,9 +86,9 @@ class Room:
     def settle_one(self, offset: int) -> None:
         """Let a transaction be decided and settled whose half and op stand at an offset."""
         half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
-        self.partition.feed_half(half_record(offset, half), self.now)
+        self.partition.feed.half(half_record(offset, half), self.now)
         op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (offset,), 0)
-        self.partition.feed_op(op_record(offset, op), self.now)
+        self.partition.feed.op(op_record(offset, op), self.now)
         self.partition.note_progress(self.now)
         self.commit()
 
@@ -146,12 +146,12 @@ def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.Monk
     halves = [Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(4)]
     for place, half in enumerate(halves, 1):
         op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (place,), 0)
-        room.partition.feed_op(op_record(place, op), room.now)
+        room.partition.feed.op(op_record(place, op), room.now)
         room.tend(0.01)
     assert said == [("pause", 0)]
 
     for place, half in enumerate(halves, 1):
-        room.partition.feed_half(half_record(place, half), room.now)
+        room.partition.feed.half(half_record(place, half), room.now)
         room.partition.note_progress(room.now)
         room.tend(0.01)
 

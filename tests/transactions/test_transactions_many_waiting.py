@@ -164,7 +164,7 @@ def test_a_topic_that_is_made_again_takes_the_dropped_payloads_along_that_it_alo
     left = list(partition.state.pending.values())
     assert left == [pending for pending in some if pending not in lost]
     in_memory = [pending for pending in left if pending.dropped is None and pending in alone]
-    assert all(pending in partition.state.at_risk for pending in in_memory)
+    assert all(pending in partition.state.places.at_risk.values() for pending in in_memory)
     partition.state.payloads.limit = 0
     partition.state.payloads.make_room()
     assert all(pending.dropped is None for pending in in_memory), "what is in no log stays until it is written down"

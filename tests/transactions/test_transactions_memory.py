@@ -126,7 +126,7 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
 
     def all_carried() -> bool:
         partitions = list(coordinator._engine._membership.owned.values())  # type: ignore[attr-defined] # it is of Kafka, and started
-        snapshotted = sum(len(one.state._snapshotted) for one in partitions)
+        snapshotted = sum(len(one.state.places.snapshotted) for one in partitions)
         is_below = all(one.checkpoints[0] > one.state.half_position - 600 for one in partitions)
         return snapshotted == count and is_below
 

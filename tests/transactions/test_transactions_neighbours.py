@@ -199,16 +199,16 @@ def test_a_topic_that_is_deleted_and_made_again_takes_transactions_of_several_me
 def test_a_hanging_call_is_named_and_its_thread_left_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.transactions.coordinator.publishing.publisher import Publisher
 
-    hang, hanging, name_it = threading.Event(), threading.Event(), Publisher._await_delivery
+    hang, hanging, deliver = threading.Event(), threading.Event(), Publisher._deliver
 
-    def stands(self: Publisher, producer: object, patience_s: float) -> None:
-        if not hanging.is_set() and self._failure == "" and armed.is_set():
+    def stands(self: Publisher, limit_s: float) -> None:
+        if not hanging.is_set() and armed.is_set():
             hanging.set()
             hang.wait(60)
-        name_it(self, producer, patience_s)  # type: ignore[arg-type] # passed on as it came
+        deliver(self, limit_s)
 
     armed = threading.Event()
-    monkeypatch.setattr(Publisher, "_await_delivery", stands)
+    monkeypatch.setattr(Publisher, "_deliver", stands)
     coordinator, producer = bench.coordinator(transaction_timeout=600), bench.producer()
     producer.send(bench.topic, value=b"0", wait="published")
     armed.set()

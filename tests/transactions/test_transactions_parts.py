@@ -7,8 +7,9 @@ import time
 import pytest
 from transaction_tools import Bench
 
+from penstock.transactions.coordinator.state.judgement import Refusal
 from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
-from penstock.transactions.coordinator.state.state_machine import PartitionState, Refusal
+from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.messages import Outgoing
 from penstock.transactions.wire.done_records import Note
 from penstock.transactions.wire.half import Half, encode_half

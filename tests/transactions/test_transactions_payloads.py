@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.ready.delays import Delays
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.recovered_state import restored, without_payloads
 from penstock.transactions.coordinator.state.snapshot import to_snapshot
-from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState
+from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

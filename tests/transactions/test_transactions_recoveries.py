@@ -11,8 +11,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.errors import StoppedError
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import _SILENT_S, Recoveries
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, Step
+from penstock.transactions.coordinator.recovery.recovery import Step
 from waiting import wait_until
 
 Outcome = Callable[[], None]

@@ -19,7 +19,8 @@ from penstock.clients.bounded_calls import LeftBehind
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, RecoveryReader
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from transaction_tools import INTERVAL_S, TIMEOUT_S, Bench, decide, prepared, unknown
@@ -119,15 +118,14 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, go_on, halted = Publisher._commit, threading.Event(), threading.Event()
     holding = threading.Event()
 
-    def halting(self: Publisher, producer: Any) -> None:
+    def halting(self: Publisher) -> None:
         if holding.is_set() and not halted.is_set():
-            producer.flush(20)
             halted.set()
             go_on.wait(50)
-        commit(self, producer)
+        commit(self)
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
-    monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher.TRANSACTION_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr("penstock.transactions.writing.producer_settings.TRANSACTION_TIMEOUT_MS", 60_000)
     monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
     monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 600.0)

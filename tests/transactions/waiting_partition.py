@@ -12,9 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from half_partition import half_record, op_record, taken_over
+from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.half_partition import Counts
+from penstock.transactions.coordinator.counts import Counts
 from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.wire.half import Half
@@ -53,7 +53,7 @@ class WaitingPartition:
     def __init__(self, budget: int) -> None:
         self.counts = Counts()
         self.shelf = ReadyQueue(budget, {}, set())
-        self.owned = taken_over(counts=self.counts, reader=self.shelf)
+        self.owned = half_partition(counts=self.counts, reader=self.shelf)
         self.state = self.owned.state
 
     def store(self, *, keep: bool = False, **more: object) -> Pending:
@@ -62,12 +62,12 @@ class WaitingPartition:
         offset = self.state.half_position
         if keep:
             self.shelf.halves[offset] = half
-        self.owned.feed_half(half_record(offset, half), 0.0)
+        self.owned.feed.half(half_record(offset, half), 0.0)
         return self.state.pending[half.transaction_id]
 
     def commit(self, pending: Pending) -> None:
         op = Op(pending.half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, pending.offsets, 0)
-        self.owned.feed_op(op_record(self.state.op_position, op), 0.0)
+        self.owned.feed.op(op_record(self.state.op_position, op), 0.0)
 
     def delayed(self, count: int) -> None:
         """Let so many wait for their time."""

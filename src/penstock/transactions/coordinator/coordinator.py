@@ -1,6 +1,6 @@
 """The coordinator: settles the transactions of all producers that share a prefix.
 
-This is its face: arguments, start and stop, statistics. What it does is in `settling`, one thread's loop; which
+This is its face: arguments, start and stop, statistics. What it does is in `loop`, one thread's loop; which
 partitions it owns, in `membership`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,8 @@ from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.checks.check_sender import CheckSender
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts, PartitionReading
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.coordinator.loop import CoordinatorLoop
@@ -36,8 +38,9 @@ from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import Publisher
 from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.coordinator.recovery.fencing import Fence, encode_claim, transactional_names
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
-from penstock.transactions.coordinator.recovery.recovery import DoneRead, RecoveredPartition, RecoveryReader
+from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
 from penstock.transactions.coordinator.status import StatusLog
@@ -145,7 +148,7 @@ class KafkaCoordinator:
         self._payloads: PayloadReader | None = None
 
     def start(self) -> Self:
-        """Create the store's topics where they are absent and start settling. May be repeated.
+        """Create the store's topics where they are absent and start. May be repeated.
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
@@ -199,9 +202,14 @@ class KafkaCoordinator:
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start and what is pending now. Safe from any thread."""
         membership = self._membership
-        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
-        owned = list(membership.owned.values()) if membership is not None else []
-        return replace(self._counts.statistics(owned), missing_rights=tuple(self._rights.told().values()))
+
+        def read() -> list[PartitionReading]:
+            now = time.monotonic()
+            # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+            owned = list(membership.owned.values()) if membership is not None else []
+            return [partition.reading(now) for partition in owned]
+
+        return replace(self._counts.statistics(read), missing_rights=tuple(self._rights.told().values()))
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
@@ -259,7 +267,7 @@ class KafkaCoordinator:
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         sender = CheckSender(self._admin, sends, topics, self._ration, clock, rights=self._rights)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
-        questions = CheckScheduler(
+        checks = CheckScheduler(
             policy=self._policy,
             sender=sender,
             discarding=discarding,
@@ -267,34 +275,33 @@ class KafkaCoordinator:
             counts=self._counts,
             ration=self._ration,
         )
-        settling = CoordinatorLoop(
+        loop = CoordinatorLoop(
             servers,
             topics=topics,
             admin=self._admin,
             membership=membership,
             slots=slots[: len(names.common)],
-            apart=slots[len(names.common) :],
+            trial_slots=slots[len(names.common) :],
             gate=GroupGate(logs.await_coordinator, left),
             left=left,
             limit=BatchLimit(self._target_latency),
-            questions=questions,
+            checks=checks,
             status=StatusLog(sends, topics, self._rights).tell,
             counts=self._counts,
             ration=self._ration,
             rights=self._rights,
-            stopping=stopping,
         )
         self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(settling, membership, sends, discarding, left),
+            args=(loop, membership, sends, discarding, left),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
 
     def _run(
         self,
-        settling: CoordinatorLoop,
+        loop: CoordinatorLoop,
         membership: Membership,
         sends: AckedProducer,
         discarding: Discarding,
@@ -306,7 +313,7 @@ class KafkaCoordinator:
             sends.start()
             membership.join()
             while not self._stopping.is_set():
-                settling.round()
+                loop.round()
         except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
             # Bad input never comes here: this is a mistake of penstock or a setting that Kafka refuses for good.
             self._failure = raised()
@@ -318,16 +325,16 @@ class KafkaCoordinator:
             discarding.close()
             if self._payloads is not None:
                 self._payloads.close()
-            self._leave(settling, membership, sends, left)
+            self._leave(loop, membership, sends, left)
 
-    def _leave(self, settling: CoordinatorLoop, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
+    def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
         last: list[tuple[str, Callable[[], object]]] = [
             ("leaving the group", membership.leave),
             ("what is being sent", lambda: sends.stop(_LAST_SENDS_S)),
         ]
         try:
-            settling.close()
+            loop.close()
         except:  # noqa: E722 - see `raised`; what ended it before counts more
             self._failure = self._failure or raised()
             _log.error("the coordinator of %s did not end well", self._prefix, exc_info=raised())

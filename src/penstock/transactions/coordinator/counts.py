@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 from penstock.transactions.wire.ops import Verdict
 
-if TYPE_CHECKING:
-    from penstock.transactions.coordinator.half_partition import HalfPartition
+
+class PartitionReading(NamedTuple):
+    """What one half partition holds.
+
+    Attributes:
+        is_recovered: whether all that its predecessors left was read.
+        pending: transactions that are not settled.
+        behind: those that stand behind an earlier one of their key.
+        delayed: those that wait for their time.
+        set_aside: those whose target takes nothing now, and what stands behind them.
+        oldest_age_ms: age of the oldest in milliseconds.
+    """
+
+    is_recovered: bool
+    pending: int
+    behind: int
+    delayed: int
+    set_aside: int
+    oldest_age_ms: int
 
 
 @dataclass(slots=True)
@@ -47,25 +63,19 @@ class Counts:
     finish_seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def statistics(self, partitions: Sequence[HalfPartition]) -> CoordinatorStatistics:
-        """Return a snapshot together with what is pending now."""
+    def statistics(self, read: Callable[[], Sequence[PartitionReading]]) -> CoordinatorStatistics:
+        """Return a snapshot together with what is pending now, which is read while none leaves it."""
         with self.lock:
-            return self._statistics(partitions)
+            return self._statistics(read())
 
-    def _statistics(self, partitions: Sequence[HalfPartition]) -> CoordinatorStatistics:
-        now = time.monotonic()
-        ages = [
-            p.clock.now_ms(now) - birth
-            for p in partitions
-            if p.state.pending and (birth := p.oldest_birth_ms) is not None
-        ]
+    def _statistics(self, partitions: Sequence[PartitionReading]) -> CoordinatorStatistics:
         return CoordinatorStatistics(
-            partitions=sum(p.taken_over for p in partitions),
-            pending=sum(len(p.state.pending) for p in partitions),
+            partitions=sum(p.is_recovered for p in partitions),
+            pending=sum(p.pending for p in partitions),
             held_by_key=sum(p.behind for p in partitions),
-            delayed=sum(len(p.state.queue.delays) for p in partitions),
-            oldest_pending_age=max(0.0, max(ages) / 1000) if ages else 0.0,
-            held=sum(len(p.state.queue.set_aside) for p in partitions),
+            delayed=sum(p.delayed for p in partitions),
+            oldest_pending_age=max([0, *(p.oldest_age_ms for p in partitions)]) / 1000,
+            held=sum(p.set_aside for p in partitions),
             committed=self.committed,
             rolled_back=self.rolled_back,
             discarded=self.discarded,
@@ -98,4 +108,4 @@ class Counts:
             self.rolled_back += 1
 
 
-__all__ = ["Counts"]
+__all__ = ["Counts", "PartitionReading"]

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
-from typing import NamedTuple
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
-
-from penstock.errors import MessageFormatError
-from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.counts import Counts, PartitionReading
+from penstock.transactions.coordinator.log_feed import LogFeed
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.coordinator.logs.payload_reload import PayloadReload, Reader
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
+from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.snapshot import GAP, to_snapshot
-from penstock.transactions.coordinator.state.state_machine import CommitBatch, PartitionState, Pending, Refusal
+from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
-from penstock.transactions.wire.half import Half, decode_half
-from penstock.transactions.wire.ops import Op, Verdict, decode_ops
-from penstock.transactions.writing.acked_producer import wire_headers
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -37,29 +32,8 @@ _log = logging.getLogger("penstock.transactions")
 _IDLE_S = 2.0
 #: Seconds between two looks for what is to be snapshotted.
 _SNAPSHOT_S = 0.5
-#: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
-#: stored, so nearly always it comes with the next fetch.
-_HALF_S = 0.1
 #: Lost transactions that are named in one line of the log.
 _NAMED = 20
-
-
-class _OpRecord(NamedTuple):
-    """A record of the op log, read.
-
-    Attributes:
-        offset: where it stands.
-        appended_ms: its append time.
-        ops: its decisions, or why it is refused.
-        needs: the last half that its decisions name.
-        since: when it was read, in monotonic seconds.
-    """
-
-    offset: int
-    appended_ms: int
-    ops: list[Op] | MessageFormatError
-    needs: int
-    since: float
 
 
 class HalfPartition:
@@ -98,17 +72,16 @@ class HalfPartition:
         for pending in self.state.remember(recovered.notes, snapshots):
             self.schedule.add(pending)
         self.clock = clock
-        # Logs of which it was said that producers stamp their records.
-        self._stamped: set[str] = set()
-        #: Append times of the newest op and half that were read, in the broker's milliseconds.
-        self.ops_read_to_ms = self.halves_read_to_ms = 0
-        # Op records fetched before a half they name, and all after them: decisions take effect in their order.
-        self._waiting: deque[_OpRecord] = deque()
-        # Op records with decisions on halves that should have been read, and were not: that is so, too, where the half
-        # log was made anew, and then they are read again. Kept until a look at it told.
-        self._unknown: deque[int] = deque()
-        # The end of the half log, and when it was asked for, in monotonic seconds.
-        self._half_end, self._half_end_asked = 0, float("-inf")
+        #: Takes the records of the half and op logs in.
+        self.feed = LogFeed(
+            number,
+            self.state,
+            self.schedule,
+            counts=counts,
+            log=log,
+            may_publish_to=may_publish_to,
+            clock=clock,
+        )
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
         # When something was last chosen to be settled, in monotonic seconds.
@@ -137,7 +110,7 @@ class HalfPartition:
         #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
         self.asked: dict[str, list[tuple[float, int, str]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
-        self.taken_over = False
+        self.is_recovered = False
         self._ends_found = (recovered.half_end, recovered.op_end)
         # Whatever notes of strangers say, nothing lies above the ends.
         halves = min(max((note.half_offset for note in recovered.notes), default=-1) + 1, recovered.half_end)
@@ -161,173 +134,21 @@ class HalfPartition:
         )
         return False
 
-    def feed_half(self, message: Message, now: float) -> None:
-        """Take a record of the half log in; it was read at `now`, in monotonic seconds."""
-        offset, birth_ms = message.offset() or 0, self._append_ms("half", message, now)
-        self.halves_read_to_ms = birth_ms
-        state = self.state
-        if offset < state.half_position:
-            return
-        self._count_lost("half", state.half_position, offset)
-        try:
-            half = self._read_half(message)
-        except MessageFormatError as bad:
-            state.skip_half(offset)
-            self._counts.forged += 1
-            self._log.warn("half", "half partition %d, offset %d: %s", self.number, offset, bad)
-            return
-        pending = state.add_half(offset, half, birth_ms)
-        if isinstance(pending, Pending):
-            # Of the halves of one transaction the first and the last say when it is checked.
-            if pending.offset == offset or pending.is_complete:
-                self.schedule.add(pending)
-        elif pending is not None:
-            self._refuse(half.transaction_id, offset, pending, forged=True)
-        if state.payloads.bytes > state.payloads.limit:
-            state.payloads.make_room()
-        if state.has_ahead:
-            for op_offset, refusal in state.join_ahead(half.transaction_id):
-                self._refuse(half.transaction_id, op_offset, refusal)
-
-    def feed_op(self, message: Message, now: float) -> None:
-        """Take a record of the op log in; it was read at `now`, in monotonic seconds."""
-        offset, appended_ms = message.offset() or 0, self._append_ms("op", message, now)
-        ops: list[Op] | MessageFormatError
-        try:
-            ops = self._read_ops(message)
-            needs = max(max(op.half_offsets, default=-1) for op in ops)
-        except MessageFormatError as bad:
-            ops, needs = bad, -1
-        record = _OpRecord(offset, appended_ms, ops, needs, now)
-        if self._waiting or needs >= self.state.half_position:
-            self._waiting.append(record)
-        else:
-            self._decide(record)
-
-    def _append_ms(self, log: str, message: Message, now: float) -> int:
-        """Return when a record was appended, by the broker's clock; where a producer stamped it, when it was read."""
-        kind, time_ms = message.timestamp()
-        if kind == TIMESTAMP_LOG_APPEND_TIME:
-            return self.clock.saw(time_ms, now)
-        self.clock.assume(int(time.time() * 1000), now)
-        if log not in self._stamped:
-            self._stamped.add(log)
-            _log.warning(
-                "the %s log of partition %d has records with their producers' time, from offset %d on: they count as "
-                "of when they are read; set message.timestamp.type=LogAppendTime on the topic",
-                log,
-                self.number,
-                message.offset() or 0,
-            )
-        return self.clock.now_ms(now)
-
-    @property
-    def waiting(self) -> int:
-        """How many op records wait for halves."""
-        return len(self._waiting)
-
-    @property
-    def op_read_to(self) -> int:
-        """The next offset of the op log that was not read; what waits was read."""
-        return self._waiting[-1].offset + 1 if self._waiting else self.state.op_position
-
-    @property
-    def waits_for_halves(self) -> bool:
-        """Whether decisions were read before their halves."""
-        return bool(self._waiting)
-
-    def _decide(self, record: _OpRecord) -> None:
-        """Let the decisions of an op record take effect."""
-        offset, appended_ms, ops, _, _ = record
-        self.ops_read_to_ms = appended_ms
-        state = self.state
-        if offset < state.op_position:
-            return
-        self._count_lost("op", state.op_position, offset)
-        if isinstance(ops, MessageFormatError):
-            state.skip_op(offset)
-            self._counts.forged += 1
-            self._log.warn("op", "op partition %d, offset %d: %s", self.number, offset, ops)
-            return
-        answers = state.answers
-        for index, op in enumerate(ops):
-            if op.verdict is Verdict.TICK:
-                continue
-            refusal = state.add_op(offset, op, appended_ms, index)
-            if refusal is not None:
-                self._refuse(op.transaction_id, offset, refusal)
-                if refusal is Refusal.SETTLED_OR_UNKNOWN:
-                    self._unknown.append(offset)
-        state.skip_op(offset)
-        self._counts.answered_checks += state.answers - answers
-
-    def _count_lost(self, log: str, expected: int, offset: int) -> None:
-        """Tell of a gap: nothing but a deletion leaves one, for no Kafka transaction writes to these logs."""
-        if offset > expected:
-            self._counts.lost += offset - expected
-            _log.error(
-                "%s partition %d: records %d to %d were deleted before they were read: what they said is lost; check "
-                "the retention of the store's topics, and who deletes from them",
-                log,
-                self.number,
-                expected,
-                offset - 1,
-            )
-
-    def _read_half(self, message: Message) -> Half:
-        half = decode_half(message.key(), message.value(), wire_headers(message))
-        if not self._may_publish_to(half.topic):
-            raise MessageFormatError("a half that is addressed to a topic of the store or of Kafka itself")
-        return half
-
-    def _read_ops(self, message: Message) -> list[Op]:
-        ops = decode_ops(message.value())
-        if ops[0].half_partition != self.number:
-            raise MessageFormatError(f"an op record for half partition {ops[0].half_partition} that is not its own")
-        return ops
-
     def note_progress(self, now: float) -> None:
         """Look how far reading came, and what time it is. Called between records, never within one."""
-        waiting = self._waiting
-        while waiting and self._has_halves(waiting[0]):
-            self._decide(waiting.popleft())
+        self.feed.go_on()
         first = next(iter(self.state.pending.values()), None)
         self.oldest_birth_ms = None if first is None else first.birth_ms
         self.behind = self.state.queue.keys.behind
         half_end, op_end = self._ends_found
-        self.taken_over = self.state.half_position >= half_end and self.state.op_position >= op_end
-        if self.taken_over:
+        self.is_recovered = self.state.half_position >= half_end and self.state.op_position >= op_end
+        if self.is_recovered:
             # What is due waits until then: that it was cancelled in time may not be read yet.
             self.state.now_ms = self.clock.sure_ms(now)
         if self._reloading is not None:
             lost = list(self._reloading.tend(now))
             for log in {log for log, _ in lost}:
                 self.tell_of_lost([pending for place, pending in lost if place == log], log)
-
-    def _has_halves(self, record: _OpRecord) -> bool:
-        """Tell whether the halves that an op record names were read, or cannot come.
-
-        A half is stored before its decision is written: what lies at or past an end that was asked for after the
-        decision was read was never stored. As long as that is not known, as when the leader of the half log does not
-        answer, the record waits, and all behind it: else later decisions of its key would pass it.
-        """
-        if record.needs < self.state.half_position:
-            return True
-        return self._half_end_asked >= record.since and self._half_end <= record.needs
-
-    def wants_look(self, now: float) -> bool:
-        """Tell whether something waits for a look at the half log: can a half come, and is it the log that was read."""
-        waiting = self._waiting
-        return bool(self._unknown) or (bool(waiting) and self._half_end_asked < waiting[0].since <= now - _HALF_S)
-
-    def half_log_is_intact(self, read_to: int) -> None:
-        """Take in that the half log was as it was after the op log had been read up to an offset."""
-        while self._unknown and self._unknown[0] < read_to:
-            self._unknown.popleft()
-
-    def learn_half_end(self, end: int, asked: float) -> None:
-        """Take in the end of the half log, as it was asked for at `asked`, in monotonic seconds."""
-        self._half_end, self._half_end_asked = end, asked
 
     def sweep(self, half_end: int, read_to: int) -> None:
         """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_ahead` has it."""
@@ -337,6 +158,15 @@ class HalfPartition:
             self._log.warn(
                 "ahead", "op partition %d: %d decisions refused: no such half was ever stored", self.number, dropped
             )
+
+    def reading(self, now: float) -> PartitionReading:
+        """Return what it holds now, for statistics; safe from any thread. `now` is in monotonic seconds."""
+        state, birth_ms = self.state, self.oldest_birth_ms
+        age_ms = self.clock.now_ms(now) - birth_ms if state.pending and birth_ms is not None else 0
+        queue = state.queue
+        return PartitionReading(
+            self.is_recovered, len(state.pending), self.behind, len(queue.delays), len(queue.set_aside), age_ms
+        )
 
     def settled(self, batch: CommitBatch) -> None:
         """Take in that a batch was committed."""
@@ -395,14 +225,14 @@ class HalfPartition:
     def _next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
         # Before all is read that its predecessors left, what is pending is not known.
         snapshot, now = [], time.monotonic()
-        if self.taken_over and now >= self._snapshot_due:
+        if self.is_recovered and now >= self._snapshot_due:
             # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
             chosen = to_snapshot(self.state, self._marks.end, GAP, now)
             snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
         batch = self.state.next_batch(limit, out, snapshot, room_bytes)
-        if batch is None and self.taken_over and now >= self._idle_since + _IDLE_S:
+        if batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S:
             # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
             self._idle_since = now
             checkpoints = self.state.checkpoints()
@@ -423,8 +253,8 @@ class HalfPartition:
         For the done log that is what was committed: whoever takes over knows then that nothing else was deleted.
         """
         half, op = self.checkpoints
-        if self._unknown:
-            op = min(op, self._unknown[0])
+        if self.feed.first_unknown is not None:
+            op = min(op, self.feed.first_unknown)
         return {HALF: half, OP: op, DONE: self.done_committed}
 
     def truncated(self, log: str, offset: int) -> None:
@@ -453,17 +283,10 @@ class HalfPartition:
         self.truncated_to[log] = self._cut_to[log] = low
         if log == HALF:
             self.tell_of_lost(state.lose_half_log(low), log)
-            if self._unknown:
-                # What waits is read again behind them.
-                self._waiting.clear()
-                state.op_position = self._unknown[0]
-                self._unknown.clear()
-            self._half_end_asked = float("-inf")
+            self.feed.lose_half_log()
             self._ends_found = (0, self._ends_found[1])
         elif log == OP:
-            while self._waiting:
-                # They were read, and are not in the log any more.
-                self._decide(self._waiting.popleft())
+            self.feed.lose_op_log()
             state.lose_op_log(low)
             self._ends_found = (self._ends_found[0], 0)
         else:
@@ -526,20 +349,5 @@ class HalfPartition:
             return self.state.checkpoints()[1] < low
         return self.done_committed < low
 
-    def _refuse(self, transaction_id: str, offset: int, refusal: Refusal, *, forged: bool = False) -> None:
-        if forged:
-            self._counts.forged += 1
-        else:
-            self._counts.refused += 1
-        self._log.warn(
-            refusal.name,
-            "transaction %s: the record at %s[%d]@%d is refused: %s",
-            transaction_id,
-            "half" if forged else "op",
-            self.number,
-            offset,
-            refusal.value,
-        )
 
-
-__all__ = ["Counts", "HalfPartition"]
+__all__ = ["HalfPartition"]

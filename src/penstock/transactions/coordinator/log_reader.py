@@ -12,8 +12,8 @@ from itertools import chain
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from penstock.clients.gc_pause import collection_put_off
 from penstock.transactions.coordinator.logs.log_identity import HALF, OP
+from penstock.transactions.end_reader import take
 from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -92,14 +92,14 @@ class LogReader:
             for_halves: whether halves are waited for: there are decisions that were fetched before theirs.
             full: whether no halves are wanted as long as there are decisions.
         """
-        halves = _take(self._halves, timeout_s, most) if for_halves else []
+        halves = take(self._halves, timeout_s, most) if for_halves else []
         ops = self._read_ops(0 if for_halves else timeout_s, most)
         if not for_halves and not (full and (ops or self._has_more_ops())):
-            halves = _take(self._halves, 0, most)
+            halves = take(self._halves, 0, most)
         return chain(halves, ops)
 
     def _read_ops(self, timeout_s: float, decisions: int) -> list[Message]:
-        ops = _take(self._ops, timeout_s, max(1, decisions * DECISION_BYTES // self._op_bytes))
+        ops = take(self._ops, timeout_s, max(1, decisions * DECISION_BYTES // self._op_bytes))
         if ops:
             self._op_bytes = max(DECISION_BYTES, sum(map(len, ops)) // len(ops))
             for op in ops:
@@ -123,15 +123,6 @@ class LogReader:
 def is_out_of_range(error: KafkaError) -> bool:
     """Tell whether a reader stands still because the log does not have the offset that it wants."""
     return error.code() in _OUT_OF_RANGE
-
-
-def _take(reader: Consumer, timeout_s: float, most: int) -> list[Message]:
-    """Return records that are there, waiting for the first: asked for many, the library would wait for them all."""
-    first = reader.poll(timeout_s)
-    if first is None:
-        return []
-    with collection_put_off():
-        return [first, *(reader.consume(most - 1, 0) if most > 1 else ())]
 
 
 __all__ = ["LogReader", "is_out_of_range"]

@@ -17,7 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, is_missing_right, topic_right
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.log_reader import LogReader
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import (
@@ -116,9 +117,9 @@ class LogUpkeep:
                 bounds = look.bounds.get((HALF, number))
                 asked = self._asked.get(number)
                 if bounds is not None and asked is not None and asked.partition is partition:
-                    partition.learn_half_end(bounds.end, look.asked_at)
+                    partition.feed.learn_half_end(bounds.end, look.asked_at)
         self._bound_waiting(owned)
-        is_wanted = bool(self._stands) or any(partition.wants_look(now) for partition in owned.values())
+        is_wanted = bool(self._stands) or any(partition.feed.wants_look(now) for partition in owned.values())
         if now - self._asked_at >= (_SOON_S if is_wanted else TEND_S) and not self._bounds.is_asked:
             self._ask(owned, now)
 
@@ -126,10 +127,10 @@ class LogUpkeep:
         """Read no more ops of a partition while many wait for halves, or they would fill the memory."""
         for number, partition in owned.items():
             is_paused = self._paused.get(number) is partition
-            if partition.waiting >= _WAITING and not is_paused:
+            if partition.feed.waiting >= _WAITING and not is_paused:
                 self._paused[number] = partition
                 self._logs.pause_ops(number)
-            elif is_paused and partition.waiting <= _WAITING // 2:
+            elif is_paused and partition.feed.waiting <= _WAITING // 2:
                 del self._paused[number]
                 self._logs.resume_ops(number)
 
@@ -180,7 +181,7 @@ class LogUpkeep:
                 self._counts.lost += 1
                 partition.make_anew(log, bounds.low, done.end)
                 self._read_from(HALF, number, partition.state.half_position)
-                self._read_from(OP, number, partition.op_read_to)
+                self._read_from(OP, number, partition.feed.op_read_to)
             elif partition.is_needed_below(log, bounds.low):
                 self._tell(log, number, None if log == DONE else position, bounds, Fate.CUT)
                 if partition.cut(log, bounds.low) and log != DONE:
@@ -190,7 +191,7 @@ class LogUpkeep:
         self._let_go_on(partition, look)
         half = look.bounds.get((HALF, number))
         if half is not None and HALF in look.ids:
-            partition.half_log_is_intact(asked.op_position)
+            partition.feed.half_log_is_intact(asked.op_position)
         if half is not None and partition.state.has_ahead:
             partition.sweep(half.end, asked.op_position)
         if done is not None:
@@ -208,7 +209,7 @@ class LogUpkeep:
     def _let_go_on(self, partition: HalfPartition, look: Look) -> None:
         """Let readers go on that stood still before the brokers were asked: their log has their offset after all."""
         state, number = partition.state, partition.number
-        for log, position in ((HALF, state.half_position), (OP, partition.op_read_to)):
+        for log, position in ((HALF, state.half_position), (OP, partition.feed.op_read_to)):
             since = self._stands.get((log, number))
             if since is not None and since <= look.asked_at and (log, number) in look.bounds:
                 self._read_from(log, number, position)

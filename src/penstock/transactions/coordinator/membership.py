@@ -20,8 +20,8 @@ from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.log_reader import LogReader
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 

@@ -29,7 +29,7 @@ from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP
-from penstock.transactions.coordinator.recovery.recovery import (
+from penstock.transactions.coordinator.recovery.recovered_partition import (
     DoneRead,
     RecoveredPartition,
     committed_at,

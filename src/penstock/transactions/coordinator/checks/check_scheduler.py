@@ -13,7 +13,8 @@ from functools import partial
 
 from penstock.transactions.coordinator.checks.check_sender import CheckSender, SendOutcome
 from penstock.transactions.coordinator.checks.discard_policy import Discarding, Exhausted
-from penstock.transactions.coordinator.half_partition import Counts, HalfPartition
+from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
@@ -41,7 +42,7 @@ _CLOCK_S = 30.0
 
 
 class CheckScheduler:
-    """Asks what is due. Used by the coordinator's thread.
+    """Sends what is due. Used by the coordinator's thread.
 
     Args:
         policy: when to ask.
@@ -71,8 +72,8 @@ class CheckScheduler:
         # By half partition: the transaction that was named as holding its logs, and when.
         self._pins: dict[int, tuple[str, float]] = {}
 
-    def ask(self, partition: HalfPartition, now: float) -> None:
-        """Ask what is due in a partition.
+    def run(self, partition: HalfPartition, now: float) -> None:
+        """Send what is due in a partition.
 
         Args:
             partition: one that is owned.
@@ -80,7 +81,7 @@ class CheckScheduler:
         """
         self._discarding.tend()
         self._counts.hung_checks = self._discarding.hung
-        if not partition.state.pending or not partition.taken_over:
+        if not partition.state.pending or not partition.is_recovered:
             return
         self._tell_of_pin(partition, now)
         due = partition.schedule.next_due()
@@ -89,10 +90,10 @@ class CheckScheduler:
         # At first, what was read may be of long ago: only what is written now tells what time it is.
         clock = partition.clock
         is_unsure = partition.ticked_at < 0 or now - clock.set_at > _CLOCK_S or clock.is_disputed
-        if is_unsure or (is_due and partition.ops_read_to_ms / 1000 < time_s - _TICK_S):
+        if is_unsure or (is_due and partition.feed.ops_read_to_ms / 1000 < time_s - _TICK_S):
             self._tick(partition, now)
         if is_due:
-            for pending in partition.schedule.take_due(min(time_s, partition.ops_read_to_ms / 1000), _CHECKS):
+            for pending in partition.schedule.take_due(min(time_s, partition.feed.ops_read_to_ms / 1000), _CHECKS):
                 self._ask(partition, pending, now, time_s)
 
     def _tell_of_pin(self, partition: HalfPartition, now: float) -> None:
@@ -174,7 +175,7 @@ class CheckScheduler:
         born_ms, patience_ms = pending.birth_ms, self._policy.incomplete_s * 1000
         state = partition.state
         all_read = 0 <= self._half_end(partition.number) <= state.half_position
-        if not all_read and partition.halves_read_to_ms < born_ms + patience_ms:
+        if not all_read and partition.feed.halves_read_to_ms < born_ms + patience_ms:
             return
         _log.error(
             "transaction %s of group %s is rolled back: not all of its halves are there, or they contradict",

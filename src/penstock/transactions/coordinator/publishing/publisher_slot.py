@@ -29,8 +29,8 @@ from penstock.transactions.coordinator.publishing.publisher import (
     NotPublishedError,
     Publisher,
 )
-from penstock.transactions.coordinator.recovery.recovery import DoneRead
-from penstock.transactions.coordinator.state.state_machine import CommitBatch
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
+from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.writing.errors import IdLostError
 
@@ -122,7 +122,7 @@ class PublisherSlot:
         return self._is_ready and self._flight is None
 
     @property
-    def flying(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a Kafka transaction is under way."""
         return self._flight is not None
 
@@ -135,7 +135,7 @@ class PublisherSlot:
         return (publisher.doing if publisher is not None else "") or call.label, call.age_s
 
     def begin(self, batches: Mapping[int, CommitBatch], group_metadata: Any) -> None:
-        """Settle what the partitions' batches hold in one Kafka transaction; its end is told by `land`.
+        """Settle what the partitions' batches hold in one Kafka transaction; its end is told by `result`.
 
         What is decided in the batches must not change until then. It returns when all is in the client library's hands:
         each record handed over lets go of the interpreter, and beside a thread that reads it takes five milliseconds to
@@ -155,7 +155,7 @@ class PublisherSlot:
         self._flight = thread.start("a Kafka transaction", publish)
         produced.wait(_PRODUCED_S)
 
-    def land(self, timeout_s: float = 0.0) -> CommitResult | None:
+    def result(self, timeout_s: float = 0.0) -> CommitResult | None:
         """Return how the Kafka transaction under way ended, or None while it is not known yet.
 
         Raises:

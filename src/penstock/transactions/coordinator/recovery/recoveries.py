@@ -19,7 +19,8 @@ from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.clients.kafka import reason
 from penstock.clients.rights import is_missing_right
 from penstock.errors import StoppedError
-from penstock.transactions.coordinator.recovery.recovery import RecoveredPartition, Step
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovery import Step
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")

@@ -36,7 +36,7 @@ def to_snapshot(state: PartitionState, done_end: int, gap: int, now: float = 0.0
     chosen: list[Pending] = []
     room = _MOST_BYTES
     is_missing = False
-    at_risk = filter(_fits_snapshot, state.at_risk)
+    at_risk = filter(_fits_snapshot, state.places.at_risk.values())
     first = list(islice(at_risk, 1))
     for pending in chain(first, at_risk) if first else _candidates(state, done_end, gap):
         room -= pending.size_bytes
@@ -74,7 +74,7 @@ def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pend
                 break
             yield pending
     # Only the oldest are looked at: a million that are not due yet cost nothing.
-    yield from takewhile(lambda one: state.op_position - one.decided_at > gap, state.stale_snapshots)
+    yield from takewhile(lambda one: state.op_position - one.decided_at > gap, state.places.stale_snapshots.values())
     yield from takewhile(lambda one: done_end - (one.snapshot_at or 0) > gap, state.snapshotted)
 
 
