@@ -10,7 +10,7 @@ from conformance.store_cases import StoreBench, settled
 
 from penstock.errors import DecisionNotStoredError, PublicationNotSeenError, StoppedError
 from penstock.transactions import TransactionalProducer, TransactionState
-from penstock.transactions.producer.submission import Sending
+from penstock.transactions.producer.submission import Submission
 from waiting import wait_until
 
 #: A coordinator that asks nobody during the test.
@@ -32,7 +32,7 @@ def test_what_was_submitted_is_stored_when_the_producer_has_stopped(store_bench:
 def test_an_exception_that_leaves_the_producers_block_goes_on_and_what_was_submitted_is_stored(
     store_bench: StoreBench,
 ) -> None:
-    sent: list[Sending] = []
+    sent: list[Submission] = []
 
     def fail() -> None:
         with TransactionalProducer("orders", store=store_bench.make_store()) as producer:
@@ -83,7 +83,7 @@ def test_a_decision_after_the_stop_is_told_as_not_stored(store_bench: StoreBench
 
 def test_a_callback_that_submits_goes_on_until_the_stop_and_every_one_ends(store_bench: StoreBench) -> None:
     producer = TransactionalProducer("orders", store=store_bench.make_store()).start()
-    sent: list[Sending] = []
+    sent: list[Submission] = []
     refused: list[StoppedError] = []
 
     def again(_: object) -> None:
