@@ -25,8 +25,8 @@ from penstock.transactions.operator.obstacles import Cause, obstacles, told_line
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.records import Half, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import Report
 from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.receipt import Report
 from waiting import wait_until
 
 texts = st.text(max_size=300)

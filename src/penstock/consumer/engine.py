@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.kafka import TopicSpec
-from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.execution.keying import Keying

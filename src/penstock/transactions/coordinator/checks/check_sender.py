@@ -25,8 +25,9 @@ from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.records import Author, CheckRequest, Op, Verdict, encode_check_request, encode_op
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer, Report
+from penstock.transactions.writing.acked_producer import AckedProducer
 from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 

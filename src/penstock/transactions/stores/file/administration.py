@@ -27,7 +27,8 @@ from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import described
 from penstock.transactions.wire.records import Author, Half, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
+from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.writing.late_producer import LateProducer
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0

@@ -26,7 +26,8 @@ from penstock.transactions.stores.kafka.publication_watch import DoneWatch
 from penstock.transactions.stores.kafka.why_unseen import WhyUnseen, looker
 from penstock.transactions.wire.records import Author, CheckRequest, Half, Op, Verdict, encode_half
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
-from penstock.transactions.writing.acked_producer import AckedProducer, Report
+from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 
