@@ -2,8 +2,8 @@
 
 An idempotent producer may fail fatally: it was refused its id (a client without the right to write anywhere), or it
 lost the order of its messages. It takes nothing from then on, whatever becomes of the cause. `ClientRenewal` is the
-rule: when a client has failed, why, and how often a new one is made. `LastingProducer` is a producer for one thread that
-keeps it: its owner hears why, keeps the messages, and sends them again after a while.
+rule: when a client has failed, why, and how often a new one is made. `LastingProducer` is a producer for one thread
+with that rule: its owner hears why, keeps the messages, and sends them again after a while.
 """
 
 from __future__ import annotations

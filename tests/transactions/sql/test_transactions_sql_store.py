@@ -171,7 +171,7 @@ def test_a_producer_on_the_sql_store_waits_until_its_message_is_visible(sql_benc
 
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.sql.relay_queries._KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards.relay_queries._KEPT_S", 0.0)
     monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 0.2)
     coordinator = sql_bench.coordinator(**NO_CHECKS)
 

@@ -21,8 +21,8 @@ from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared
 from penstock.transactions.stores.file.changes import Changes
-from penstock.transactions.stores.file.journal import Decide
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.journal import Decide
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import described
 from penstock.transactions.wire.records import Author, Half, Verdict

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_128_digest
 
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.relay.outbound import OutboundMessage, Publishable
 from penstock.transactions.wire.ids import id_text
 from penstock.transactions.wire.records import BY_OPERATOR, EXHAUSTED, Author, Half, Verdict, encode_discarded

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.wire.records import Line, Verdict
 

@@ -28,13 +28,13 @@ from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallb
 from penstock.transactions.stores.file.administration import FileAccess, FileAdministration, KafkaAccess
 from penstock.transactions.stores.file.changes import Changes
 from penstock.transactions.stores.file.check_sources import FileCheckSource
-from penstock.transactions.stores.file.folder import OsFolder
-from penstock.transactions.stores.file.journal import Decide, Journal
-from penstock.transactions.stores.file.lock import FolderLock
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.journal import Decide, Journal
+from penstock.transactions.stores.file.log.lock import FolderLock
+from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.redo import NoRoomError
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.relay.coordinator import CheckTerms
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.wire.topics import StoreTopics, require_prefix
 

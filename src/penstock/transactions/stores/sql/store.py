@@ -30,7 +30,7 @@ from penstock.errors import (
 from penstock.options import ClientConfig, positive_int
 from penstock.transactions.connections import cause_of
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
-from penstock.transactions.stores.relay.coordinator import CheckTerms
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
 from penstock.transactions.stores.sql.cancelling import cancel
@@ -38,7 +38,7 @@ from penstock.transactions.stores.sql.check_source import SqlCheckSource
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.outbox import Outbox
 from penstock.transactions.stores.sql.settled_watch import SettledWatch
-from penstock.transactions.stores.sql.shards import SqlShards
+from penstock.transactions.stores.sql.shards.shards import SqlShards
 from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer
 from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
 from penstock.transactions.wire.topics import StoreTopics, require_prefix

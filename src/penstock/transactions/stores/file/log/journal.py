@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import MessageFormatError, StoreDamagedError
 from penstock.transactions.coordinator.state.cancelling import may_cancel
-from penstock.transactions.stores.file.entries import (
+from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,
     Entry,
@@ -23,10 +23,10 @@ from penstock.transactions.stores.file.entries import (
     decode_entry,
     encode_entry,
 )
-from penstock.transactions.stores.file.folder import Folder
-from penstock.transactions.stores.file.frames import FRAME_BYTES, RECORD_BYTES, Record
-from penstock.transactions.stores.file.ledger import Ledger, StoredTransaction, is_discard_of_refused
-from penstock.transactions.stores.file.redo import NoRoomError, RedoLog
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import FRAME_BYTES, RECORD_BYTES, Record
+from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction, is_discard_of_refused
+from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog
 from penstock.transactions.wire.records import MAX_CHECK_NUMBER, Author, Half, Verdict
 
 #: Bytes of live halves that are written again in one frame, at most (and at least one half).
