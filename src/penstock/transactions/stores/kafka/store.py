@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.kafka import admin_client, partition_counts, require_topics
+from penstock.clients.kafka import admin_client
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import ConfigurationError, HalfNotStoredError, StoppedError, TransactionError
+from penstock.errors import HalfNotStoredError, StoppedError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.operator.cancelling_in_kafka import cancel
@@ -24,6 +24,7 @@ from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.op_batches import OpBatches
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
 from penstock.transactions.stores.kafka.why_unseen import WhyUnseen, looker
+from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.records import Author, CheckRequest, Half, Op, Verdict, encode_half
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
 from penstock.transactions.writing.acked_producer import AckedProducer
@@ -155,9 +156,7 @@ class KafkaStore:
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
         self._watch_lock = threading.Lock()
-        # Partition counts of allowed target topics found so far. Replaced as a whole under the lock, read without it.
-        self._targets: dict[str, int] = {}
-        self._targets_lock = threading.Lock()
+        self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
 
     def start(self) -> None:
         """Create the store's topics where they are absent and start sending.
@@ -210,24 +209,8 @@ class KafkaStore:
             StoppedError: the store belongs to the process that this one was forked from.
         """
         self._sends.require_own()
-        count = self._targets.get(topic)
-        if count is not None and partition is None:
-            return
-        if not self._topics.may_publish_to(topic):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        if count is None or (partition is not None and partition >= count):
-            with self._targets_lock:
-                found = partition_counts(self._admin, self._bootstrap_servers)
-                self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
-            count = self._targets.get(topic)
-        if count is None:
-            # It tells whether there is none, or none that may be seen.
-            principal = principal_of(self._config)
-            count = require_topics(
-                self._admin, self._bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
-            )[topic]
-        if partition is not None and not 0 <= partition < count:
-            raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
+        if partition is not None or topic not in self._targets.counts:
+            self._targets.require(topic, partition)
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
         """Store halves in one half partition and call back once they are durable.

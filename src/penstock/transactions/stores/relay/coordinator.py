@@ -11,8 +11,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
@@ -99,17 +98,8 @@ class RelayCoordinator:
         self._start_lock = threading.Lock()
         self._has_store = False
 
-    def start(self) -> Self:
-        """Open the store, create what is absent in Kafka, and begin to settle. May be repeated.
-
-        Raises:
-            StoreConnectionError: the database of a SQL store did not answer.
-            StoreInUseError: another process has the file store.
-            StoreDamagedError: what the file store had acknowledged is missing or does not read.
-            BrokerConnectionError: no broker answered.
-            ConfigurationError: the file store has a coordinator already, or the client library refused a setting.
-            StoppedError: it was stopped before.
-        """
+    def start(self) -> None:
+        """Open the store, create what is absent in Kafka, and begin to settle. Raises as `Coordinator.start`."""
         with self._start_lock:
             if self._stopping.is_set():
                 raise StoppedError(f"{self._label} was stopped; make a new one")
@@ -124,7 +114,6 @@ class RelayCoordinator:
                 name = f"penstock-coordinator-{self._store.prefix}"
                 self._thread = threading.Thread(target=self._run, args=(shards,), name=name, daemon=True)
                 self._thread.start()
-        return self
 
     def _open(self) -> StoreShards:
         store = self._store
@@ -146,11 +135,7 @@ class RelayCoordinator:
         return shards
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Finish the Kafka transactions under way, give the shards up, and end, within `timeout` seconds.
-
-        Raises:
-            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
-        """
+        """Finish the Kafka transactions under way, give the shards up, and end. Raises as `Coordinator.stop`."""
         with self._start_lock:
             if not self._stopping.is_set():
                 self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MOST_FINISH_S)
@@ -172,14 +157,6 @@ class RelayCoordinator:
         if thread is not None:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start, and what the store holds now: all of its shards, whoever has them."""
