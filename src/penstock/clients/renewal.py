@@ -3,7 +3,7 @@
 An idempotent producer may fail fatally: it was refused its id (a client without the right to write anywhere), or it
 lost the order of its messages. It takes nothing from then on, whatever becomes of the cause. `ClientRenewal` is the
 rule: when a client has failed, why, and how often a new one is made. `LastingProducer` is a producer for one thread
-with that rule: its owner hears why, keeps the messages, and sends them again after a while.
+with that rule: its owner learns why, keeps the messages, and sends them again after a while.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class LastingProducer:
         return self._out
 
     def purge(self) -> None:
-        """Give up what is queued and on its way; the delivery callbacks are told so."""
+        """Give up what is queued and on its way; the delivery callbacks get an error."""
         self._renewal.client.purge()
 
     def _replace(self) -> bool:

@@ -166,7 +166,7 @@ class TransactionalProducer(TransactionSender):
     def stop(self, timeout: float = 30.0) -> None:
         """Stop answering checks and wait for what was sent or submitted, at most `timeout` seconds for each.
 
-        What is sent from now on is refused; who waits for an answer that has not come in time is told an error.
+        What is sent from now on is refused; what waits for an answer that has not come in time ends with an error.
         Transactions whose block is open in another thread are not waited for, but left to a check. May be repeated,
         also from other threads: they wait for the first. From a callback of a future, which holds up what is waited
         for, it returns at once, and the rest is done by a thread of its own.

@@ -319,7 +319,7 @@ class AckedProducer:
                 self._look_again()
                 while self._ended:
                     self._serve_last(self._ended.popleft())
-            except:  # noqa: E722 - see `raised`; whatever a report raised, the other senders are told
+            except:  # noqa: E722 - see `raised`; whatever a report raised, the others are served
                 # A report that raises is a mistake; without this thread every sender would wait for ever.
                 _log.error("a delivery report of %s failed", self._name, exc_info=raised())
 

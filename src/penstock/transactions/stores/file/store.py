@@ -134,7 +134,7 @@ class FileStore:
         self._opened = opened
 
     def stop(self, timeout_s: float) -> None:
-        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and lets go.
+        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and unlocks.
 
         Raises:
             StoppedError: a write did not end in time; the folder stays locked until the process ends.

@@ -22,8 +22,8 @@ from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.op_batches import OpBatches
+from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
-from penstock.transactions.stores.kafka.why_unseen import WhyUnseen, looker
 from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.records import Author, CheckRequest, Half, Op, Verdict, encode_half
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
@@ -152,7 +152,7 @@ class KafkaStore:
         # Set by start() before any other call; it writes to the op topic of these topics.
         self._ops = OpBatches(self._sends, self._topics.op)
         # Set by start() before any other call.
-        self._why: WhyUnseen
+        self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
         self._watch_lock = threading.Lock()
@@ -177,8 +177,8 @@ class KafkaStore:
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
-        look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
-        self._why = WhyUnseen(look, self._prefix)
+        read = observer_of(self._admin, self._bootstrap_servers, inspection, self._topics)
+        self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
 

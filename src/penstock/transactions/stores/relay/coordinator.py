@@ -224,7 +224,7 @@ class RelayCoordinator:
             self._trim_at = time.monotonic() + _TRIM_S
             if shards.is_durable():
                 for relay, _ in self._relays.values():
-                    relay.forget()
+                    relay.trim()
             shards.purge()
         self._count()
         return busy

@@ -338,8 +338,8 @@ class Relay:
             wait = min(wait, max(opens_in, 0.0 if self._trial.entries else self._quarantine.wait_s(now), 0.0))
         return wait
 
-    def forget(self) -> None:
-        """Let the done log go as far as all it tells is settled; all that was told as published is durably so."""
+    def trim(self) -> None:
+        """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
         floors = [path.floor for path in (self._main, self._trial) if path.floor is not None]
         offset = min([self._high, *floors])
         if offset > self._forgotten and self._main.is_open and not self._main.bound.is_busy:

@@ -63,7 +63,7 @@ class _Preparing(NewTransaction):
     callback: PreparedCallback
     store: SqlStore
 
-    def tell(self, error: Exception | None) -> None:
+    def complete(self, error: Exception | None) -> None:
         half = self.halves[0]
         if error is None:
             self.callback(StoredRow(self.halves, self.shard))
@@ -84,7 +84,7 @@ class _Deciding(Decision):
 
     callback: DecidedCallback | None = None
 
-    def tell(self, error: Exception | None) -> None:
+    def complete(self, error: Exception | None) -> None:
         answer: TransactionError | None = None
         if error is not None:
             answer = DecisionNotStoredError(
@@ -305,12 +305,12 @@ class SqlStore:
             ) from error
 
     def submit(self, request: Request) -> None:
-        """Have a request written. A store that is not running tells it so: who asks may be a callback."""
+        """Have a request written. One to a store that is not running is completed with `StoppedError`."""
         writer = self._writer
         if writer is None:
-            request.tell(StoppedError("the SQL store is not started, or was stopped"))
+            request.complete(StoppedError("the SQL store is not started, or was stopped"))
         elif self._pid != os.getpid():
-            request.tell(
+            request.complete(
                 StoppedError(
                     f"the SQL store was started in process {self._pid}, from which this one was forked: its threads "
                     "and connections are not here; make a store in this process"

@@ -55,7 +55,7 @@ class Decide(NamedTuple):
     actor: str = ""
     #: It takes back what is committed and not due yet, and decides nothing else.
     cancels: bool = False
-    #: Whether an operator discards what is committed, and Kafka refuses. Who asks made sure that nothing of it is
+    #: Whether an operator discards what is committed, and Kafka refuses. The caller made sure that nothing of it is
     #: under way.
     over_commit: bool = False
 
