@@ -1,8 +1,8 @@
 """What one shard's main path leaves out: topics that took nothing, or refused messages, and what must not pass those.
 
 A Kafka transaction fails as a whole: so what was refused is tried apart from what is well. What is here is published by
-trials only, or discarded; when a topic is tried, and for how long it stays apart, `target_quarantine` decides. Two kinds
-of trials are never mixed: those that may well fail (one transaction of each topic that took nothing, one refused
+trials only, or discarded; when a topic is tried, and for how long it stays apart, `target_quarantine` decides. Two
+kinds of trials are never mixed: those that may well fail (one transaction of each topic that took nothing, one refused
 one of each other topic) and all the rest, in their order. Pure; times are monotonic seconds.
 """
 
