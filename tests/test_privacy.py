@@ -29,7 +29,7 @@ from penstock.message import Message
 from penstock.telemetry import Telemetry
 from penstock.testing import TestApp
 from penstock.transactions.messages import Outgoing
-from penstock.transactions.stores.file.frames import Record as FileRecord
+from penstock.transactions.stores.file.log.frames import Record as FileRecord
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.wire.half import Half
 

@@ -27,7 +27,7 @@ class Inode:
 
 
 class TornDisk:
-    """A folder in memory, as `penstock.transactions.stores.file.folder.Folder` asks for it.
+    """A folder in memory, as `penstock.transactions.stores.file.log.folder.Folder` asks for it.
 
     Args:
         chance: decides what a power cut leaves.

@@ -264,7 +264,7 @@ def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.Monkey
     producer = bench.producer()
     producer.send(bench.topic, value=b"before")
     sends = producer._store._sends  # type: ignore[attr-defined] # the store is Kafka's
-    broken = sends._producer
+    broken = sends._clients.client
 
     class Broken:
         """A client that a fatal error ended: it refuses all, for good."""
@@ -282,7 +282,7 @@ def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.Monkey
     producer.send(bench.topic, value=b"after")
 
     assert fired == [1]
-    assert sends._producer is not broken
+    assert sends._clients.client is not broken
     assert [op.verdict for op in ops_of(bench)] == [Verdict.COMMIT] * 2
 
 

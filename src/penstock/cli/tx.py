@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,9 +36,17 @@ def tx() -> typer.Typer:
     identity = "018f4e9c-5c1e-7abc-8def-0123456789ab"
     app.command(epilog="Example: penstock tx ls --older-than 3600")(ls)
     app.command(epilog=f"Example: penstock tx show {identity} --payload")(show)
-    app.command(epilog=f"Example: penstock tx commit {identity} --reason 'the order is in the books'")(commit)
-    app.command(epilog=f"Example: penstock tx rollback {identity} --reason 'the order was cancelled'")(rollback)
-    app.command(epilog=f"Example: penstock tx discard {identity}")(discard)
+    app.command("commit", epilog=f"Example: penstock tx commit {identity} --reason 'the order is in the books'")(
+        _deciding("COMMIT", "Publish pending transactions, if nobody decided before.")
+    )
+    app.command("rollback", epilog=f"Example: penstock tx rollback {identity} --reason 'the order was cancelled'")(
+        _deciding(
+            "ROLLBACK", "Roll back transactions that nobody decided before, or that are committed and not due yet."
+        )
+    )
+    app.command("discard", epilog=f"Example: penstock tx discard {identity}")(
+        _deciding("DISCARD", "Move undecided transactions, and those their target refuses, to the discarded topic.")
+    )
     app.command(epilog=f"Example: penstock tx resume {identity}")(resume)
     return app
 
@@ -141,80 +149,30 @@ def show(  # noqa: PLR0917 - as `ls`
     typer.echo("\n".join(lines))
 
 
-def commit(  # noqa: PLR0917 - as `ls`
-    transaction_ids: TransactionIds,
-    bootstrap_servers: Servers = None,
-    sql: Sql = None,
-    file: File = None,
-    prefix: Prefix = "penstock",
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
-    reason: Reason = "",
-    timeout: Timeout = 30.0,
-) -> None:
-    """Publish pending transactions, if nobody decided before. Each act is in the audit log.
+def _deciding(verdict: str, what: str) -> Callable[..., None]:
+    """Return a command that stores an operator's decision."""
 
-    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
-    """
-    _decide(
-        StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
-        "COMMIT",
-        transaction_ids,
-        reason,
-        timeout,
-    )
+    def decide(  # noqa: PLR0917 - as `ls`
+        transaction_ids: TransactionIds,
+        bootstrap_servers: Servers = None,
+        sql: Sql = None,
+        file: File = None,
+        prefix: Prefix = "penstock",
+        config: ClientSettings = None,
+        config_file: ConfigFile = None,
+        reason: Reason = "",
+        timeout: Timeout = 30.0,
+    ) -> None:
+        location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+        _decide(location, verdict, transaction_ids, reason, timeout)
 
-
-def rollback(  # noqa: PLR0917 - as `ls`
-    transaction_ids: TransactionIds,
-    bootstrap_servers: Servers = None,
-    sql: Sql = None,
-    file: File = None,
-    prefix: Prefix = "penstock",
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
-    reason: Reason = "",
-    timeout: Timeout = 30.0,
-) -> None:
-    """Roll pending transactions back, if nobody decided before, or if they are committed and not due yet.
+    decide.__doc__ = f"""{what}
 
     Each act is in the audit log.
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(
-        StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
-        "ROLLBACK",
-        transaction_ids,
-        reason,
-        timeout,
-    )
-
-
-def discard(  # noqa: PLR0917 - as `ls`
-    transaction_ids: TransactionIds,
-    bootstrap_servers: Servers = None,
-    sql: Sql = None,
-    file: File = None,
-    prefix: Prefix = "penstock",
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
-    reason: Reason = "",
-    timeout: Timeout = 30.0,
-) -> None:
-    """Move pending transactions to the discarded topic: undecided ones, and committed ones that their target refuses.
-
-    Each act is in the audit log.
-
-    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
-    """
-    _decide(
-        StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
-        "DISCARD",
-        transaction_ids,
-        reason,
-        timeout,
-    )
+    return decide
 
 
 def resume(  # noqa: PLR0917 - as `ls`

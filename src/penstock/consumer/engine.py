@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.execution.executor import Executor, LoopLag, ManualExecutor

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock import clients
 from penstock.clients.kafka import reason
-from penstock.clients.lasting_producer import cause_of
+from penstock.clients.renewal import cause_of
 from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 from penstock.dead_letters.headers import replayed
 from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog

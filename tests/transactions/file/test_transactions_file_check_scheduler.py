@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.transactions import new_id
 from penstock.transactions.stores.file.check_scheduler import DueQueue
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.wire.ops import Verdict
 
 

@@ -25,9 +25,9 @@ from penstock.transactions.operator.audit import AuditLog
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import FileAdministration
 from penstock.transactions.stores.file.changes import Changes
-from penstock.transactions.stores.file.frames import FRAME_BYTES, HEADER_BYTES
+from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYTES
+from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
-from penstock.transactions.stores.file.redo import SUFFIX
 from penstock.transactions.wire.discarded import encode_discarded
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.wire.ids import new_id

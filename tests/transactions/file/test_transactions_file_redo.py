@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from penstock.errors import MessageFormatError, StoreDamagedError
-from penstock.transactions.stores.file.entries import (
+from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,
     Entry,
@@ -21,9 +21,9 @@ from penstock.transactions.stores.file.entries import (
     decode_entry,
     encode_entry,
 )
-from penstock.transactions.stores.file.folder import OsFolder
-from penstock.transactions.stores.file.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
-from penstock.transactions.stores.file.redo import MARK, SUFFIX, NoRoomError, RedoLog
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
+from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError, RedoLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Verdict

@@ -32,11 +32,11 @@ from penstock.errors import (
 from penstock.transactions import TransactionState, new_id
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.check_sources import CheckSources
-from penstock.transactions.stores.file.folder import OsFolder
-from penstock.transactions.stores.file.journal import Change, Settle
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.journal import Change, Settle
+from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.stores.file.log.writer import ChangedCallback, Writer
 from penstock.transactions.stores.file.reader import read_pending
-from penstock.transactions.stores.file.redo import SUFFIX
-from penstock.transactions.stores.file.writer import ChangedCallback, Writer
 from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from penstock.transactions import Coordinator
 from penstock.transactions.stores.relay.outbound import Outbound
 from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.stores.sql.relay_queries import RelayQueries, Settled
+from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries, Settled
 
 
 def stand_still(where: str) -> None:

@@ -28,9 +28,9 @@ from penstock.errors import (
 )
 from penstock.transactions import Coordinator, TransactionalProducer, TransactionState, new_id
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.stores.relay.coordinator import CheckTerms
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.stores.sql.check_scheduler import SqlCheckScheduler
+from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckScheduler
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
@@ -176,7 +176,7 @@ def test_a_producer_on_the_sql_store_waits_until_its_message_is_visible(sql_benc
 
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.sql.relay_queries._KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards.relay_queries._KEPT_S", 0.0)
     monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 0.2)
     coordinator = sql_bench.coordinator(**NO_CHECKS)
 

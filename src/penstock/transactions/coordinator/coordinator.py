@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from confluent_kafka import KafkaException
 
@@ -147,31 +145,17 @@ class KafkaCoordinator:
         # Made by start() under its lock, then the coordinator's thread's.
         self._payloads: PayloadReader | None = None
 
-    def start(self) -> Self:
-        """Create the store's topics where they are absent and start. May be repeated.
-
-        Raises:
-            BrokerConnectionError: no broker answered within 15 s.
-            MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
-                it may not do is told in the log, by `statistics` and `penstock tx ls`, and waits until it may.
-            ConfigurationError: the client library refused a setting, or a topic of the store has one that can lose
-                transactions and cannot be mended with the rights of this client.
-            StoppedError: it was stopped before.
-        """
+    def start(self) -> None:
+        """Create the store's topics where they are absent and start settling. Raises as `Coordinator.start`."""
         with self._start_lock:
             if self._stopping.is_set():
                 raise StoppedError(f"the coordinator of {self._prefix} was stopped; make a new one")
             if self._thread is None:
                 self._thread = self._open()
                 self._thread.start()
-        return self
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Finish the Kafka transaction under way, give the partitions up and end, within `timeout` seconds.
-
-        Raises:
-            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
-        """
+        """Finish the Kafka transaction under way, give the partitions up and end. Raises as `Coordinator.stop`."""
         with self._start_lock:
             self._stopping.set()
             thread = self._thread
@@ -190,14 +174,6 @@ class KafkaCoordinator:
         if thread is not None:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start and what is pending now. Safe from any thread."""

@@ -1,4 +1,4 @@
-"""A producer's part in checks: takes the questions to its group, asks the user's function, stores the answers."""
+"""A producer's part in checks: takes the checks of its group, asks the user's function, stores the answers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class TimedCheck(Protocol):
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds to wait for questions before looking whether to stop, and after a failure of the connection.
+#: Seconds to wait for checks before looking whether to stop, and after a failure of the connection.
 _WAIT_S = 0.2
-#: Questions that may wait for each worker. More are left alone: they are asked again.
+#: Checks that may wait for each worker. More are left alone: they are asked again.
 _QUEUE_PER_WORKER = 250
 #: Seconds that one check may take.
 CHECK_TIMEOUT_S = 30.0
@@ -49,12 +49,12 @@ VERDICTS = {
 class CheckResponder:
     """Answers the checks of one producer group in this process.
 
-    One thread takes questions and a few slots run the user's function. A check that hangs costs its slot until the
+    One thread takes checks and a few slots run the user's function. A check that hangs costs its slot until the
     time limit, and nobody else anything; answered late, its answer still counts. A transaction that is being checked
     here is not checked a second time meanwhile.
 
     Args:
-        store: where answers go and questions come from.
+        store: where answers go and checks come from.
         group: the producer group.
         check: the user's function. If it raises, the answer is UNKNOWN.
         workers: threads that run it.
@@ -80,7 +80,7 @@ class CheckResponder:
         self.skipped = 0
 
     def start(self) -> None:
-        """Start listening for questions.
+        """Start listening for checks.
 
         Raises:
             ConfigurationError: the settings do not do for a consumer.
@@ -119,7 +119,7 @@ class CheckResponder:
             self._stopping.wait(_WAIT_S)
             return
         except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
-            # A thread that ended here would leave the group without answers, and nobody told.
+            # A thread that ended here would leave the group without answers, in silence.
             _log.error("checks of group %s cannot be taken; trying again", self._group, exc_info=raised())
             self._stopping.wait(_WAIT_S)
             return

@@ -1,7 +1,7 @@
-"""How long the flights of one producer are waited for: for a store's answer, and for a publication to be seen.
+"""Deadlines of the requests of one producer: for a store's answer, and for a publication to be seen.
 
 One thread looks at the time and gives up what took too long; what is still waited for at a stop is given up, too. What
-that means for a transaction, and who is told of it, is the flight's own.
+that means for a transaction, and whose callback comes, is the flight's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _JOIN_S = 5.0
 
 
 class Awaited(Protocol):
-    """A flight, as far as it is waited for. What it is told may have been settled a moment ago; it minds that."""
+    """A flight, as far as it is waited for. It may have been completed a moment ago; it minds that."""
 
     def give_up(self, cause: str) -> None:
         """Wait no longer for the store's answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.transactions.model import TransactionResult, TransactionState
-from penstock.transactions.producer.core import Flight
+from penstock.transactions.producer.flight import Flight
 from penstock.transactions.producer.futures import ResultFuture
 
 _COMMIT = TransactionState.COMMIT

@@ -14,7 +14,8 @@ from typing import Self
 from penstock.errors import BufferFullError, PublicationNotSeenError, TransactionError
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.core import Core, Flight
+from penstock.transactions.producer.core import Core
+from penstock.transactions.producer.flight import Flight, FlightCallback
 from penstock.transactions.producer.futures import ResultFuture
 from penstock.transactions.wire.half import Half
 
@@ -26,10 +27,10 @@ _ROOM_POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class ProducerContext:
-    """What a transaction needs of its producer.
+    """What all transactions of a producer have in common.
 
     Attributes:
-        core: where it flies.
+        core: store, limits, deadlines and counts.
         group: the producer group.
         open: connects at the first use.
         room_timeout_s: seconds to wait for room where too many are in flight; 0: raise at once.
@@ -55,15 +56,15 @@ class ProducerContext:
         for place in places:
             self.core.store.require_target(*place)
 
-    async def start(self, flight: Flight, told: Callable[[Flight], None]) -> None:
+    async def start(self, flight: Flight, callback: FlightCallback) -> None:
         """Start a flight from an event loop, which waits for nothing else than for this."""
         deadline = time.monotonic() + self.room_timeout_s
         while True:
             try:
                 if flight.wait == "published":
-                    await asyncio.to_thread(flight.start, told, may_wait=False)
+                    await asyncio.to_thread(flight.start, callback, may_wait=False)
                 else:
-                    flight.start(told, may_wait=False)
+                    flight.start(callback, may_wait=False)
             except BufferFullError:
                 if time.monotonic() >= deadline:
                     raise
@@ -84,7 +85,7 @@ class Transaction:
 
     __slots__ = (
         "_context",
-        "_errors_tell",
+        "_errors_roll_back",
         "_flight",
         "_halves",
         "_left",
@@ -112,7 +113,7 @@ class Transaction:
         # Whether the block was left: nothing changes the decision from then on.
         self._left = False
         # Whether an exception means that the local transaction did not commit.
-        self._errors_tell = True
+        self._errors_roll_back = True
 
     def unknown(self) -> None:
         """Leave the decision to a check, however the block is left.
@@ -138,7 +139,7 @@ class Transaction:
         For a local transaction whose commit may raise though it took hold, as when the database's answer is lost, and
         whose check knows: `barrier` calls it.
         """
-        self._errors_tell = False
+        self._errors_roll_back = False
 
     @property
     def result(self) -> TransactionResult:
@@ -193,9 +194,9 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         flight = self._leave(error)
-        told: ResultFuture[Flight] = ResultFuture()
-        flight.end(self._state, told.succeed)
-        await told
+        ended: ResultFuture[Flight] = ResultFuture()
+        flight.end(self._state, ended.succeed)
+        await ended
         _raise(flight, error)
 
     def _take_off(self) -> Flight:
@@ -203,7 +204,7 @@ class Transaction:
             raise TransactionError(
                 f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
             )
-        self._flight = self._context.core.flight(self._halves, self._ordering_key, self._wait)
+        self._flight = Flight(self._context.core, self._halves, self._ordering_key, self._wait)
         return self._flight
 
     def _store_halves(self) -> None:
@@ -222,10 +223,10 @@ class Transaction:
     async def _store_halves_async(self) -> None:
         flight = self._take_off()
         await self._context.ready(self._halves)
-        told: ResultFuture[Flight] = ResultFuture()
-        await self._context.start(flight, told.succeed)
+        ended: ResultFuture[Flight] = ResultFuture()
+        await self._context.start(flight, ended.succeed)
         try:
-            await told
+            await ended
         except BaseException:
             flight.abandon()
             raise
@@ -249,7 +250,7 @@ class Transaction:
             )
         self._left = True
         if isinstance(error, Exception):
-            if not self._errors_tell:
+            if not self._errors_roll_back:
                 self._state = TransactionState.UNKNOWN
             elif self._state is not TransactionState.UNKNOWN:
                 self._state = TransactionState.ROLLBACK
@@ -370,7 +371,7 @@ class _Gate:
         self._lock.release()
 
     def wait(self) -> None:
-        # There is no time limit: whatever takes too long is told to whom it concerns.
+        # There is no time limit: the deadlines of the request end it.
         self._lock.acquire()
 
 

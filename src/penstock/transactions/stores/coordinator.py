@@ -10,7 +10,8 @@ from penstock.options import ClientConfig
 from penstock.transactions.coordinator.coordinator import KafkaCoordinator
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
-from penstock.transactions.stores.relay.coordinator import RelayCoordinator, RelayedStore
+from penstock.transactions.stores.relay.coordinator import RelayCoordinator
+from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 
 if TYPE_CHECKING:

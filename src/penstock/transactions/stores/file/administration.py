@@ -21,14 +21,15 @@ from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared
 from penstock.transactions.stores.file.changes import Changes
-from penstock.transactions.stores.file.journal import Decide
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.journal import Decide
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import described
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
+from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.writing.late_producer import LateProducer
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0

@@ -16,7 +16,7 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.transactions.store import DecidedCallback, PreparedCallback
-from penstock.transactions.stores.file.journal import Change, Decide, Outcome, Prepare
+from penstock.transactions.stores.file.log.journal import Change, Decide, Outcome, Prepare
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.wire.half import Half
 

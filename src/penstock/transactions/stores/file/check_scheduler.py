@@ -10,10 +10,10 @@ import time
 from penstock.errors import TransactionError
 from penstock.transactions.coordinator.checks.discard_policy import Exhausted
 from penstock.transactions.stores.file.changes import Changes
-from penstock.transactions.stores.file.journal import Decide
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.journal import Decide
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.relay.coordinator import CheckTerms
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict

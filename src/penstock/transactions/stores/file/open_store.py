@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from penstock.transactions.model import FINISH_BUCKETS_S
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.check_sources import CheckSources
-from penstock.transactions.stores.file.journal import Change, Decide, Journal, Outcome, Prepare, Settle
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.journal import Change, Decide, Journal, Outcome, Prepare, Settle
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.writer import Writer
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
-from penstock.transactions.stores.file.writer import Writer
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 

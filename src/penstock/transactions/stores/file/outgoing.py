@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_128_digest
 
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
 from penstock.transactions.wire.half import Half

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from penstock.errors import MessageFormatError, PenstockError, StoreDamagedError, StoreFailedError
 from penstock.transactions.model import PendingTransaction, TransactionState
-from penstock.transactions.stores.file.entries import decode_entry
-from penstock.transactions.stores.file.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
-from penstock.transactions.stores.file.ledger import Ledger, StoredTransaction
-from penstock.transactions.stores.file.redo import SUFFIX
+from penstock.transactions.stores.file.log.entries import decode_entry
+from penstock.transactions.stores.file.log.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
+from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
+from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 

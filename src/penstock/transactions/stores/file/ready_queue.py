@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
@@ -77,7 +77,7 @@ class ReadyQueue:
     def decided(self, stored: StoredTransaction, now_ms: int) -> None:
         """Take in that a transaction was decided COMMIT or DISCARD; the latter also where it was held."""
         if stored.verdict is Verdict.DISCARD:
-            self._let_go(stored)
+            self._release(stored)
         if stored.verdict is Verdict.COMMIT:
             if stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms:
                 heapq.heappush(self._delayed, (stored.deliver_at_ms, stored.decided, stored))
@@ -99,7 +99,7 @@ class ReadyQueue:
     def remove(self, stored: StoredTransaction) -> None:
         """Take out a transaction that is settled, wherever it waits."""
         stored.settled = True
-        self._let_go(stored)
+        self._release(stored)
         if stored.line is None:
             return
         queue = self._lines[stored.line]
@@ -119,7 +119,7 @@ class ReadyQueue:
         while self._ready and len(taken) < limit:
             _, stored = heapq.heappop(self._ready)
             if stored.settled:
-                # The done log told that it had been published.
+                # By the done log it had been published.
                 continue
             taken.append(stored)
             self._out.add(stored.transaction_id)
@@ -146,7 +146,7 @@ class ReadyQueue:
             heapq.heappush(self._ready, (stored.decided, stored))
 
     def hold(self, stored: StoredTransaction, reason: Reason) -> None:
-        """Keep one that was taken for trials, or note why it is stored."""
+        """Keep one that was taken for trials, or note why it is kept."""
         self._held[stored.transaction_id] = reason
 
     def try_held(self, stored: StoredTransaction) -> bool:
@@ -175,10 +175,10 @@ class ReadyQueue:
         """Give back all that a former coordinator of this process had; the next one first reads the done log."""
         for stored in unsettled:
             if stored.transaction_id in self._out:
-                self._let_go(stored)
+                self._release(stored)
                 self.give_back(stored)
 
-    def _let_go(self, stored: StoredTransaction) -> None:
+    def _release(self, stored: StoredTransaction) -> None:
         for ids in (self._out, self._tried, self._discarding):
             ids.discard(stored.transaction_id)
         self._held.pop(stored.transaction_id, None)

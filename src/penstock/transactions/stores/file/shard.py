@@ -12,15 +12,15 @@ from penstock.errors import ConfigurationError
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.changes import Changes
 from penstock.transactions.stores.file.check_scheduler import FileCheckScheduler
-from penstock.transactions.stores.file.journal import Outcome, Settle
-from penstock.transactions.stores.file.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.journal import Outcome, Settle
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.outgoing import name_of, publishable
-from penstock.transactions.stores.file.redo import NoRoomError
-from penstock.transactions.stores.relay.coordinator import CheckTerms
 from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.relay.relay import Relay
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 
 #: Most seconds between two rounds.
 _LONGEST_WAIT_S = 1.0

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from penstock.clients.kafka import admin_client, partition_counts, require_topics
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.kafka import admin_client
 from penstock.errors import (
     ConfigurationError,
     StoppedError,
@@ -28,13 +27,14 @@ from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallb
 from penstock.transactions.stores.file.administration import FileAccess, FileAdministration, KafkaAccess
 from penstock.transactions.stores.file.changes import Changes
 from penstock.transactions.stores.file.check_sources import FileCheckSource
-from penstock.transactions.stores.file.folder import OsFolder
-from penstock.transactions.stores.file.journal import Decide, Journal
-from penstock.transactions.stores.file.lock import FolderLock
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.journal import Decide, Journal
+from penstock.transactions.stores.file.log.lock import FolderLock
+from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.redo import NoRoomError
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.relay.coordinator import CheckTerms
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
+from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -91,15 +91,15 @@ class FileStore:
         self._changes = Changes(self.path, lambda: self.opened, send_timeout)
         self._lock = FolderLock(self.path)
         self._topics = StoreTopics(prefix)
-        self._admin = admin_client(bootstrap_servers, self.config)
+        admin = admin_client(bootstrap_servers, self.config)
+        #: Raises unless a message can be published to a topic: `TargetTopics.require`.
+        self.require_target = TargetTopics(admin, bootstrap_servers, self.config, self.may_publish_to).require
         # Guards starting, stopping and the fields below; `_opened` is read without it.
         self._start_lock = threading.Lock()
         self._starts = 0
         self._pid = 0
         self._opened: OpenStore | None = None
         self._folder: OsFolder | None = None
-        # Partition counts of target topics found so far. Replaced as a whole.
-        self._targets: dict[str, int] = {}
 
     def start(self) -> None:
         """Take the folder's lock and open the store; a start more is counted.
@@ -136,7 +136,7 @@ class FileStore:
         self._opened = opened
 
     def stop(self, timeout_s: float) -> None:
-        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and lets go.
+        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and unlocks.
 
         Raises:
             StoppedError: a write did not end in time; the folder stays locked until the process ends.
@@ -179,30 +179,6 @@ class FileStore:
     def may_publish_to(self, topic: str) -> bool:
         """Tell whether a message may name a topic as its target."""
         return self._topics.may_publish_to(topic) and not topic.startswith(f"{self.prefix}.file.")
-
-    def require_target(self, topic: str, partition: int | None) -> None:
-        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
-
-        Raises:
-            TopicNotFoundError: there is no such topic.
-            MissingRightError: this client may not see it, if it is there.
-            ConfigurationError: the topic has no such partition, or belongs to the store.
-            BrokerConnectionError: no broker answered.
-        """
-        if not self.may_publish_to(topic):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        count = self._targets.get(topic)
-        if count is None or (partition is not None and partition >= count):
-            self._targets = partition_counts(self._admin, self.bootstrap_servers)
-            count = self._targets.get(topic)
-        if count is None:
-            # It tells whether there is none, or none that may be seen.
-            principal = principal_of(self.config)
-            count = require_topics(
-                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
-            )[topic]
-        if partition is not None and not 0 <= partition < count:
-            raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
 
     def prepare(
         self,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.kafka import admin_client, partition_counts, require_topics
+from penstock.clients.kafka import admin_client
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import ConfigurationError, HalfNotStoredError, StoppedError, TransactionError
+from penstock.errors import HalfNotStoredError, StoppedError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.operator.cancelling_in_kafka import cancel
@@ -22,13 +22,15 @@ from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.op_batches import OpBatches
+from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
-from penstock.transactions.stores.kafka.why_unseen import WhyUnseen, looker
+from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
-from penstock.transactions.writing.acked_producer import AckedProducer, Report
+from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -152,13 +154,11 @@ class KafkaStore:
         # Set by start() before any other call; it writes to the op topic of these topics.
         self._ops = OpBatches(self._sends, self._topics.op)
         # Set by start() before any other call.
-        self._why: WhyUnseen
+        self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
         self._watch_lock = threading.Lock()
-        # Partition counts of allowed target topics found so far. Replaced as a whole under the lock, read without it.
-        self._targets: dict[str, int] = {}
-        self._targets_lock = threading.Lock()
+        self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
 
     def start(self) -> None:
         """Create the store's topics where they are absent and start sending.
@@ -179,8 +179,8 @@ class KafkaStore:
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
-        look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
-        self._why = WhyUnseen(look, self._prefix)
+        read = observer_of(self._admin, self._bootstrap_servers, inspection, self._topics)
+        self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
 
@@ -211,24 +211,8 @@ class KafkaStore:
             StoppedError: the store belongs to the process that this one was forked from.
         """
         self._sends.require_own()
-        count = self._targets.get(topic)
-        if count is not None and partition is None:
-            return
-        if not self._topics.may_publish_to(topic):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        if count is None or (partition is not None and partition >= count):
-            with self._targets_lock:
-                found = partition_counts(self._admin, self._bootstrap_servers)
-                self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
-            count = self._targets.get(topic)
-        if count is None:
-            # It tells whether there is none, or none that may be seen.
-            principal = principal_of(self._config)
-            count = require_topics(
-                self._admin, self._bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
-            )[topic]
-        if partition is not None and not 0 <= partition < count:
-            raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
+        if partition is not None or topic not in self._targets.counts:
+            self._targets.require(topic, partition)
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
         """Store halves in one half partition and call back once they are durable.

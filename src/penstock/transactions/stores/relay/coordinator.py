@@ -10,25 +10,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import StoppedError, raised
-from penstock.options import ClientConfig
 from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
 from penstock.transactions.coordinator.metrics import observe
 from penstock.transactions.coordinator.options import CoordinatorOptions
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.stores.relay.backlog import Backlog
 from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log
 from penstock.transactions.stores.relay.outbound import Outbound
-from penstock.transactions.stores.relay.relay import Backlog, Relay
+from penstock.transactions.stores.relay.relay import Relay
+from penstock.transactions.stores.relay.relayed_store import CheckTerms, RelayedStore, StoreShards
 from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
@@ -51,108 +49,6 @@ _SETTINGS = {
     "max.message.bytes": str(2 << 20),
 }
 _NOTHING = CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
-class StoreShards(Protocol):
-    """A store's shards, as its coordinator works on them. Used by the coordinator's thread, save for `statistics`."""
-
-    @property
-    def name(self) -> str:
-        """What the done log's name and the transactional ids begin with; no other store has it."""
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-
-    @property
-    def owned(self) -> Collection[int]:
-        """Those that are this coordinator's."""
-
-    @property
-    def leaving(self) -> Collection[int]:
-        """Those that it hands over: nothing new is begun in them."""
-
-    @property
-    def transient_errors(self) -> tuple[type[Exception], ...]:
-        """Errors of the store that pass: it is tried again after them."""
-
-    def transactional_id(self, shard: int) -> str:
-        """Return the transactional id that publishes a shard."""
-
-    def backlog(self, shard: int) -> Backlog:
-        """Return what waits in a shard."""
-
-    def renew(self) -> None:
-        """Keep what is owned, take what is free; raise what ends the store for good. Called each round."""
-
-    def give_up(self, shard: int) -> None:
-        """Leave a shard to others. Nothing is under way in it."""
-
-    def check(self) -> None:
-        """Send the checks that are due, and hand over those that are exhausted. Called each round."""
-
-    def is_durable(self) -> bool:
-        """Whether all that the relays said was published is durably settled: then the done log may be trimmed."""
-
-    def purge(self) -> None:
-        """Delete what nobody will ask for."""
-
-    def wait_s(self, relays: Iterable[Relay], *, busy: bool) -> float:
-        """Return the seconds after which something may be due, if nothing wakes the thread before.
-
-        Args:
-            relays: of the shards that are owned.
-            busy: whether the last round found something to do.
-        """
-
-    def close(self) -> None:
-        """Give up all that is owned."""
-
-    def statistics(self, shards: Collection[int] | None) -> CoordinatorStatistics:
-        """Return what was counted and what the store holds; of some shards, or of all. Safe from any thread."""
-
-
-class RelayedStore(Protocol):
-    """A store whose messages a relay publishes into Kafka, as its coordinator sees it."""
-
-    @property
-    def label(self) -> str:
-        """What it is called in messages."""
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """Kafka's addresses."""
-
-    @property
-    def config(self) -> ClientConfig:
-        """Settings of the Kafka clients."""
-
-    @property
-    def prefix(self) -> str:
-        """What the names of its topics begin with."""
-
-    def start(self) -> None:
-        """Open it; starts are counted."""
-
-    def stop(self, timeout_s: float) -> None:
-        """Give one start back."""
-
-    def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> StoreShards:
-        """Return its shards, for one coordinator, once it was started.
-
-        Args:
-            checks: the rules of checks.
-            wake: called by any thread when the coordinator has something to do.
-        """
-
-
-class CheckTerms(NamedTuple):
-    """What a store must know to check the undecided transactions of a coordinator."""
-
-    policy: CheckPolicy
-    discarding: Discarding
-    #: Seconds after which a coordinator that fell silent loses its shards.
-    session_s: float
 
 
 class _RelayCounts(NamedTuple):
@@ -202,17 +98,8 @@ class RelayCoordinator:
         self._start_lock = threading.Lock()
         self._has_store = False
 
-    def start(self) -> Self:
-        """Open the store, create what is absent in Kafka, and begin to settle. May be repeated.
-
-        Raises:
-            StoreConnectionError: the database of a SQL store did not answer.
-            StoreInUseError: another process has the file store.
-            StoreDamagedError: what the file store had acknowledged is missing or does not read.
-            BrokerConnectionError: no broker answered.
-            ConfigurationError: the file store has a coordinator already, or the client library refused a setting.
-            StoppedError: it was stopped before.
-        """
+    def start(self) -> None:
+        """Open the store, create what is absent in Kafka, and begin to settle. Raises as `Coordinator.start`."""
         with self._start_lock:
             if self._stopping.is_set():
                 raise StoppedError(f"{self._label} was stopped; make a new one")
@@ -227,7 +114,6 @@ class RelayCoordinator:
                 name = f"penstock-coordinator-{self._store.prefix}"
                 self._thread = threading.Thread(target=self._run, args=(shards,), name=name, daemon=True)
                 self._thread.start()
-        return self
 
     def _open(self) -> StoreShards:
         store = self._store
@@ -249,11 +135,7 @@ class RelayCoordinator:
         return shards
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Finish the Kafka transactions under way, give the shards up, and end, within `timeout` seconds.
-
-        Raises:
-            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
-        """
+        """Finish the Kafka transactions under way, give the shards up, and end. Raises as `Coordinator.stop`."""
         with self._start_lock:
             if not self._stopping.is_set():
                 self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MOST_FINISH_S)
@@ -275,14 +157,6 @@ class RelayCoordinator:
         if thread is not None:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start, and what the store holds now: all of its shards, whoever has them."""
@@ -350,7 +224,7 @@ class RelayCoordinator:
             self._trim_at = time.monotonic() + _TRIM_S
             if shards.is_durable():
                 for relay, _ in self._relays.values():
-                    relay.forget()
+                    relay.trim()
             shards.purge()
         self._count()
         return busy
@@ -421,4 +295,4 @@ class RelayCoordinator:
             _log.warning("shards could not be given up: %s; others take them when their leases end", cause_of(error))
 
 
-__all__ = ["CheckTerms", "RelayCoordinator", "RelayedStore", "StoreShards"]
+__all__ = ["RelayCoordinator"]

@@ -13,7 +13,7 @@ from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Act, Audited
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.relay_queries import reason_of_discard
+from penstock.transactions.stores.sql.shards.relay_queries import reason_of_discard
 from penstock.transactions.stores.sql.writer import Decision
 from penstock.transactions.wire.ops import Author, Verdict
 

@@ -16,10 +16,8 @@ from queue import SimpleQueue
 import sqlalchemy as sa
 from xxhash import xxh3_64_intdigest
 
-from penstock.clients.kafka import admin_client, partition_counts, require_topics
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.kafka import admin_client
 from penstock.errors import (
-    ConfigurationError,
     DecisionNotStoredError,
     HalfNotStoredError,
     StoppedError,
@@ -30,7 +28,7 @@ from penstock.errors import (
 from penstock.options import ClientConfig, positive_int
 from penstock.transactions.connections import cause_of
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
-from penstock.transactions.stores.relay.coordinator import CheckTerms
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
 from penstock.transactions.stores.sql.cancelling import cancel
@@ -38,8 +36,9 @@ from penstock.transactions.stores.sql.check_source import SqlCheckSource
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.outbox import Outbox
 from penstock.transactions.stores.sql.settled_watch import SettledWatch
-from penstock.transactions.stores.sql.shards import SqlShards
+from penstock.transactions.stores.sql.shards.shards import SqlShards
 from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer
+from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -66,7 +65,7 @@ class _Preparing(NewTransaction):
     callback: PreparedCallback
     store: SqlStore
 
-    def tell(self, error: Exception | None) -> None:
+    def complete(self, error: Exception | None) -> None:
         half = self.halves[0]
         if error is None:
             self.callback(StoredRow(self.halves, self.shard))
@@ -87,7 +86,7 @@ class _Deciding(Decision):
 
     callback: DecidedCallback | None = None
 
-    def tell(self, error: Exception | None) -> None:
+    def complete(self, error: Exception | None) -> None:
         answer: TransactionError | None = None
         if error is not None:
             answer = DecisionNotStoredError(
@@ -141,7 +140,9 @@ class SqlStore:
         self.prefix = prefix
         self.topics = StoreTopics(prefix)
         self._wanted_shards = shards
-        self._admin = admin_client(bootstrap_servers, self.config)
+        admin = admin_client(bootstrap_servers, self.config)
+        #: Raises unless a message can be published to a topic: `TargetTopics.require`.
+        self.require_target = TargetTopics(admin, bootstrap_servers, self.config, self._may_publish_to).require
         # Guards starting, stopping and the watch.
         self._lock = threading.Lock()
         self._starts = 0
@@ -154,8 +155,9 @@ class SqlStore:
         self.shards = shards
         # Whether `shards` is what the tables have. Set once.
         self._knows_shards = False
-        # Partition counts of target topics found so far. Replaced as a whole, read without a lock.
-        self._targets: dict[str, int] = {}
+
+    def _may_publish_to(self, topic: str) -> bool:
+        return self.topics.may_publish_to(topic) and not topic.startswith(f"{self.prefix}.sql-")
 
     def start(self) -> None:
         """Connect, and create the tables where they are absent.
@@ -193,31 +195,6 @@ class SqlStore:
         if writer is not None:
             writer.stop(timeout_s)
         self.database.close()
-
-    def require_target(self, topic: str, partition: int | None) -> None:
-        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
-
-        Raises:
-            TopicNotFoundError: there is no such topic.
-            MissingRightError: this client may not see it, if it is there.
-            ConfigurationError: the topic has no such partition, or belongs to a store.
-        """
-        count = self._targets.get(topic)
-        if count is not None and (partition is None or 0 <= partition < count):
-            return
-        if not self.topics.may_publish_to(topic) or topic.startswith(f"{self.topics.prefix}.sql-"):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        self._targets = found = partition_counts(self._admin, self.bootstrap_servers)
-        if topic not in found:
-            # It tells whether there is none, or none that may be seen.
-            principal = principal_of(self.config)
-            self._targets = found = found | require_topics(
-                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
-            )
-        if partition is not None and not 0 <= partition < found[topic]:
-            raise ConfigurationError(
-                f"topic {topic} has partitions 0 to {found[topic] - 1}, but partition is {partition}"
-            )
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
         """Store the halves of one transaction, and call back once they are durable."""
@@ -330,12 +307,12 @@ class SqlStore:
             ) from error
 
     def submit(self, request: Request) -> None:
-        """Have a request written. A store that is not running tells it so: who asks may be a callback."""
+        """Have a request written. One to a store that is not running is completed with `StoppedError`."""
         writer = self._writer
         if writer is None:
-            request.tell(StoppedError("the SQL store is not started, or was stopped"))
+            request.complete(StoppedError("the SQL store is not started, or was stopped"))
         elif self._pid != os.getpid():
-            request.tell(
+            request.complete(
                 StoppedError(
                     f"the SQL store was started in process {self._pid}, from which this one was forked: its threads "
                     "and connections are not here; make a store in this process"

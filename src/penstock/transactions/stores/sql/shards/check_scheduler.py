@@ -10,7 +10,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from penstock.transactions.coordinator.checks.discard_policy import Exhausted
-from penstock.transactions.stores.relay.coordinator import CheckTerms
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.writer import Decision

@@ -11,10 +11,10 @@ from transaction_tools import Bench
 from penstock.errors import BrokerConnectionError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
 from penstock.transactions.coordinator.status import Status, encode_status
-from penstock.transactions.stores.kafka.why_unseen import Seen, WhyUnseen, why
+from penstock.transactions.stores.kafka.publication_diagnosis import Observation, PublicationDiagnosis, why
 from waiting import wait_until
 
-NOTHING = Seen(frozenset({"t"}), (), 1)
+NOTHING = Observation(frozenset({"t"}), (), 1)
 
 
 @pytest.mark.parametrize(
@@ -30,18 +30,18 @@ NOTHING = Seen(frozenset({"t"}), (), 1)
         (NOTHING._replace(statuses=(Status("c", 0, slow_call="x"),)), "Kafka: x of coordinator c does not return"),
     ],
 )
-def test_the_cause_is_named_as_far_as_it_is_seen(seen: Seen, told: str) -> None:
+def test_the_cause_is_named_as_far_as_it_is_seen(seen: Observation, told: str) -> None:
     assert why(seen, "id", ["t"], "store") == told
 
 
 def test_a_crowd_that_waits_for_the_same_looks_once() -> None:
     looks: list[int] = []
 
-    def look() -> Seen:
+    def look() -> Observation:
         looks.append(1)
         return NOTHING._replace(coordinators=0)
 
-    causes = WhyUnseen(look, "store")
+    causes = PublicationDiagnosis(look, "store")
 
     assert {causes.cause(f"{number}", ["t"]) for number in range(100)} == {
         "a coordinator of store: none runs, so start one"
@@ -50,16 +50,16 @@ def test_a_crowd_that_waits_for_the_same_looks_once() -> None:
 
 
 def test_a_look_that_hangs_is_left_behind_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.kafka.why_unseen._LIMIT_S", 0.05)
-    monkeypatch.setattr("penstock.transactions.stores.kafka.why_unseen._GOOD_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.publication_diagnosis._LIMIT_S", 0.05)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.publication_diagnosis._GOOD_S", 0.0)
     held, looks = threading.Event(), []
 
-    def look() -> Seen:
+    def look() -> Observation:
         looks.append(1)
         held.wait(60)
         return NOTHING
 
-    causes = WhyUnseen(look, "store")
+    causes = PublicationDiagnosis(look, "store")
 
     assert [causes.cause("id", ["t"]) for _ in range(5)] == [""] * 5
     assert len(looks) == 1
@@ -67,10 +67,10 @@ def test_a_look_that_hangs_is_left_behind_and_not_repeated(monkeypatch: pytest.M
 
 
 def test_a_broker_that_does_not_answer_is_a_cause() -> None:
-    def look() -> Seen:
+    def look() -> Observation:
         raise BrokerConnectionError("none")
 
-    assert WhyUnseen(look, "store").cause("id", ["t"]) == "Kafka, of which no broker answers"
+    assert PublicationDiagnosis(look, "store").cause("id", ["t"]) == "Kafka, of which no broker answers"
 
 
 def unseen(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> str:
@@ -82,7 +82,7 @@ def unseen(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> 
 def test_who_waits_for_a_publication_is_told_what_is_missing(
     bench: Bench, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.kafka.why_unseen._GOOD_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.publication_diagnosis._GOOD_S", 0.0)
     gone, producer = new_topic(), bench.producer(publish_timeout=1.0)
     producer.send(gone, value=b"known")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import MessageFormatError, StoreDamagedError
 from penstock.transactions.coordinator.state.cancelling import may_cancel
-from penstock.transactions.stores.file.entries import (
+from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,
     Entry,
@@ -23,10 +23,10 @@ from penstock.transactions.stores.file.entries import (
     decode_entry,
     encode_entry,
 )
-from penstock.transactions.stores.file.folder import Folder
-from penstock.transactions.stores.file.frames import FRAME_BYTES, RECORD_BYTES, Record
-from penstock.transactions.stores.file.ledger import Ledger, StoredTransaction, is_discard_of_refused
-from penstock.transactions.stores.file.redo import NoRoomError, RedoLog
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import FRAME_BYTES, RECORD_BYTES, Record
+from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction, is_discard_of_refused
+from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog
 from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -57,7 +57,7 @@ class Decide(NamedTuple):
     actor: str = ""
     #: It takes back what is committed and not due yet, and decides nothing else.
     cancels: bool = False
-    #: Whether an operator discards what is committed, and Kafka refuses. Who asks made sure that nothing of it is
+    #: Whether an operator discards what is committed, and Kafka refuses. The caller made sure that nothing of it is
     #: under way.
     over_commit: bool = False
 

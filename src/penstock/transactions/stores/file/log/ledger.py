@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.transactions.stores.file.entries import Checked, Decided, Entry, Prepared
+from penstock.transactions.stores.file.log.entries import Checked, Decided, Entry, Prepared
 from penstock.transactions.wire.half import Half, Line
 from penstock.transactions.wire.ops import Author, Verdict
 

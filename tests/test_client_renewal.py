@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.lasting_producer import RENEW_AFTER_S, LastingProducer, cause_of
+from penstock.clients.renewal import RENEW_AFTER_S, LastingProducer, cause_of
 from penstock.testing import TestBroker
 
 #: What a broker answers to a client that may write nowhere and asks for the id of an idempotent producer.

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 from penstock.transactions.stores.sql import schema
-from penstock.transactions.stores.sql.check_scheduler import SqlCheckScheduler
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.relay_queries import Settled
+from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckScheduler
+from penstock.transactions.stores.sql.shards.relay_queries import Settled
 
 #: Refusals that one statement counts.
 _AT_ONCE = 10_000

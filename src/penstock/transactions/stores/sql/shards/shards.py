@@ -8,15 +8,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import sqlalchemy as sa
 
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.stores.relay.coordinator import CheckTerms
 from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.relay.relay import Relay
-from penstock.transactions.stores.sql.check_scheduler import SqlCheckScheduler
-from penstock.transactions.stores.sql.counts import SqlCounts
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.leases import Leases
-from penstock.transactions.stores.sql.relay_queries import RelayQueries
+from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckScheduler
+from penstock.transactions.stores.sql.shards.counts import SqlCounts
+from penstock.transactions.stores.sql.shards.leases import Leases
+from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries
 from penstock.transactions.wire.ids import new_id
 
 #: Seconds between two looks into the database: after something was found, and when nothing was.

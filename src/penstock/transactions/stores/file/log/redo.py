@@ -16,8 +16,8 @@ from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from penstock.errors import MessageFormatError, StoreDamagedError
-from penstock.transactions.stores.file.folder import Folder
-from penstock.transactions.stores.file.frames import (
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import (
     HEADER_BYTES,
     Record,
     Scan,

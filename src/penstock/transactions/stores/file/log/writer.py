@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, StoreFailedError
-from penstock.transactions.stores.file.journal import Change, Journal, Outcome, Prepare
-from penstock.transactions.stores.file.redo import NoRoomError
+from penstock.transactions.stores.file.log.journal import Change, Journal, Outcome, Prepare
+from penstock.transactions.stores.file.log.redo import NoRoomError
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -1,7 +1,7 @@
 """Why a committed message is not visible yet, as far as a producer on a store in Kafka can find out within seconds.
 
-It asks whether its target exists, what the coordinators tell, and whether any runs. Each look is made on a thread that
-can be left behind, and is good for a moment: of a crowd that waits for the same, one looks.
+It observes whether the target exists, what the coordinators report, and whether any runs, on a thread that can be left
+behind. An observation is good for a moment: of many that wait for the same, one makes it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from penstock.transactions.coordinator.status import Status
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.wire.topics import StoreTopics
 
-#: Seconds that a look may take, that one question of it may, and for which what was seen is good.
+#: Seconds that an observation may take, that one request of it may, and for which it is good.
 _LIMIT_S = 8.0
 _ANSWER_S = 3.0
 _GOOD_S = 2.0
 
 
-class Seen(NamedTuple):
-    """What one look found.
+class Observation(NamedTuple):
+    """What was found at one time.
 
     Attributes:
         topics: those that exist.
-        statuses: what the coordinators tell.
+        statuses: what the coordinators report.
         coordinators: how many run; None: nobody knows.
     """
 
@@ -41,39 +41,39 @@ class Seen(NamedTuple):
     coordinators: int | None
 
 
-class WhyUnseen:
-    """Looks for causes. Thread-safe.
+class PublicationDiagnosis:
+    """Finds causes. Thread-safe.
 
     Args:
-        look: makes a look; it may take long, or for ever.
+        observe: makes an observation; it may take long, or for ever.
         store: the store's name.
     """
 
-    def __init__(self, look: Callable[[], Seen], store: str) -> None:
-        self._look = look
+    def __init__(self, observe: Callable[[], Observation], store: str) -> None:
+        self._observe = observe
         self._store = store
-        self._left = LeftBehind(f"looks of producers at {store}")
-        # Guards what follows, and lets one thread look at a time.
+        self._left = LeftBehind(f"observations of producers at {store}")
+        # Guards what follows, and lets one thread observe at a time.
         self._lock = threading.Lock()
-        self._seen: Seen | str | None = None
+        self._seen: Observation | str | None = None
         self._seen_at = 0.0
 
     def cause(self, transaction_id: str, topics: Sequence[str]) -> str:
         """Return what a committed transaction waits for, in words; empty where that is not known."""
         with self._lock:
             if self._seen is None or time.monotonic() - self._seen_at > _GOOD_S:
-                self._seen = self._look_bounded()
+                self._seen = self._observe_bounded()
                 self._seen_at = time.monotonic()
             seen = self._seen
         return seen if isinstance(seen, str) else why(seen, transaction_id, topics, self._store)
 
-    def _look_bounded(self) -> Seen | str:
+    def _observe_bounded(self) -> Observation | str:
         if self._left.hanging:
             # The last one hangs still.
             return ""
-        thread = Disposable(f"penstock-look-{self._store}", self._left)
+        thread = Disposable(f"penstock-diagnosis-{self._store}", self._left)
         try:
-            return thread.run("a look at the store", self._look, _LIMIT_S, lambda: None)
+            return thread.run("an observation of the store", self._observe, _LIMIT_S, lambda: None)
         except BrokerConnectionError:
             return "Kafka, of which no broker answers"
         except (NotAnsweredError, PenstockError, KafkaException):
@@ -82,16 +82,16 @@ class WhyUnseen:
             thread.close()
 
 
-def why(seen: Seen, transaction_id: str, topics: Sequence[str], store: str) -> str:
+def why(seen: Observation, transaction_id: str, topics: Sequence[str], store: str) -> str:
     """Return what a committed transaction waits for, by what was seen; empty where that tells nothing. Pure."""
     missing = sorted(set(topics) - seen.topics)
     if missing:
         return f"topic {', '.join(missing)}, which does not exist"
-    return _told(seen.statuses, transaction_id, topics) or _unheard(seen, store)
+    return _from_status(seen.statuses, transaction_id, topics) or _without_status(seen, store)
 
 
-def _told(statuses: Sequence[Status], transaction_id: str, topics: Sequence[str]) -> str:
-    """Return what coordinators tell of a transaction, its topics, or what they lack."""
+def _from_status(statuses: Sequence[Status], transaction_id: str, topics: Sequence[str]) -> str:
+    """Return what coordinators report of a transaction, its topics, or what they lack."""
     refused = next((one.refused[transaction_id] for one in statuses if transaction_id in one.refused), None)
     if refused is not None:
         return f"topic {', '.join(dict.fromkeys(topics))} to take it: {refused}"
@@ -103,21 +103,23 @@ def _told(statuses: Sequence[Status], transaction_id: str, topics: Sequence[str]
     return "" if lacking is None else f"a right of its coordinator: {lacking}"
 
 
-def _unheard(seen: Seen, store: str) -> str:
+def _without_status(seen: Observation, store: str) -> str:
     if seen.coordinators == 0:
         return f"a coordinator of {store}: none runs, so start one"
     slow = next((status for status in seen.statuses if status.slow_call), None)
     return "" if slow is None else f"Kafka: {slow.slow_call} of coordinator {slow.coordinator} does not return"
 
 
-def looker(admin: AdminClient, servers: str, inspection: Inspection, topics: StoreTopics) -> Callable[[], Seen]:
-    """Return what makes a look at a store in Kafka."""
+def observer_of(
+    admin: AdminClient, servers: str, inspection: Inspection, topics: StoreTopics
+) -> Callable[[], Observation]:
+    """Return what observes a store in Kafka."""
 
-    def look() -> Seen:
+    def observe() -> Observation:
         counts = partition_counts(admin, servers, _ANSWER_S)
-        return Seen(frozenset(counts), inspection.seen_statuses(), _coordinators(admin, topics))
+        return Observation(frozenset(counts), inspection.seen_statuses(), _coordinators(admin, topics))
 
-    return look
+    return observe
 
 
 def _coordinators(admin: AdminClient, topics: StoreTopics) -> int | None:
@@ -131,4 +133,4 @@ def _coordinators(admin: AdminClient, topics: StoreTopics) -> int | None:
         return None
 
 
-__all__ = ["Seen", "WhyUnseen", "looker", "why"]
+__all__ = ["Observation", "PublicationDiagnosis", "observer_of", "why"]
