@@ -133,6 +133,7 @@ class App:
         order: str | Order = Order.KEY,
         keyless: str | Keyless = Keyless.PARTITION,
         key: str | KeyFunction | None = None,
+        key_space: str | None = None,
         filter: Filter | None = None,  # noqa: A002 - the word of the field
         decoder: DecoderSpec = None,
         batch: int = 1,
@@ -154,9 +155,11 @@ class App:
         Args:
             topics: names of the topics.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
-                of the app. "partition": those of the same partition. "none": none wait.
+                of the handler. "partition": those of the same partition. "none": none wait.
             keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
             key: what stands for the record's key: "header:name", or a function of the message.
+            key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
+                wait for each other too. None (default): the keys are the handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
             decoder: "json", a pydantic model, a msgspec struct or a callable of bytes: makes `message.body`.
             batch: messages given at once, at most; more than 1 gives the function a list.
@@ -186,6 +189,7 @@ class App:
                 order=order,
                 keyless=keyless,
                 key=key,
+                key_space=key_space,
                 filter=filter,
                 decoder=decoder,
                 batch=batch,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from handler_lines import Letters, Place, lines_of, nothing, route, row, waits
+from handler_lines import Letters, Place, lines_of, nothing, routes_of, row, waits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +41,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         "undecodable": draw(st.sets(st.integers(0, count - 1), max_size=3)),
         "dead_letter": draw(st.sampled_from([True, "drop"])),
         "order": draw(st.sampled_from(["key", "key", "partition", "none"])),
+        "key_space": draw(st.sampled_from([None, "customer"])),
         "keyless": draw(st.sampled_from(["partition", "together", "spread"])),
         "concurrency": draw(st.sampled_from([1, 2, 5])),
         "max_parked": draw(st.sampled_from([1, 3, 100])),
@@ -56,10 +57,9 @@ class Simulation:
         handlers = {topic: self.handler(topic) for topic in ("orders", "payments")}
         rows = [row(one.key(), one.offset(), one.topic(), b"%d" % one.offset()) for one in world["rows"]]
         self.letters = Letters()
+        routes = routes_of(handlers)
         self.lines, self.taken = lines_of(rows, handlers, self.letters, max_parked=world["max_parked"])
-        self.identity = {
-            (one.topic(), one.offset()): route(handlers[one.topic()]).ordering.identity(one) for one in rows
-        }
+        self.identity = {(one.topic(), one.offset()): routes[one.topic()].ordering.identity(one) for one in rows}
         self.tried: Counter[Place] = Counter()
         self.handled: list[Place] = []
         self.jobs: list[Job] = []
@@ -69,6 +69,7 @@ class Simulation:
         return handler(
             nothing,
             order=self.world["order"],
+            key_space=self.world["key_space"],
             keyless=self.world["keyless"],
             batch=self.world["batches"][topic],
             filter=lambda message: message.offset not in self.world["filtered"],

@@ -23,9 +23,8 @@ from penstock.consumer.execution_slot import Station, complete_finished
 from penstock.consumer.failures.dead_letter_publisher import Outbox
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.handler import Handler, Kind, OnFailure
+from penstock.consumer.handlers.handler import Handler, Kind, OnFailure, orderings_of
 from penstock.consumer.handlers.middleware import Middleware, surround
-from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.inspection.causes import Context
 from penstock.consumer.inspection.watchdog import Watchdog
@@ -184,13 +183,13 @@ class Engine:
         return ConsumerTelemetry(self.settings.telemetry, self.group, clock=self.clock.monotonic)
 
     def _make_routes(self, middlewares: Sequence[Middleware]) -> dict[str, Route]:
-        lanes = len(self.scheduler.lanes)
+        orderings = orderings_of(self.handlers, len(self.scheduler.lanes), batches=True)
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
             invoke = self._traced(one, surround(one, middlewares))
             routes[topic] = Route(
                 one,
-                Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
+                orderings[topic],
                 invoke,
                 shares=next((route for route in routes.values() if route.handler is one), None),
             )
@@ -198,7 +197,7 @@ class Engine:
                 headers = RetryHeaders(one.retry_delays)
                 routes[retry_topic(self.group, topic)] = Route(
                     one,
-                    Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
+                    orderings[topic],
                     invoke,
                     source=topic,
                     shares=routes[topic],

@@ -16,8 +16,7 @@ from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.handlers.handler import Handler, OnFailure
-from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.handler import Handler, OnFailure, orderings_of
 from penstock.consumer.retry_topics import ROUND, retry_topic
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of
@@ -79,7 +78,7 @@ class Judge:
         self._group = group
         self._broker = broker
         self._handlers = dict(handlers)
-        self._orders = {topic: Ordering(one.order, one.keyless, 1, one.key) for topic, one in handlers.items()}
+        self._orders = orderings_of(handlers, 1)
         self._sources = dict.fromkeys(handlers, False)
         self._topics = {topic: topic for topic in handlers}
         self._letters: set[str] = set()
@@ -158,7 +157,7 @@ class Judge:
             insort(ledger.chains[identity], offset)
 
     def identity(self, message: Message) -> Hashable:
-        """Return what waits for a message: by the handler's order, over all topics of the app."""
+        """Return what waits for a message: by the handler's order, over all topics of its key space."""
         ordering = self._orders[self._topics[message.topic]]
         record: Record = message._record  # noqa: SLF001 - the view's own record
         return ordering.identity(record)

@@ -11,7 +11,7 @@ from enum import Enum
 
 from penstock import options as check
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec, decoder_of
-from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, key_function
+from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, Ordering, key_function
 from penstock.consumer.handlers.retry_policy import RetryPolicy, retry
 from penstock.consumer.retry_topics import retry_topic
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
@@ -55,6 +55,7 @@ class Handler:
         order: which messages wait for each other.
         keyless: how messages without a key are ordered under `Order.KEY`.
         key: what stands for the record's key, or None for the key itself.
+        key_space: name of the key space it shares with others, or None for one of its own.
         filter: which messages are handled at all.
         decoder: makes a message's `body` of its value, or None.
         batch: how many messages are given at once, at most; 1 gives messages, more gives lists.
@@ -74,6 +75,7 @@ class Handler:
     order: Order
     keyless: Keyless
     key: KeyFunction | None
+    key_space: str | None
     filter: Filter | None
     decoder: Decoder | None
     batch: int
@@ -99,6 +101,7 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
     order: str | Order = Order.KEY,
     keyless: str | Keyless = Keyless.PARTITION,
     key: str | KeyFunction | None = None,
+    key_space: str | None = None,
     filter: Filter | None = None,  # noqa: A002 - the word of the field
     decoder: DecoderSpec = None,
     batch: int = 1,
@@ -120,6 +123,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         order: "key" (default), "partition" or "none".
         keyless: "partition" (default), "together" or "spread".
         key: the name of a header as "header:name", or a function of the message that returns bytes, text or None.
+        key_space: name that handlers share whose keys mean the same: their messages of one key wait for each other.
+            None (default): the keys are this handler's own, in all of its topics.
         filter: called with a message; where it returns false the message is done at once, and counted.
         decoder: "json", a pydantic model, a msgspec struct, or a callable of the value's bytes. The handler finds the
             result in `message.body`; a value that cannot be decoded is never handed over nor tried again.
@@ -153,6 +158,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
             f"retry must be made by penstock.retry(...), but is a {type(retry_policy).__name__}; "
             "pass tenacity's stop, wait and retry objects to penstock.retry"
         )
+    if key_space is not None:
+        check.not_empty("key_space", key_space)
     if filter is not None:
         check.a_callable("filter", filter)
     check.positive_int("batch", batch)
@@ -198,7 +205,11 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
                 f"dead_letter=True, or leave {option} out"
             )
     order, keyless = check.choice("order", order, Order), check.choice("keyless", keyless, Keyless)
-    for option, told in (("key", key is not None), ("keyless", keyless is not Keyless.PARTITION)):
+    for option, told in (
+        ("key", key is not None),
+        ("key_space", key_space is not None),
+        ("keyless", keyless is not Keyless.PARTITION),
+    ):
         if told and order is not Order.KEY:
             # Refusing would be too much: an app may give all of its handlers the same options.
             _log.warning("handler %s: %s means nothing with order=%r", _name(function), option, order.value)
@@ -208,6 +219,7 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         order=order,
         keyless=keyless,
         key=key_function(key),
+        key_space=key_space,
         filter=filter,
         decoder=decoder_of(decoder),
         batch=batch,
@@ -221,6 +233,23 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         key_rate=key_rate,
         deferred_timeout=deferred_timeout,
     )
+
+
+def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool = False) -> dict[str, Ordering]:
+    """Return the ordering of each topic's handler, with the key spaces numbered as they come.
+
+    Args:
+        handlers: a handler for each topic.
+        lanes: number of lanes.
+        batches: whether batches are gathered from lanes: then messages that nothing orders share them in rows.
+    """
+    numbers: dict[str | int, int] = {}
+    found = {}
+    for topic, one in handlers.items():
+        space = numbers.setdefault(id(one) if one.key_space is None else one.key_space, len(numbers))
+        together = one.batch if batches else 1
+        found[topic] = Ordering(one.order, one.keyless, lanes, one.key, space=space, together=together)
+    return found
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
@@ -297,5 +326,6 @@ __all__ = [
     "OnFailure",
     "check_paced",
     "handler",
+    "orderings_of",
     "require_own_topics",
 ]

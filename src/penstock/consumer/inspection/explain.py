@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.handlers.ordering import key_of
 from penstock.consumer.inspection.causes import Context, Place, nothing_known, parked_ahead
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
@@ -216,7 +218,7 @@ def _explain(
             blocking |= {
                 "state": "held by rate" if parked.asked else "parked" if waits else "put off",
                 "rate": rate if parked.asked else None,
-                "key": key,
+                "key": key_of(key.key if isinstance(key, NotDue) else key),
                 "attempt": parked.attempts,
                 "age": max(0.0, now - parked.since) if parked.since else None,
                 "due_in": None if math.isinf(due_at) else max(0.0, due_at - now),

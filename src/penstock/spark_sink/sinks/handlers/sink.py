@@ -26,7 +26,7 @@ from penstock.clients.granted_rights import require_rights
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, Middleware, OnFailure, WorkerResource
-from penstock.consumer.handlers.handler import Kind, require_own_topics
+from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
@@ -228,8 +228,7 @@ class HandlerSink:
         )
 
     def _orderings(self) -> dict[str, Ordering]:
-        lanes = self.parallelism * _LANES_PER_TASK
-        return {topic: Ordering(one.order, one.keyless, lanes, one.key) for topic, one in self.handlers.items()}
+        return orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
 
     def _lane_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""

@@ -21,7 +21,7 @@ from penstock import clients
 from penstock.clients.cluster import ProducerClient
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.execution.event_loop import new_event_loop
-from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
 from penstock.consumer.handlers.middleware import Middleware, WorkerResource, surround
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
@@ -87,9 +87,9 @@ class TaskWork:
         """
         begun = time.monotonic()
         lanes: Counter[int] = Counter()
+        orderings = orderings_of(self.handlers, 1)
         routes = {
-            topic: Route(one, Ordering(one.order, one.keyless, 1, one.key), surround(one, self.middlewares))
-            for topic, one in self.handlers.items()
+            topic: Route(one, orderings[topic], surround(one, self.middlewares)) for topic, one in self.handlers.items()
         }
         letters = TaskLetters(self.letters, lambda: lines.counts, _producer)
         lines = Lines(
