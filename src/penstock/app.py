@@ -16,6 +16,7 @@ from penstock.consumer import (
     Keyless,
     LitePushConsumer,
     Middleware,
+    OnFailure,
     Order,
     RetryPolicy,
     WorkerResource,
@@ -140,7 +141,7 @@ class App:
         linger: float = 0.0,
         retry: RetryPolicy | None = None,
         retry_delays: Sequence[float] = (),
-        dead_letter: bool | str = False,
+        on_failure: str | OnFailure = OnFailure.STOP,
         dead_letter_topic: str | None = None,
         dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
         rate: float | None = None,
@@ -168,8 +169,9 @@ class App:
             retry_delays: seconds; when the tries are exhausted the message waits in the topic
                 `retry.<app>.<topic>`, once for each delay, and holds neither its key nor the watermark meanwhile.
                 All delays share it: behind `max_parked` messages of a partition with a long one, a short one waits too.
-            dead_letter: what becomes of a message whose retries are exhausted: True writes it to the dead-letter
-                topic, "drop" logs and counts it, "stop" or False (default) stops the app and keeps the offset.
+            on_failure: what becomes of a message whose retries are exhausted. "stop" (default): the app stops and keeps
+                the offset. "dead_letter": it is written to the dead-letter topic. "drop": it is logged and counted.
+                "hold": its key stays parked, everything else goes on, and log, statistics and `explain` say so.
             dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or
                 `{topic}-dlt`.
             dead_letter_format: "kafka" (default, KIP-1191) or "spring".
@@ -196,7 +198,7 @@ class App:
                 linger=linger,
                 retry_policy=retry,
                 retry_delays=retry_delays,
-                dead_letter=dead_letter,
+                on_failure=on_failure,
                 dead_letter_topic=dead_letter_topic,
                 dead_letter_format=dead_letter_format,
                 rate=rate,

@@ -41,7 +41,7 @@ class PoisonError(Exception):
 def consumer_of(
     broker: DevBroker, topic: str, function: Callable[[Message], object], **options: object
 ) -> LitePushConsumer:
-    given = {"retry_policy": ONCE, "retry_delays": (0.3, 0.2), "dead_letter": True, **options}
+    given = {"retry_policy": ONCE, "retry_delays": (0.3, 0.2), "on_failure": "dead_letter", **options}
     return LitePushConsumer(
         f"g-{topic}",
         {topic: handler(function, **given)},  # type: ignore[arg-type] # options of several types
@@ -238,7 +238,7 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
 
     app = App("app", bootstrap_servers="memory:0", middlewares=[Notes()])
 
-    @app.handler("t", retry=ONCE, retry_delays=(10,), dead_letter="drop", filter=passes, decoder="json")
+    @app.handler("t", retry=ONCE, retry_delays=(10,), on_failure="drop", filter=passes, decoder="json")
     def fail(message: Message) -> None:
         seen.append((f"handler {message.body}", message.topic, message.partition, message.offset))
         raise PoisonError
@@ -256,7 +256,9 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
 def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_believed() -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)), retry_delays=(10, 20), dead_letter=True)
+    @app.handler(
+        "t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)), retry_delays=(10, 20), on_failure="dead_letter"
+    )
     def fail(_message: Message) -> None:
         raise PoisonError
 

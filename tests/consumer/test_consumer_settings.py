@@ -38,7 +38,7 @@ def consumer(handlers: dict[str, Handler]) -> LitePushConsumer:
 
 
 def letters(to: str, **options: Any) -> Handler:
-    return handler(nothing, dead_letter=True, dead_letter_topic=to, **options)
+    return handler(nothing, on_failure="dead_letter", dead_letter_topic=to, **options)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,17 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: handler(nothing, dead_letter_format="xml"), "dead_letter_format must be one of 'kafka', 'spring'"),
         (lambda: handler(nothing, order="keys"), "order must be one of 'key', 'partition', 'none'"),
         (lambda: handler(nothing, keyless="lost"), "keyless must be one of"),
-        (lambda: handler(nothing, dead_letter="away"), "dead_letter must be True, False"),
+        (
+            lambda: handler(nothing, on_failure="away"),
+            "on_failure must be one of 'dead_letter', 'drop', 'hold', 'stop'",
+        ),
         (lambda: handler(nothing, retry_policy=3), "penstock.retry"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, retry_delays=60), "retry_delays must be a list of seconds, such as"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, retry_delays="60"), "retry_delays must be a number above zero"),  # type: ignore[arg-type] # on purpose
-        (lambda: handler(nothing, dead_letter_topic="mine"), "dead_letter_topic has no use with dead_letter=False"),
+        (lambda: handler(nothing, dead_letter_topic="mine"), "dead_letter_topic has no use with on_failure='stop'"),
         (
-            lambda: handler(nothing, dead_letter="drop", dead_letter_format="spring"),
-            "dead_letter_format has no use with dead_letter='drop'",
+            lambda: handler(nothing, on_failure="drop", dead_letter_format="spring"),
+            "dead_letter_format has no use with on_failure='drop'",
         ),
         (lambda: handler(takes_nothing), r"handler takes_nothing.* cannot be called with a message; give it one"),
         (lambda: handler(takes_two), "takes_two.* cannot be called with a message"),

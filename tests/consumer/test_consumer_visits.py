@@ -69,7 +69,8 @@ def test_a_put_off_head_holds_its_key_and_its_offset_and_no_other_key() -> None:
 def test_a_completion_of_a_revoked_partition_never_settles_the_message_behind_it() -> None:
     # One key in two topics: what waits behind the revoked head belongs to a partition that stays.
     puts = Puts()
-    bench = Bench({"gone": handler(puts), "kept": handler(puts)})
+    one = handler(puts)
+    bench = Bench({"gone": one, "kept": one})
     bench.feed("gone", (b"k", b"old"))
     bench.feed("kept", (b"k", b"new"))
     bench.serve()
@@ -98,13 +99,8 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
         if message.value == b"poison":
             raise ValueError
 
-    once = retry(attempts=1)
-    bench = Bench(
-        {
-            "gone": handler(fails, retry_policy=once, dead_letter=True),
-            "kept": handler(fails, retry_policy=once, dead_letter=True),
-        }
-    )
+    one = handler(fails, retry_policy=retry(attempts=1), on_failure="dead_letter")
+    bench = Bench({"gone": one, "kept": one})
     bench.feed("gone", (b"k", b"poison"))
     bench.feed("kept", (b"k", b"poison"), (b"k", b"after"))
     bench.serve()
@@ -148,7 +144,7 @@ def test_a_partition_that_comes_back_waits_for_the_completion_of_its_former_owne
 def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_own_first_try() -> None:
     puts = Puts()
     policy = retry(stop=tenacity.stop_after_delay(100), wait=tenacity.wait_fixed(1))
-    bench = Bench({"t": handler(puts, retry_policy=policy, dead_letter="drop")})
+    bench = Bench({"t": handler(puts, retry_policy=policy, on_failure="drop")})
     bench.feed("t", (b"k", b"1"))
     bench.serve()
 
@@ -175,7 +171,7 @@ def test_a_completion_decided_before_it_is_returned_counts_at_once() -> None:
             completion.complete()
         return completion
 
-    bench = Bench({"t": handler(decides, retry_policy=retry(attempts=1), dead_letter="drop")})
+    bench = Bench({"t": handler(decides, retry_policy=retry(attempts=1), on_failure="drop")})
 
     bench.feed("t", (b"k", b"good"), (b"k", b"bad"), (b"k", b"good"))
     bench.serve()
@@ -187,7 +183,7 @@ def test_a_completion_decided_before_it_is_returned_counts_at_once() -> None:
 
 def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only() -> None:
     shared = DeferredCompletion()
-    bench = Bench({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), dead_letter=True)})
+    bench = Bench({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), on_failure="dead_letter")})
 
     bench.feed("t", (b"a", b"1"), (b"b", b"2"))
     bench.serve()
@@ -221,7 +217,7 @@ def test_the_first_of_two_calls_decides_a_completion() -> None:
 @pytest.mark.parametrize("error", [None, "words", 7])
 def test_a_completion_failed_with_what_is_no_exception_has_failed_all_the_same(error: object) -> None:
     puts = Puts()
-    bench = Bench({"t": handler(puts, retry_policy=retry(attempts=1), dead_letter="drop")})
+    bench = Bench({"t": handler(puts, retry_policy=retry(attempts=1), on_failure="drop")})
     bench.feed("t", (b"k", b"1"), (b"k", b"2"))
     bench.serve()
 
@@ -409,7 +405,7 @@ def test_a_batch_error_may_name_a_message_without_an_exception(reason: object) -
 def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_be_decoded() -> None:
     first = [ValueError("all of it")]
     seen = Batches(lambda _: first.pop() if first else None)
-    bench = Bench({"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, dead_letter=True)})
+    bench = Bench({"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
 
     bench.feed("t", (b"k", b"1"), (b"k", b"not json"), (b"k", b"3"))
     bench.serve()
@@ -478,7 +474,7 @@ def test_one_of_a_batch_becomes_a_dead_letter_and_the_others_are_done() -> None:
         return BatchError(places) if places else None
 
     seen = Batches(fail)
-    bench = Bench({"t": handler(seen, batch=3, retry_policy=ONCE_A_SECOND, dead_letter=True)})
+    bench = Bench({"t": handler(seen, batch=3, retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
 
     bench.feed("t", (b"a", b"a1"), (b"b", b"poison"), (b"b", b"b2"))
     bench.serve()
@@ -583,7 +579,12 @@ def test_handlers_of_two_kinds_that_share_a_key_take_turns_on_one_lane() -> None
         if message.value == b"2" and order.count(("loop", b"2")) == 1:
             raise ValueError
 
-    bench = Bench({"sync": handler(on_thread), "async": handler(on_loop, retry_policy=ONCE_A_SECOND)})
+    bench = Bench(
+        {
+            "sync": handler(on_thread, key_space="k"),
+            "async": handler(on_loop, key_space="k", retry_policy=ONCE_A_SECOND),
+        }
+    )
     bench.feed("sync", (b"k", b"1"))
     bench.feed("async", (b"k", b"2"))
     bench.feed("sync", (b"k", b"3"), (b"other", b"4"))

@@ -27,7 +27,7 @@ def app_of_two() -> App:
         middlewares=[Quiet()],
     )
 
-    @app.handler("orders", dead_letter=True)
+    @app.handler("orders", on_failure="dead_letter")
     def order(message: Message) -> None:
         pass
 

@@ -74,7 +74,7 @@ def test_there_must_be_handlers_and_they_must_be_such() -> None:
 
 
 def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
-    one = handler(nothing, dead_letter=True)
+    one = handler(nothing, on_failure="dead_letter")
 
     with pytest.raises(ConfigurationError, match="give bootstrap_servers"):
         sink_of(one)
@@ -87,7 +87,9 @@ def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    sink = sink_of(handler(nothing, dead_letter=True), bootstrap_servers="there", config={"sasl.password": "hunter2"})
+    sink = sink_of(
+        handler(nothing, on_failure="dead_letter"), bootstrap_servers="there", config={"sasl.password": "hunter2"}
+    )
 
     assert "hunter2" not in repr(sink)
     assert "hunter2" not in repr(sink._work())

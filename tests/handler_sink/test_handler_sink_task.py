@@ -95,7 +95,7 @@ def test_a_task_reports_what_became_of_its_rows_and_its_largest_lane() -> None:
         rows,
         {
             "orders": handler(
-                work, retry_policy=quickly(2), dead_letter="drop", filter=lambda message: message.offset != 7
+                work, retry_policy=quickly(2), on_failure="drop", filter=lambda message: message.offset != 7
             )
         },
     )
@@ -318,7 +318,7 @@ def test_a_cancellation_that_a_handler_raises_itself_is_its_failure() -> None:
         if message.offset == 0:
             raise asyncio.CancelledError
 
-    report = run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE, dead_letter="drop")})
+    report = run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE, on_failure="drop")})
 
     assert (report.handled, report.dropped) == (1, 1)
 
@@ -342,7 +342,7 @@ def test_dead_letters_are_on_the_broker_before_the_task_reports_and_tell_where_t
 
     report = run_task(
         [Row(b"a", 5, headers=[("trace", b"1")], value=b"body"), Row(b"a", 6)],
-        {"orders": handler(failing, retry_policy=quickly(2), dead_letter=True)},
+        {"orders": handler(failing, retry_policy=quickly(2), on_failure="dead_letter")},
         producer={"bootstrap.servers": "there"},
     )
 
@@ -364,7 +364,7 @@ def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is
     producer.error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 
     with pytest.raises(SinkError, match=r"dead letters could not be written: dlq.orders: .*MSG_SIZE_TOO_LARGE"):
-        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)})
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_a_dead_letter_that_may_not_be_written_names_the_right(producer: FakePro
     producer.error = KafkaError(code)
 
     with pytest.raises(MissingRightError, match=right):
-        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)})
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
 
 
 def test_what_a_handler_raised_is_told_by_its_kind_and_place_without_its_text() -> None:
@@ -395,7 +395,7 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProd
     with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
         run_task(
             [Row(b"k%d" % n, n) for n in range(9)],
-            {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)},
+            {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")},
             limit=DeadLetterLimit(consecutive=3),
         )
 
@@ -406,6 +406,6 @@ def test_a_task_that_drops_everything_is_stopped_by_the_limit() -> None:
     with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
         run_task(
             [Row(b"k%d" % n, n) for n in range(9)],
-            {"orders": handler(failing, retry_policy=ONCE, dead_letter="drop")},
+            {"orders": handler(failing, retry_policy=ONCE, on_failure="drop")},
             limit=DeadLetterLimit(consecutive=3),
         )

@@ -42,7 +42,7 @@ def app_of(chance: random.Random, key_space: str | None = None) -> penstock.App:
             "order": chance.choice(("key", "key", "key", "partition", "none")),
             "key_space": key_space,
             "keyless": chance.choice(("partition", "together", "spread")),
-            "dead_letter": chance.choice((True, True, True, "drop", False)),
+            "on_failure": chance.choice(("dead_letter", "dead_letter", "dead_letter", "drop", "stop")),
             "retry": penstock.retry(
                 attempts=chance.choice((1, 2, 3)), wait=tenacity.wait_fixed(chance.choice((0, 0.2, 1, 5)))
             ),

@@ -50,7 +50,7 @@ def test_messages_are_handled_in_the_order_of_their_keys_in_this_thread() -> Non
 def test_time_stands_while_an_app_settles_and_moves_as_far_as_it_is_told() -> None:
     app, times = app_of(), []
 
-    @app.handler("t", retry=every(10), dead_letter=True)
+    @app.handler("t", retry=every(10), on_failure="dead_letter")
     def fail(message: penstock.Message) -> None:
         times.append(test.clock.monotonic() - begun)
         raise ValueError
@@ -172,7 +172,7 @@ def test_rates_and_retry_topics_go_by_the_clock() -> None:
     def pace(message: penstock.Message) -> None:
         paced.append(message.value)
 
-    @app.handler("tried", retry=every(0, 1), retry_delays=[30.0], dead_letter=True)
+    @app.handler("tried", retry=every(0, 1), retry_delays=[30.0], on_failure="dead_letter")
     def fail(message: penstock.Message) -> None:
         tried.append(test.clock.monotonic())
         raise ValueError
@@ -283,7 +283,7 @@ def test_lifespans_middlewares_and_worker_resources_are_those_of_the_app() -> No
 def test_a_stop_drains_what_waits_by_the_clock() -> None:
     app, seen = app_of(stop_timeout=30.0), []
 
-    @app.handler("t", retry=every(5), dead_letter=True)
+    @app.handler("t", retry=every(5), on_failure="dead_letter")
     def handle(message: penstock.Message) -> None:
         seen.append(message.value)
         if len(seen) == 1:
@@ -348,7 +348,7 @@ def test_what_cannot_be_tested_is_told() -> None:
 def test_an_interrupt_in_a_handler_ends_the_test() -> None:
     app = app_of()
 
-    @app.handler("t", dead_letter=True)
+    @app.handler("t", on_failure="dead_letter")
     def interrupted(message: penstock.Message) -> None:
         raise KeyboardInterrupt
 

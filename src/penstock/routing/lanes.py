@@ -52,6 +52,8 @@ class KeyState(Enum):
     DEFERRED = "deferred"
     #: On its way to another topic, which must have it first.
     SENDING = "sending"
+    #: Here, and not to be tried while its partition stays: its handler holds it.
+    HELD = "held"
     #: Here, and not to be tried: the consumer stops because of it.
     STOPPING = "stopping"
 
@@ -73,8 +75,8 @@ class ParkedKey(Generic[OwnerT, RecordT]):
             key because of it, before he does.
         state: where the head is.
         due_at: when a head that waits may be tried (again); infinity where its handler's policy says never.
-        settled: what became of a head that somebody else had: None while it is out, `DONE`, or the error it ended
-            with. Written once by that somebody, before the key is woken; the holder takes note of it then.
+        settled: what became of a head that somebody else had: None while it is out, `DONE`, `HOLD`, or the error it
+            ended with. Written once by that somebody, before the key is woken; the holder takes note of it then.
     """
 
     __slots__ = (
@@ -138,6 +140,8 @@ class ParkedKey(Generic[OwnerT, RecordT]):
 
 #: What `ParkedKey.settled` holds when the head was done.
 DONE = "done"
+#: What it holds when the head was not taken elsewhere, and its handler holds it.
+HOLD = "hold"
 
 
 class HeldRuns(Generic[OwnerT, RecordT]):
@@ -205,4 +209,4 @@ class Lane(Generic[OwnerT, RecordT]):
         return held.runs[0].owner if held is not None and held.runs else None
 
 
-__all__ = ["DONE", "HeldRuns", "KeyState", "Lane", "ParkedKey", "Run"]
+__all__ = ["DONE", "HOLD", "HeldRuns", "KeyState", "Lane", "ParkedKey", "Run"]

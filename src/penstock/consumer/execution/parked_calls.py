@@ -13,7 +13,7 @@ from penstock.consumer.execution_slot import Outcome, Station, Work
 from penstock.consumer.failures.parking import HANDLED, NotDue, Parking
 from penstock.consumer.handlers.route import Failed, Full
 from penstock.message import Message
-from penstock.routing import DONE, KeyState
+from penstock.routing import DONE, HOLD, KeyState
 
 
 class ParkedCalls:
@@ -55,6 +55,9 @@ class ParkedCalls:
                 station.handled += settled is HANDLED
                 self._parking.next_head(parked, station)
                 continue
+            if settled is HOLD:
+                parked.settled = None
+                parked.state = KeyState.HELD
             if isinstance(settled, BaseException):
                 parked.settled = None
                 parked.state = KeyState.WAITING
@@ -62,7 +65,7 @@ class ParkedCalls:
                 continue
             now = self._now()
             # A head that waits for its first try waits for a limit, which may have changed.
-            if parked.state is KeyState.STOPPING or (
+            if parked.state in (KeyState.HELD, KeyState.STOPPING) or (
                 now < parked.due_at and (parked.attempts or isinstance(key, NotDue))
             ):
                 return True

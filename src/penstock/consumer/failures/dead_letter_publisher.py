@@ -73,6 +73,7 @@ class Outgoing:
         attempts: how often it was tried here.
         retry: for the retry topic, how often it has been there; None for the dead-letter topic.
         shed: what its headers leave out.
+        hold: called in place of the callback of `put` where no retry topic takes it and its handler holds it then.
     """
 
     fetch: Fetch
@@ -82,6 +83,7 @@ class Outgoing:
     attempts: int
     retry: int | None
     shed: Shed = Shed.NOTHING
+    hold: Callable[[], None] | None = field(default=None, repr=False)
 
     @property
     def place(self) -> tuple[Assignment, int]:
@@ -216,14 +218,17 @@ class Outbox:
         place = f"{one.fetch.assignment}@{one.record.offset()}"
         if one.retry is not None and handler.on_failure is not OnFailure.STOP:
             _log.error(
-                "%s is not taken by %s: %s; it is given up at once\n%s",
+                "%s is not taken by %s: %s; it %s\n%s",
                 place,
                 topic,
                 reason(error),
+                "is held" if handler.on_failure is OnFailure.HOLD else "is given up at once",
                 failure_text(one.error, texts=self.exception_texts),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
                 self._queue.append((replace(one, retry=None), durable, True))
+            elif handler.on_failure is OnFailure.HOLD and one.hold is not None:
+                self._settle(one, one.hold)
             else:
                 self.dropped += 1
                 self._settle(one, durable)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock.clients.cluster import Clock
@@ -23,7 +23,7 @@ from penstock.consumer.handlers.handler import OnFailure
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import weight_of
 from penstock.errors import PenstockError
-from penstock.routing import DONE, KeyState
+from penstock.routing import DONE, HOLD, KeyState
 
 _log = logging.getLogger(__name__)
 
@@ -234,6 +234,17 @@ class Parking:
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
             parked.state = KeyState.SENDING
             self._send(Outgoing(fetch, index, record, error, parked.tries, again), lane, key, parked)
+        elif handler.on_failure is OnFailure.HOLD:
+            parked.state = KeyState.HELD
+            _log.error(
+                "%s is held: %s failed it %d times, last with %s; its key waits and its offset is not committed, "
+                "everything else goes on: mend the cause and start the app again\n%s",
+                place,
+                handler.name,
+                parked.attempts,
+                type(error).__name__,
+                failure_text(error, texts=self._outbox.exception_texts),
+            )
         elif handler.on_failure is OnFailure.DROP:
             try:
                 self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.tries, None))
@@ -257,7 +268,8 @@ class Parking:
             parked.state = KeyState.STOPPING
             stop = PenstockError(
                 f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
-                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
+                "the consumer stops and keeps the offset: mend the handler, or choose on_failure='dead_letter', 'drop' "
+                "or 'hold'"
             )
             stop.__cause__ = error
             self._fail(stop)
@@ -275,14 +287,18 @@ class Parking:
         return known[tries]
 
     def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Hand an exhausted message to the outbox; its key waits until the broker has it."""
+        """Hand an exhausted message to the outbox; its key waits until the broker has it, or never takes it."""
 
         def durable() -> None:
             self._settled((outgoing.fetch, outgoing.index, outgoing.record))
             parked.settled = DONE
             self._wake_key(lane, key)
 
-        self._outbox.put(outgoing, durable)
+        def hold() -> None:
+            parked.settled = HOLD
+            self._wake_key(lane, key)
+
+        self._outbox.put(replace(outgoing, hold=hold), durable)
 
     @staticmethod
     def _settled(item: Item) -> None:

@@ -31,8 +31,14 @@ MAX_RETRY_DELAY_S = 7 * 24 * 3600.0
 class OnFailure(Enum):
     """What becomes of a message whose retries are exhausted."""
 
+    #: It is written to the dead-letter topic; then its offset is done.
     DEAD_LETTER = "dead_letter"
+    #: It is logged and counted; then its offset is done.
     DROP = "drop"
+    #: Its key stays parked and its offset open, and everything else goes on. The log, `statistics().held_keys` and
+    #: `explain()` say so. The next owner of its partition tries it again.
+    HOLD = "hold"
+    #: The app stops, and the offset stays open.
     STOP = "stop"
 
 
@@ -108,7 +114,7 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
     linger: float = 0.0,
     retry_policy: RetryPolicy | None = None,
     retry_delays: Sequence[float] = (),
-    dead_letter: bool | str = False,
+    on_failure: str | OnFailure = OnFailure.STOP,
     dead_letter_topic: str | None = None,
     dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
     rate: float | None = None,
@@ -134,8 +140,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         retry_policy: made by `penstock.retry`; five tries with growing waits when left out.
         retry_delays: seconds; when the tries are exhausted the message goes through a retry topic, once for each. All
             share it: behind `max_parked` messages of a partition that wait for a long one, a short one waits too.
-        dead_letter: what becomes of a message whose retries are exhausted. True: it goes to the dead-letter topic.
-            "drop": it is logged and counted. "stop", or False (default): the consumer stops and keeps the offset.
+        on_failure: what becomes of a message whose retries are exhausted: "stop" (default), "dead_letter", "drop" or
+            "hold"; see `OnFailure`.
         dead_letter_topic: name of the dead-letter topic; by the format, `dlq.{topic}` or `{topic}-dlt`.
         dead_letter_format: "kafka" (default, KIP-1191) or "spring".
         rate: messages/s, over all keys; 0 holds all; None (default) for no limit.
@@ -184,25 +190,18 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         check.positive("retry_delays", delay)
         if delay > MAX_RETRY_DELAY_S:
             raise ConfigurationError(f"retry_delays holds {delay:g} s; the longest delay is {MAX_RETRY_DELAY_S:g} s")
+    fate = check.choice("on_failure", on_failure, OnFailure)
     letter_format = check.choice("dead_letter_format", dead_letter_format, DeadLetterFormat)
     topic = default_topic(letter_format) if dead_letter_topic is None else dead_letter_topic
-    if dead_letter is True:
-        on_failure = OnFailure.DEAD_LETTER
-        check.not_empty("dead_letter_topic", topic)
-    elif dead_letter is False:
-        on_failure = OnFailure.STOP
-    elif dead_letter in (OnFailure.DROP.value, OnFailure.STOP.value):
-        on_failure = OnFailure(dead_letter)
-    else:
-        raise ConfigurationError(f"dead_letter must be True, False, 'drop' or 'stop', but is {dead_letter!r}")
-    for option, told in (
+    check.not_empty("dead_letter_topic", topic)
+    for option, is_given in (
         ("dead_letter_topic", dead_letter_topic is not None),
         ("dead_letter_format", letter_format is not DeadLetterFormat.KAFKA),
     ):
-        if told and on_failure is not OnFailure.DEAD_LETTER:
+        if is_given and fate is not OnFailure.DEAD_LETTER:
             raise ConfigurationError(
-                f"{option} has no use with dead_letter={dead_letter!r}, which writes no dead letters; give "
-                f"dead_letter=True, or leave {option} out"
+                f"{option} has no use with on_failure={fate.value!r}, which writes no dead letters; give "
+                f"on_failure='dead_letter', or leave {option} out"
             )
     order, keyless = check.choice("order", order, Order), check.choice("keyless", keyless, Keyless)
     for option, told in (
@@ -226,7 +225,7 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         linger=linger,
         retry=retry_policy or retry(),
         retry_delays=retry_delays,
-        on_failure=on_failure,
+        on_failure=fate,
         dead_letter_topic=topic,
         dead_letter_format=letter_format,
         rate=rate,

@@ -17,6 +17,16 @@ from penstock.routing import KeyState, Scheduler
 
 #: The state of a partition of which it is not known where the group stands.
 UNKNOWN = "position not known yet"
+#: The state of a message by that of its parked key.
+_STATES = {
+    KeyState.WAITING: "parked",
+    KeyState.DEFERRED: "put off",
+    KeyState.SENDING: "put off",
+    KeyState.HELD: "held",
+    KeyState.STOPPING: "parked",
+}
+#: What is said of a key that its handler holds.
+_HELD = "its tries are exhausted, and its handler holds it; mend the cause and start the app again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,7 @@ class Explanation:
         paused: why the partition is paused, or why the group does not take this member; or None.
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
         state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
+            "held" (its tries are exhausted, by `on_failure="hold"`),
             "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
             the group does not take this member and "no partition" where it gives it none;
             "position not known yet" where the group has no offset, or did not tell it, and no message came.
@@ -158,6 +169,8 @@ def _within(
     if place in ahead and (head := _head(ahead[place])) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"
+        if ahead[place].state is KeyState.HELD:
+            detail += ", which its handler holds"
         if (words := context.outgoing.get(first)) is not None:
             detail += f", of which {words}"
         return replace(said, state="behind its key", detail=detail)
@@ -213,10 +226,10 @@ def _explain(
             blocking |= {"state": "held by rate", "rate": rate}
         if place in parked_heads:
             key, parked = parked_heads[place]
-            waits = parked.state in (KeyState.WAITING, KeyState.STOPPING)
             due_at = parked.due_at if parked.state is KeyState.WAITING else math.inf
             blocking |= {
-                "state": "held by rate" if parked.asked else "parked" if waits else "put off",
+                "state": "held by rate" if parked.asked else _STATES[parked.state],
+                "detail": _HELD if parked.state is KeyState.HELD else None,
                 "rate": rate if parked.asked else None,
                 "key": key_of(key.key if isinstance(key, NotDue) else key),
                 "attempt": parked.attempts,
@@ -224,6 +237,7 @@ def _explain(
                 "due_in": None if math.isinf(due_at) else max(0.0, due_at - now),
             }
         if place in in_handler:
+            blocking.pop("detail", None)
             station = in_handler[place]
             record = station.record
             blocking |= {

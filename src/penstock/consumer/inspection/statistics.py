@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.routing import KeyState
 
 if TYPE_CHECKING:
     from penstock.consumer.engine import Engine
@@ -61,6 +62,7 @@ class ConsumerStatistics:
         filtered: messages that a handler's filter refused.
         in_flight: messages taken in and not done.
         parked_keys: keys whose head message waits.
+        held_keys: how many of them their handler holds for good, by `on_failure="hold"`: an alarm.
         deferred: completions that are put off.
         stalls: messages that were reported for being in a handler for too long.
         commits: commits the group took.
@@ -89,6 +91,7 @@ class ConsumerStatistics:
     filtered: int
     in_flight: int
     parked_keys: int
+    held_keys: int
     deferred: int
     stalls: int
     commits: int
@@ -117,6 +120,7 @@ class ConsumerStatistics:
             bytes_in_flight=sum(one.bytes_in_flight for one in self.partitions),
             lag={(one.topic, one.partition): one.lag for one in self.partitions if one.lag is not None},
             parked_keys=self.parked_keys,
+            held_keys=self.held_keys,
             failed=self.failed,
             retried=self.retried,
             dead_letters=self.dead_letters,
@@ -163,6 +167,12 @@ def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> 
         filtered=sum(station.filtered for station in stations),
         in_flight=sum(one.in_flight for one in partitions),
         parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
+        held_keys=sum(
+            parked.state is KeyState.HELD
+            for lane in scheduler.lanes
+            if lane.parked
+            for parked in lane.parked.copy().values()  # in one step: the holder changes the dictionary meanwhile
+        ),
         deferred=len(engine.desk.deferred),
         stalls=engine.watchdog.stalls,
         commits=engine.commits.succeeded,

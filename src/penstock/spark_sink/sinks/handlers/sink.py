@@ -304,6 +304,11 @@ def _refuse_what_cannot_be_kept(topic: str, one: Handler) -> None:
         raise ConfigurationError(
             f"{name} has retry_delays, but a query does not read retry topics; use retry=, or a consumer"
         )
+    if one.on_failure is OnFailure.HOLD:
+        raise ConfigurationError(
+            f"{name} has on_failure='hold', but a batch ends only when all of its messages are done; use 'stop', "
+            "'dead_letter' or 'drop', or a consumer"
+        )
     if one.rate is not None or one.key_rate is not None:
         raise ConfigurationError(
             f"{name} has a rate, which executors cannot share; bound a query by maxOffsetsPerTrigger and its trigger"
