@@ -61,7 +61,7 @@ class Stepped:
     @staticmethod
     def finish(worker: SteppedWorker, error: BaseException | None = None) -> None:
         """End a worker's call as the handler ends it, or with an error in its place."""
-        worker.go_on(call(worker.station, worker.work) if error is None else Failed(error))
+        worker.go_on(call(worker.slot, worker.work) if error is None else Failed(error))
 
     def serve(self) -> None:
         """Let the workers finish what they are at, and all that is ready."""

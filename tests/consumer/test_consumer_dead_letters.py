@@ -15,7 +15,7 @@ from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, LitePushConsumer, handler, retry
 from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.failures import dead_letter_publisher as outbox_module
-from penstock.consumer.failures.dead_letter_publisher import Outbox, Outgoing
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, Outgoing
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
@@ -137,7 +137,7 @@ class BrokenProducer:
             self.refused += 1
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL))
         self.written += 1
-        options["on_delivery"](None, None)  # type: ignore[operator] # given by the outbox
+        options["on_delivery"](None, None)  # type: ignore[operator] # given by the dead-letter publisher
 
     def poll(self, *_timeout: float) -> int:
         return 0
@@ -175,32 +175,34 @@ def outgoing(count: int) -> Sequence[Outgoing]:
 def test_a_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
     clock, timers, durable = FixedClock(), Timers(), []
     producer = BrokenProducer(refuses=6)
-    outbox = Outbox("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
-    outbox.connect(producer)
+    publisher = DeadLetterPublisher("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
+    publisher.connect(producer)
     for one in outgoing(2):
-        outbox.put(one, lambda one=one: durable.append(one))
+        publisher.put(one, lambda one=one: durable.append(one))
 
     for _ in range(4):
-        outbox.serve()
+        publisher.serve()
         clock.now += outbox_module.RESEND_AFTER_S
         timers.serve(clock.now)
-    outbox.serve()
+    publisher.serve()
 
     assert producer.refused == 6
     assert len(durable) == 2
-    assert outbox.unsettled == 0
+    assert publisher.unsettled == 0
 
 
 def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
     producer = BrokenProducer(refuses=0)
-    outbox = Outbox("g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0))
-    outbox.connect(producer)
+    publisher = DeadLetterPublisher(
+        "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0)
+    )
+    publisher.connect(producer)
     for one in outgoing(3):
-        outbox.put(one, lambda: None)
+        publisher.put(one, lambda: None)
     with pytest.raises(PenstockError, match="in a row"):
-        outbox.serve()
+        publisher.serve()
 
-    outbox.flush(1.0)
+    publisher.flush(1.0)
 
     assert producer.written == 1
 

@@ -206,7 +206,9 @@ def test_a_revocation_waits_for_completions_no_longer_than_its_budget(
         wait_until(lambda: len(first.out) == 2)
         with consumer_of(broker, {topic: handler(second, **by_partition)}, **options) as other:
             # Its partition is not handed out any more, though it has not been given back yet.
-            wait_until(lambda: any(not fetch.assignment.active for fetch in dict(one._engine.desk.deferred).values()))
+            wait_until(
+                lambda: any(not fetch.assignment.active for fetch in dict(one._engine.processor.deferred).values())
+            )
             if in_time:
                 for completion in first.out.values():
                     from_another_thread(completion)

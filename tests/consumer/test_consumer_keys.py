@@ -10,7 +10,7 @@ import pytest
 import tenacity
 from confluent_kafka import Producer
 from consuming import consumer_of
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from kafka_tools import produce, read_all
 from penstock.consumer import handler, retry
@@ -207,10 +207,10 @@ def test_a_message_without_a_key_that_waits_holds_only_those_that_are_told_to_wa
         if message.value == b"bad":
             raise ValueError
 
-    bench = Bench({"a": handler(fails, keyless=keyless), "b": handler(fails, keyless=keyless)})
-    bench.feed("a", (None, b"bad"), (None, b"a2"))
-    bench.feed("b", (None, b"b1"))
-    bench.serve()
+    stepped = SteppedEngine({"a": handler(fails, keyless=keyless), "b": handler(fails, keyless=keyless)})
+    stepped.feed("a", (None, b"bad"), (None, b"a2"))
+    stepped.feed("b", (None, b"b1"))
+    stepped.serve()
 
     assert (
         tried
@@ -231,9 +231,9 @@ def test_a_message_that_waits_holds_what_its_order_says(order: str, expected: in
         if message.value == b"bad":
             raise ValueError
 
-    bench = Bench({"t": handler(fails, order=order)})
-    bench.feed("t", (b"k", b"bad"), (b"k", b"same key"), (b"other", b"other key"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(fails, order=order)})
+    stepped.feed("t", (b"k", b"bad"), (b"k", b"same key"), (b"other", b"other key"))
+    stepped.serve()
 
     assert len(tried) == expected
 

@@ -285,7 +285,7 @@ def test_workers_that_own_their_lanes_cannot_change_in_number(broker: DevBroker,
             consumer.change(workers=2, max_in_flight=5)
 
         # Refused as a whole.
-        assert consumer._engine.intake.max_in_flight == 10_000
+        assert consumer._engine.back_pressure.max_in_flight == 10_000
         assert consumer.statistics().workers == 4
 
 
@@ -311,4 +311,4 @@ def test_a_key_rate_is_refused_where_messages_of_a_key_do_not_wait_for_each_othe
         consumer.change_handler("unused", rate=5, key_rate=1)
     consumer.change_handler("unused", key_rate=None)
 
-    assert consumer._engine.routes["unused"].meter.rate == 3
+    assert consumer._engine.routes["unused"].token_bucket.rate == 3

@@ -1,4 +1,4 @@
-"""Where a group begins, what it is told by commit metadata, and what stops the intake, on a real broker."""
+"""Where a group begins, what it is told by commit metadata, and what stops back-pressure, on a real broker."""
 
 from __future__ import annotations
 

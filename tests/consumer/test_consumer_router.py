@@ -133,7 +133,7 @@ def test_small_headers_of_many_messages_are_weighed_by_some_of_them() -> None:
     routed.router.route([FixedRecord("t", 0, i, b"k", b"v", (("h", b"x" * 100),), None) for i in range(1000)], 0.0)
 
     assert routed.current.tracker.bytes_in_flight >= 1000 * 100
-    assert not routed.current.weighs_each
+    assert not routed.current.sizes_each
 
 
 @pytest.mark.parametrize("senders", [2, 3, 4, 8, 10, 16, 32])

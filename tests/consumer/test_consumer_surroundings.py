@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import tenacity
 from consuming import consumer_of, event_set
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from kafka_tools import produce
 from penstock.app import App
@@ -291,9 +291,9 @@ def test_what_is_no_middleware_and_what_makes_no_resource_is_refused() -> None:
 
 def test_hooks_are_not_called_for_what_the_filter_refuses() -> None:
     log: list[str] = []
-    bench = Bench({"t": handler(lambda _: None, filter=lambda message: message.offset > 0)}, [Told("a", log)])
+    stepped = SteppedEngine({"t": handler(lambda _: None, filter=lambda message: message.offset > 0)}, [Told("a", log)])
 
-    bench.feed("t", (b"k", b"0"), (b"k", b"1"))
-    bench.serve()
+    stepped.feed("t", (b"k", b"0"), (b"k", b"1"))
+    stepped.serve()
 
     assert log == ["a before 1", "a after 1 None"]

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from penstock.consumer.handlers.route import Route
 from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
-from penstock.routing import HeldRuns, Lane, ParkedKey, Run
+from penstock.routing import Lane, ParkedKey, Run, ThrottledRuns
 
 
 class Assignment:
@@ -39,10 +39,10 @@ class Assignment:
         "partition",
         "paused",
         "route",
+        "sizes_each",
         "start",
         "topic",
         "tracker",
-        "weighs_each",
     )
 
     def __init__(
@@ -80,7 +80,7 @@ class Assignment:
         #: Whether the client was sent to where its first message will tell; its own position says nothing before.
         self.is_sought = False
         #: Whether a message with a large key or large headers was seen: from then on each is weighed with its own.
-        self.weighs_each = False
+        self.sizes_each = False
         #: The end of the partition's log as the client last heard of it, or None.
         self.end: int | None = None
 
@@ -113,7 +113,7 @@ class Fetch:
 ConsumerRun = Run[Fetch, Record]
 ConsumerLane = Lane[Fetch, Record]
 ConsumerParked = ParkedKey[Fetch, Record]
-ConsumerHeld = HeldRuns[Fetch, Record]
+ConsumerThrottled = ThrottledRuns[Fetch, Record]
 #: A message in flight: what it belongs to, its place in the block, and the record.
 Item = tuple[Fetch, int, Record]
 
@@ -159,10 +159,10 @@ class Assignments:
 __all__ = [
     "Assignment",
     "Assignments",
-    "ConsumerHeld",
     "ConsumerLane",
     "ConsumerParked",
     "ConsumerRun",
+    "ConsumerThrottled",
     "Fetch",
     "Item",
 ]

@@ -17,10 +17,10 @@ from penstock.clients.kafka import TopicSpec
 from penstock.clients.lasting_producer import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
-from penstock.consumer.execution.keying import Keying
-from penstock.consumer.execution.lane_processor import Desk
-from penstock.consumer.execution_slot import Station, complete_finished
-from penstock.consumer.failures.dead_letter_publisher import Outbox
+from penstock.consumer.execution.key_resolver import KeyResolver
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.handler import Handler, Kind, OnFailure, orderings_of
@@ -28,7 +28,7 @@ from penstock.consumer.handlers.middleware import Middleware, surround
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.inspection.causes import Context
 from penstock.consumer.inspection.watchdog import Watchdog
-from penstock.consumer.polling.back_pressure import Intake
+from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.polling.rebalance import Rebalance
@@ -79,45 +79,45 @@ class Engine:
         kinds = {one.kind for one in handlers.values()}
         #: Whether there are handlers for threads, and for tasks.
         self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
-        thread_slots = settings.workers if settings.pinned else 1
-        #: The scheduler's slot of lanes whose head is for a task.
-        self.task_slot = thread_slots if self.has_threads else 0
+        thread_queues = settings.workers if settings.pinned else 1
+        #: The scheduler's queue of lanes whose head is for a task.
+        self.task_queue = thread_queues if self.has_threads else 0
         self.scheduler: Scheduler[Fetch, Record] = Scheduler(
             self._lane_count(),
-            slots=self.task_slot + 1 if self.has_tasks else thread_slots,
-            slot_of=self._slot_of if self.has_threads and (self.has_tasks or settings.pinned) else None,
+            queues=self.task_queue + 1 if self.has_tasks else thread_queues,
+            queue_of=self._queue_of if self.has_threads and (self.has_tasks or settings.pinned) else None,
         )
         self.telemetry = self._telemetry()
         self.assignments = Assignments()
         self.timers = Timers()
         self.limits = DeadLetterLimits(settings.dead_letter_limit, self._handled)
-        self.outbox = Outbox(group, clock, self.timers, self.limits)
-        self.outbox.fail = self.fail
-        self.outbox.exception_texts = settings.exception_texts
-        #: Set by who runs the engine: called with the slots of ready lanes, and to have stuck workers relieved.
+        self.dead_letter_publisher = DeadLetterPublisher(group, clock, self.timers, self.limits)
+        self.dead_letter_publisher.fail = self.fail
+        self.dead_letter_publisher.exception_texts = settings.exception_texts
+        #: Set by who runs the engine: called with the queues of ready lanes, and to have stuck workers relieved.
         self.on_ready: Callable[[Sequence[int]], None] = lambda _: None
         self.relieve: Callable[[], bool] = lambda: False
         #: Set by who runs the engine: where handlers are called, and how long the event loop has not come round.
-        self.stations: Callable[[], Iterable[Station]] = lambda: ()
+        self.slots: Callable[[], Iterable[ExecutionSlot]] = lambda: ()
         self.loop_behind: Callable[[], tuple[float, int | None]] = lambda: (0.0, None)
-        self.desk = Desk(
+        self.processor = LaneProcessor(
             clock,
             settings.run_seconds,
             scheduler=self.scheduler,
             timers=self.timers,
-            outbox=self.outbox,
+            publisher=self.dead_letter_publisher,
             wake=self._ready,
             fail=self.fail,
         )
         self.routes = self._make_routes(middlewares)
         #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
-        self.keying: Keying | None = None
+        self.key_resolver: KeyResolver | None = None
         if any(route.ordering.has_key_function for route in self.routes.values()):
-            self.keying = Keying(group, clock, self.scheduler, wake=self._ready, fail=self.fail)
+            self.key_resolver = KeyResolver(group, clock, self.scheduler, wake=self._ready, fail=self.fail)
         self.router = Router(
-            self.assignments, self.scheduler, self._ready, self.look_again, self.routes, keying=self.keying
+            self.assignments, self.scheduler, self._ready, self.look_again, self.routes, key_resolver=self.key_resolver
         )
-        self.intake = Intake(
+        self.back_pressure = BackPressure(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
             settings.max_parked,
@@ -125,7 +125,7 @@ class Engine:
             fetch_size=settings.fetch_size,
         )
         self.commits = Commits(
-            self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.stations())
+            self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots())
         )
         self.rebalance = Rebalance(
             self.assignments,
@@ -134,24 +134,24 @@ class Engine:
             busy=self._busy,
             let_go=self.look_again,
             make=self._assignment,
-            welcome=self.intake.welcome,
+            pause_if_full=self.back_pressure.pause_if_full,
             revoke_timeout=settings.revoke_timeout,
             end_by=self.end_by,
         )
-        self.watchdog = Watchdog(settings.stall_after, self._all_stations, self._behind)
+        self.watchdog = Watchdog(settings.stall_after, self._all_slots, self._behind)
         self.loop: PollLoop | None = None
 
-    def _ready(self, slots: Sequence[int]) -> None:
-        self.on_ready(slots)
+    def _ready(self, queues: Sequence[int]) -> None:
+        self.on_ready(queues)
 
-    def _all_stations(self) -> Iterable[Station]:
-        return self.stations()
+    def _all_slots(self) -> Iterable[ExecutionSlot]:
+        return self.slots()
 
     def _behind(self) -> tuple[float, int | None]:
         return self.loop_behind()
 
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
-        return self.desk.busy_with(self.stations(), assignments)
+        return self.processor.busy_with(self.slots(), assignments)
 
     def _lane_count(self) -> int:
         settings = self.settings
@@ -165,14 +165,14 @@ class Engine:
             settings.max_concurrency * per_task if self.has_tasks else 1,
         )
 
-    def _slot_of(self, lane: ConsumerLane) -> int:
+    def _queue_of(self, lane: ConsumerLane) -> int:
         """Return which workers serve a lane, by its head. By who has just claimed it."""
         if self.has_tasks:
             fetch = lane.due_owner() if lane.serves_due else None
             if fetch is None and lane.runs:
                 fetch = lane.runs[0].owner
             if fetch is not None and fetch.assignment.route.kind is Kind.TASK:
-                return self.task_slot
+                return self.task_queue
         return lane.number if self.settings.pinned else 0
 
     def _telemetry(self) -> ConsumerTelemetry | None:
@@ -233,17 +233,17 @@ class Engine:
         )
 
     def _handled(self) -> int:
-        return sum(station.handled for station in self.stations())
+        return sum(slot.handled for slot in self.slots())
 
     def look_again(self) -> None:
         """Have all that waits in lanes looked at: what is of dropped assignments goes, what waits for a limit asks."""
-        self.desk.holding.dropped += 1
+        self.processor.throttling.dropped += 1
         for lane in self.scheduler.lanes:
             # A copy, made in one step: the holder changes the dictionary meanwhile. Waking is a hint, so none is wrong.
             for key in list(lane.parked) if lane.parked else ():
-                self.desk.wake_key(lane, key)
-            for meter in list(lane.held) if lane.held else ():
-                self.desk.wake_key(lane, meter)
+                self.processor.wake_key(lane, key)
+            for token_bucket in list(lane.throttled) if lane.throttled else ():
+                self.processor.wake_key(lane, token_bucket)
 
     def fail(self, error: BaseException) -> None:
         """Stop the consumer because of an error. Any thread."""
@@ -253,8 +253,8 @@ class Engine:
     def context(self) -> Context:
         """Return what is known beside the messages, for explanations. Any thread."""
         if self.loop is None:
-            return Context(self.outbox.words, lambda _topic: None)
-        return Context(self.outbox.words, self.loop.topic_watch.trouble, self.loop.rights_watch.trouble)
+            return Context(self.dead_letter_publisher.words, lambda _topic: None)
+        return Context(self.dead_letter_publisher.words, self.loop.topic_watch.trouble, self.loop.rights_watch.trouble)
 
     def end_by(self) -> float:
         """Return when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked for."""
@@ -282,9 +282,11 @@ class Engine:
         config = {**self.settings.client_config(self.group), "on_commit": self.commits.on_commit}
         if made:
             producing = self.settings.producer_config()
-            self.outbox.connect(LastingProducer(lambda: cluster.producer(producing), self.clock), cluster.principal)
+            self.dead_letter_publisher.connect(
+                LastingProducer(lambda: cluster.producer(producing), self.clock), cluster.principal
+            )
         if self.telemetry is not None:
-            self.outbox.trace = self.telemetry.sending
+            self.dead_letter_publisher.trace = self.telemetry.sending
             self.commits.told = partial(self._tell_commit, self.telemetry)
         self.loop = PollLoop(
             lambda: cluster.consumer(config),
@@ -295,13 +297,13 @@ class Engine:
             routes=list(self.routes.values()),
             assignments=self.assignments,
             scheduler=self.scheduler,
-            desk=self.desk,
+            processor=self.processor,
             router=self.router,
-            intake=self.intake,
+            back_pressure=self.back_pressure,
             commits=self.commits,
             rebalance=self.rebalance,
             timers=self.timers,
-            outbox=self.outbox,
+            publisher=self.dead_letter_publisher,
             watchdog=self.watchdog,
             topic_watch=TopicWatch(list(self.routes), cluster.ask_topic_ids),
             rights_watch=rights,

@@ -18,7 +18,7 @@ Work = Message | list[Message]
 Outcome = Failed | DeferredCompletion | None
 
 
-class Station:
+class ExecutionSlot:
     """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
 
     __slots__ = (
@@ -31,7 +31,7 @@ class Station:
         "invoke",
         "kind",
         "name",
-        "owes",
+        "owed_s",
         "record",
         "retried",
         "run",
@@ -60,7 +60,7 @@ class Station:
         self.thread_id: int | None = None
         self.task: Task[None] | None = None
         #: Seconds that it gave to what was woken and not yet to new messages: see `Scheduler.take`.
-        self.owes = 0.0
+        self.owed_s = 0.0
         self.handled = 0
         self.failed = 0
         self.retried = 0
@@ -68,7 +68,7 @@ class Station:
         self.filtered = 0
 
     def leave(self) -> None:
-        """Note that the station is between lanes."""
+        """Note that the slot is between lanes."""
         self.record = self.fetch = self.run = None
 
     def finished(self) -> tuple[ConsumerRun, range] | None:
@@ -103,13 +103,13 @@ def _offset_of(record: Record) -> int:
     return record.offset()
 
 
-def complete_finished(stations: Iterable[Station]) -> None:
+def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
     """Complete what is done of the runs under way: a handler that hangs must not hide its finished predecessors.
 
     Any thread. The visits complete these messages again at the end of their runs; the tracker knows.
     """
-    for station in stations:
-        finished = station.finished()
+    for slot in slots:
+        finished = slot.finished()
         if finished is not None and finished[1]:
             run, places = finished
             run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
@@ -120,19 +120,19 @@ def _nothing(_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class LingerUntil:
     """The lane has runs, but is not to be served until something happens.
 
     Attributes:
         appended: `lane.appended` when that was decided.
-        after: called once the lane is given back: what will bring it back.
+        schedule_wake: called once the lane is given back: what will bring it back.
     """
 
     appended: int
-    after: Callable[[], None]
+    schedule_wake: Callable[[], None]
 
 
-Visit = Generator[Work, Outcome, Rest | None]
+LaneProcessing = Generator[Work, Outcome, LingerUntil | None]
 
 
-__all__ = ["Outcome", "Rest", "Station", "Visit", "Work", "complete_finished"]
+__all__ = ["ExecutionSlot", "LaneProcessing", "LingerUntil", "Outcome", "Work", "complete_finished"]

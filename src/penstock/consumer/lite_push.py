@@ -16,7 +16,7 @@ from penstock.clients.granted_rights import Rights
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.event_loop import TaskPool
 from penstock.consumer.execution.threads import WorkerPool
-from penstock.consumer.execution_slot import Station
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.handlers.handler import Handler, check_paced, require_own_topics
 from penstock.consumer.handlers.middleware import Middleware, WorkerResource
 from penstock.consumer.handlers.retry_policy import RetryPolicy
@@ -101,7 +101,7 @@ class LitePushConsumer:
             pinned=self._settings.pinned,
             clock=engine.clock,
             scheduler=engine.scheduler,
-            desk=engine.desk,
+            processor=engine.processor,
             closing=self._close_resources,
         )
         self._tasks: TaskPool | None = None
@@ -109,36 +109,36 @@ class LitePushConsumer:
             self._tasks = TaskPool(
                 group,
                 max_concurrency=self._settings.max_concurrency,
-                slot=engine.task_slot,
+                queue=engine.task_queue,
                 scheduler=engine.scheduler,
-                desk=engine.desk,
+                processor=engine.processor,
                 closing=self._close_resources,
             )
             engine.loop_behind = self._loop_behind
         engine.on_ready = self._wake
         engine.relieve = self._pool.relieve if engine.has_threads else lambda: False
-        engine.stations = self._stations
+        engine.slots = self._slots
 
     def check_rights(self) -> tuple[Rights, str]:
         """Return which of the rights that it needs it has, and its principal; raises as `start`, and starts nothing."""
         return check_rights(self._engine.needed_rights(), self._engine.handlers, self._cluster)
 
-    def _stations(self) -> list[Station]:
-        keying = self._engine.keying
+    def _slots(self) -> list[ExecutionSlot]:
+        key_resolver = self._engine.key_resolver
         return (
-            self._pool.stations
-            + (self._tasks.stations if self._tasks is not None else [])
-            + ([keying.station] if keying is not None else [])
+            self._pool.slots
+            + (self._tasks.slots if self._tasks is not None else [])
+            + ([key_resolver.slot] if key_resolver is not None else [])
         )
 
-    def _wake(self, slots: Sequence[int]) -> None:
+    def _wake(self, queues: Sequence[int]) -> None:
         if self._tasks is None:
-            self._pool.wake(slots)
+            self._pool.wake(queues)
             return
-        task_slot = self._engine.task_slot
-        self._tasks.wake([slot for slot in slots if slot == task_slot])
+        task_queue = self._engine.task_queue
+        self._tasks.wake([queue for queue in queues if queue == task_queue])
         if self._engine.has_threads:
-            self._pool.wake([slot for slot in slots if slot != task_slot])
+            self._pool.wake([queue for queue in queues if queue != task_queue])
 
     def _loop_behind(self) -> tuple[float, int | None]:
         tasks = self._tasks
@@ -165,8 +165,8 @@ class LitePushConsumer:
         self._loop = self._engine.connect(self._cluster)
         self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
         self._pool.start()
-        if self._engine.keying is not None:
-            self._engine.keying.start()
+        if self._engine.key_resolver is not None:
+            self._engine.key_resolver.start()
         self._start_loop()
         if self._engine.telemetry is not None:
             self._engine.telemetry.observe(lambda: self.statistics().reading())
@@ -233,10 +233,10 @@ class LitePushConsumer:
         if max_concurrency is not None and self._tasks is None:
             raise ConfigurationError(f"max_concurrency cannot change: no handler of {self._group} is an `async def`")
         self._resize(workers, max_concurrency)
-        intake = self._engine.intake
+        back_pressure = self._engine.back_pressure
         for option in ("max_in_flight", "max_in_flight_bytes", "max_parked", "max_parked_bytes"):
             if (value := given[option]) is not None:
-                setattr(intake, option, value)
+                setattr(back_pressure, option, value)
         if commit_interval is not None:
             self._engine.commits.interval_s = commit_interval
 
@@ -280,8 +280,8 @@ class LitePushConsumer:
         for route in routes:
             route.change(
                 retry=retry,
-                rate=route.meter.rate if isinstance(rate, Unchanged) else rate,
-                key_rate=route.pace.rate if isinstance(key_rate, Unchanged) else key_rate,
+                rate=route.token_bucket.rate if isinstance(rate, Unchanged) else rate,
+                key_rate=route.key_rate_limiter.rate if isinstance(key_rate, Unchanged) else key_rate,
             )
         self._engine.look_again()
 
@@ -348,9 +348,9 @@ class LitePushConsumer:
         finally:
             # Of the one time that the whole stop has: the drain and the revocation have waited for handlers already.
             left = max(0.0, self._loop.end_by - self._engine.clock.monotonic())
-            if self._engine.keying is not None:
-                self._engine.keying.stop()
-            stuck = [worker.station.name for worker in self._pool.stop(left)]
+            if self._engine.key_resolver is not None:
+                self._engine.key_resolver.stop()
+            stuck = [worker.slot.name for worker in self._pool.stop(left)]
             if self._tasks is not None:
                 stuck += self._tasks.end_handlers(left)
             for name in stuck:
@@ -371,7 +371,7 @@ class LitePushConsumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return the counts of this moment, taken from live state."""
-        return statistics_of(self._engine, self._stations(), len(self._pool.workers))
+        return statistics_of(self._engine, self._slots(), len(self._pool.workers))
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
@@ -386,7 +386,7 @@ class LitePushConsumer:
         if not assigned and not self._loop.leaving.is_set():
             why = self._loop.shut_out()
             return shut_out(engine.handlers, why or NO_PARTITION, context, "shut out" if why else "no partition")
-        return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic(), context)
+        return explain(assigned, self._slots(), engine.scheduler, engine.clock.monotonic(), context)
 
     def __enter__(self) -> Self:
         """Start."""

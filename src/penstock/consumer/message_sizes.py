@@ -24,17 +24,17 @@ _MANY = 2 * _ASKED
 _LARGE_BYTES = 1024
 
 
-def weight_of(record: Record) -> int:
+def size_in_bytes(record: Record) -> int:
     """Return the bytes that a message takes, about."""
     return OVERHEAD_BYTES + len(record) + _unsized_bytes(record)
 
 
-def weight_of_all(records: Sequence[Record], assignment: Assignment) -> int:
+def total_size_in_bytes(records: Sequence[Record], assignment: Assignment) -> int:
     """Return the bytes that messages of one partition take, about. On the poll thread only."""
-    asked = records if assignment.weighs_each or len(records) <= _MANY else records[::_ASKED]
+    asked = records if assignment.sizes_each or len(records) <= _MANY else records[::_ASKED]
     sizes = [_unsized_bytes(record) for record in asked]
-    if not assignment.weighs_each and max(sizes) >= _LARGE_BYTES:
-        assignment.weighs_each = True
+    if not assignment.sizes_each and max(sizes) >= _LARGE_BYTES:
+        assignment.sizes_each = True
         sizes = [_unsized_bytes(record) for record in records]
     return OVERHEAD_BYTES * len(records) + sum(map(len, records)) + sum(sizes) * len(records) // len(sizes)
 
@@ -54,4 +54,4 @@ def _header_bytes(record: Record) -> int:
     return sum([_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers])
 
 
-__all__ = ["OVERHEAD_BYTES", "weight_of", "weight_of_all"]
+__all__ = ["OVERHEAD_BYTES", "size_in_bytes", "total_size_in_bytes"]

@@ -69,7 +69,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         before: how often the head was handed over behind others, with them, before it was the head.
         tried: how often the messages behind the head were, in their order; those it does not reach never were.
         alone: how many messages, from the head on, are tried one at a time where others come in batches.
-        mates: the keys, this one included, whose messages failed together as one batch: they are tried again so.
+        batch_keys: the keys, this one included, whose messages failed together as one batch: they are tried again so.
         since: when the head was first tried, on the caller's clock.
         asked: whether the head stands in the line for its handler's rate. Set by the holder, cleared by who wakes the
             key because of it, before he does.
@@ -83,9 +83,9 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         "alone",
         "asked",
         "attempts",
+        "batch_keys",
         "before",
         "due_at",
-        "mates",
         "settled",
         "since",
         "state",
@@ -100,7 +100,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         # Made at need: only handlers of batches have any.
         self.tried: deque[int] | None = None
         self.alone = 0
-        self.mates: tuple[Hashable, ...] = ()
+        self.batch_keys: tuple[Hashable, ...] = ()
         self.asked = False
         self.since = 0.0
         self.state = KeyState.WAITING
@@ -144,7 +144,7 @@ DONE = "done"
 HOLD = "hold"
 
 
-class HeldRuns(Generic[OwnerT, RecordT]):
+class ThrottledRuns(Generic[OwnerT, RecordT]):
     """Runs that wait for the rate of their handler while their lane goes on with others. The lane holder's alone.
 
     Attributes:
@@ -165,7 +165,7 @@ class HeldRuns(Generic[OwnerT, RecordT]):
 class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
-    __slots__ = ("appended", "claim", "due", "held", "number", "owes", "parked", "runs")
+    __slots__ = ("appended", "claim", "due", "number", "owed_s", "parked", "runs", "throttled")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -176,11 +176,11 @@ class Lane(Generic[OwnerT, RecordT]):
         #: Keys whose head waits. The holder's alone.
         self.parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = {}
         #: Runs that wait for a rate, by what limits it: opaque here, and never equal to a key. The holder's alone.
-        self.held: dict[Hashable, HeldRuns[OwnerT, RecordT]] = {}
+        self.throttled: dict[Hashable, ThrottledRuns[OwnerT, RecordT]] = {}
         #: Parked keys and held runs that were woken. Any thread appends, the holder takes.
         self.due: list[Hashable] = []
         #: Seconds that were given to what was woken and not yet to runs that stood here meanwhile. The holder's alone.
-        self.owes = 0.0
+        self.owed_s = 0.0
         #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
         self.claim = threading.Lock()
 
@@ -197,7 +197,7 @@ class Lane(Generic[OwnerT, RecordT]):
     @property
     def serves_due(self) -> bool:
         """Whether what was woken is served next, and not the runs: by turns, of the same length. By the holder."""
-        return bool(self.due) and (not self.runs or self.owes <= 0.0)
+        return bool(self.due) and (not self.runs or self.owed_s <= 0.0)
 
     def due_owner(self) -> OwnerT | None:
         """Return what the head of the first that was woken belongs to, or None where nothing waits. By the holder."""
@@ -205,8 +205,8 @@ class Lane(Generic[OwnerT, RecordT]):
         parked = self.parked.get(key)
         if parked is not None:
             return parked.waiting[0][0]
-        held = self.held.get(key) if self.held else None
-        return held.runs[0].owner if held is not None and held.runs else None
+        throttled = self.throttled.get(key) if self.throttled else None
+        return throttled.runs[0].owner if throttled is not None and throttled.runs else None
 
 
-__all__ = ["DONE", "HOLD", "HeldRuns", "KeyState", "Lane", "ParkedKey", "Run"]
+__all__ = ["DONE", "HOLD", "KeyState", "Lane", "ParkedKey", "Run", "ThrottledRuns"]

@@ -9,7 +9,7 @@ among the others, failing messages, which only get older, would go before all th
 of them before all others. Who takes says which queue goes first: a worker gives runs as much of its time as it gave to
 what was woken, and so does the holder of a lane that has both. So neither starves the other.
 
-Workers of one kind share a *slot*; in pinned mode each worker is a slot of its own, has one lane for life, and only
+Workers of one kind share a *queue*; in pinned mode each worker is a queue of its own, has one lane for life, and only
 ever takes that.
 
 Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back, so it
@@ -45,25 +45,25 @@ class Scheduler(Generic[OwnerT, RecordT]):
 
     Args:
         lanes: number of lanes.
-        slots: groups of workers; each group takes from a heap of its own.
-        slot_of: which slot serves a lane, asked when the lane is queued, while nobody holds it and it has work. All
-            are served by slot 0 when left out.
+        queues: groups of workers; each group takes from a heap of its own.
+        queue_of: which queue serves a lane, asked when the lane is queued, while nobody holds it and it has work. All
+            are served by queue 0 when left out.
 
     Attributes:
         lanes: all lanes, by number.
-        slots: how many slots there are.
+        queues: how many queues there are.
     """
 
     def __init__(
-        self, lanes: int, *, slots: int = 1, slot_of: Callable[[Lane[OwnerT, RecordT]], int] | None = None
+        self, lanes: int, *, queues: int = 1, queue_of: Callable[[Lane[OwnerT, RecordT]], int] | None = None
     ) -> None:
         self.lanes: tuple[Lane[OwnerT, RecordT], ...] = tuple(Lane(number) for number in range(lanes))
-        self.slots = slots
-        self._slot_of = slot_of
-        #: One heap a slot of arrival of the head x number of lanes + lane number: one number compares faster than two.
-        self._ready: list[list[int]] = [[] for _ in range(slots)]
+        self.queues = queues
+        self._queue_of = queue_of
+        #: One heap a queue of arrival of the head x number of lanes + lane number: one number compares faster than two.
+        self._ready: list[list[int]] = [[] for _ in range(queues)]
         #: The same of lanes that serve what was woken, by the count of those before them in place of an arrival.
-        self._due: list[list[int]] = [[] for _ in range(slots)]
+        self._due: list[list[int]] = [[] for _ in range(queues)]
         self._woken = count()
 
     def lane_number(self, key: bytes) -> int:
@@ -74,47 +74,47 @@ class Scheduler(Generic[OwnerT, RecordT]):
         """Tell that runs were appended to these lanes.
 
         Returns:
-            The slot of each lane that became ready by it: so many workers of these slots may be needed.
+            The queue of each lane that became ready by it: so many workers of these queues may be needed.
         """
-        slots = []
+        queues = []
         for lane in lanes:
-            # `_queue`, written out for the common case: this is done for every lane of every fetch.
+            # `_enqueue`, written out for the common case: this is done for every lane of every fetch.
             if lane.claim.acquire(False):  # noqa: FBT003 - a keyword costs as much as the call
                 if lane.runs or lane.due:
-                    slots.append(self._push(lane))
+                    queues.append(self._push(lane))
                     continue
                 lane.claim.release()
-                if (slot := self._queue(lane)) is not None:
-                    slots.append(slot)
-        return slots
+                if (queue := self._enqueue(lane)) is not None:
+                    queues.append(queue)
+        return queues
 
     def wake(self, lane: Lane[OwnerT, RecordT], key: Hashable) -> list[int]:
-        """Tell that a parked key or held runs of a lane should be looked at. Returns slots as `ready` does."""
+        """Tell that a parked key or held runs of a lane should be looked at. Returns queues as `ready` does."""
         lane.due.append(key)
         return self.ready((lane,))
 
-    def take(self, slot: int, owes: float = 0.0) -> Lane[OwnerT, RecordT] | None:
-        """Give the caller a ready lane of its slot, or None. It must give it back.
+    def take(self, queue: int, owed_s: float = 0.0) -> Lane[OwnerT, RecordT] | None:
+        """Give the caller a ready lane of its queue, or None. It must give it back.
 
         Args:
-            slot: the caller's slot.
-            owes: above 0, a lane whose runs are served comes first; else one in which something was woken.
+            queue: the caller's queue.
+            owed_s: above 0, a lane whose runs are served comes first; else one in which something was woken.
         """
-        ready, due = self._ready[slot], self._due[slot]
+        ready, due = self._ready[queue], self._due[queue]
         try:
-            if due and (not owes or not ready):
+            if due and (not owed_s or not ready):
                 return self.lanes[heapq.heappop(due) % len(self.lanes)]
             return self.lanes[heapq.heappop(ready) % len(self.lanes)] if ready else None
         except IndexError:  # another took the last one since the look
             # There is no other to take meanwhile, save in the other queue; who finds both empty has seen all.
-            return self.take(slot, owes) if ready or due else None
+            return self.take(queue, owed_s) if ready or due else None
 
     def give_back(self, lane: Lane[OwnerT, RecordT]) -> int | None:
-        """Take a lane back. Returns its slot when it is ready again: the caller looks there once more, or wakes one."""
+        """Take a lane back. Returns its queue when it is ready again: the caller looks there again, or wakes one."""
         lane.claim.release()
-        return self._queue(lane)
+        return self._enqueue(lane)
 
-    def rest(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
+    def linger(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
         """Take a lane back that has runs but should not be served until something happens to it.
 
         Args:
@@ -122,9 +122,9 @@ class Scheduler(Generic[OwnerT, RecordT]):
             appended: `lane.appended` as it was when the caller decided so; the lane is ready again if it has changed.
         """
         lane.claim.release()
-        return self._queue(lane) if lane.due or lane.appended != appended else None
+        return self._enqueue(lane) if lane.due or lane.appended != appended else None
 
-    def _queue(self, lane: Lane[OwnerT, RecordT]) -> int | None:
+    def _enqueue(self, lane: Lane[OwnerT, RecordT]) -> int | None:
         """Claim a lane that has work and is free, and put it on its heap."""
         while (lane.runs or lane.due) and lane.claim.acquire(False):  # noqa: FBT003 - as above
             # Only a holder takes work away, and that is this thread now: what is seen here stays.
@@ -136,23 +136,23 @@ class Scheduler(Generic[OwnerT, RecordT]):
         return None
 
     def _push(self, lane: Lane[OwnerT, RecordT]) -> int:
-        """Put a claimed lane with work on its heap and return its slot."""
-        slot = 0 if self._slot_of is None else self._slot_of(lane)
+        """Put a claimed lane with work on its heap and return its queue."""
+        queue = 0 if self._queue_of is None else self._queue_of(lane)
         if lane.due and lane.serves_due:
-            heapq.heappush(self._due[slot], next(self._woken) * len(self.lanes) + lane.number)
+            heapq.heappush(self._due[queue], next(self._woken) * len(self.lanes) + lane.number)
         else:
             run = lane.runs[0]
             arrival = run.arrival + run.indexes[run.next]
-            heapq.heappush(self._ready[slot], arrival * len(self.lanes) + lane.number)
-        return slot
+            heapq.heappush(self._ready[queue], arrival * len(self.lanes) + lane.number)
+        return queue
 
-    def waiting(self, slot: int) -> int:
-        """Return how many lanes of a slot are ready and not taken."""
-        return len(self._ready[slot]) + len(self._due[slot])
+    def waiting(self, queue: int) -> int:
+        """Return how many lanes of a queue are ready and not taken."""
+        return len(self._ready[queue]) + len(self._due[queue])
 
     @property
     def idle(self) -> bool:
-        """Whether no lane is ready or held; keys and runs that wait in one and lanes at rest do not count."""
+        """Whether no lane is ready or held; keys and runs that wait in one and lanes that linger do not count."""
         return not any(lane.claim.locked() for lane in self.lanes)
 
 

@@ -81,7 +81,7 @@ def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
         if lane.parked:
             _count_parked(lane, counts)
         worker = held.get(lane)
-        for run in chain(lane.runs, *(held.runs for held in lane.held.values())):
+        for run in chain(lane.runs, *(throttled.runs for throttled in lane.throttled.values())):
             count = counts.setdefault(run.owner.assignment, Count())
             if worker is None:
                 count.least += len(run.records) - run.next

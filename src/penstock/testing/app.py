@@ -341,7 +341,7 @@ class TestApp:
         consumer = self._running()
         worked = False
         for worker in consumer.workers:
-            if worker.station.kind is Kind.THREAD:
+            if worker.slot.kind is Kind.THREAD:
                 while worker.take():
                     worked = True
                     while worker.work is not None:
@@ -357,12 +357,12 @@ class TestApp:
         """Return what changes whenever the poll loop has done something."""
         consumer = self._running()
         engine = consumer.engine
+        publisher = engine.dead_letter_publisher
         return (
             engine.router.received,
             engine.router.stale,
             (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
-            (engine.outbox.waiting, engine.outbox.unsettled, engine.outbox.dead_letters, engine.outbox.put_off),
-            engine.outbox.failures,
+            (publisher.waiting, publisher.unsettled, publisher.dead_letters, publisher.put_off, publisher.failures),
             (engine.commits.succeeded, engine.commits.failed),
             [assignment.paused for assignment in engine.assignments.all()],
             self.broker.generation(engine.group),
@@ -373,7 +373,7 @@ class TestApp:
 
 
 def _call(worker: SteppedWorker) -> Outcome:
-    outcome = call(worker.station, worker.work)
+    outcome = call(worker.slot, worker.work)
     error = getattr(outcome, "error", None)
     if isinstance(error, KeyboardInterrupt):
         # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.

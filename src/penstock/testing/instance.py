@@ -200,7 +200,7 @@ class Instance:
 
     def finish(self, worker: SteppedWorker) -> None:
         """Let a call end as the app's handler ends it."""
-        outcome = _run(worker) if worker.station.kind is Kind.TASK else call(worker.station, worker.work)
+        outcome = _run(worker) if worker.slot.kind is Kind.TASK else call(worker.slot, worker.work)
         made = self.calls[worker]
         if isinstance(outcome, DeferredCompletion):
             self.deferred[outcome] = made
@@ -247,7 +247,7 @@ def _as_fetched(message: Message) -> Message:
 
 def _run(worker: SteppedWorker) -> Outcome:
     try:
-        coroutine = cast("Coroutine[object, None, object]", worker.station.invoke(worker.work))
+        coroutine = cast("Coroutine[object, None, object]", worker.slot.invoke(worker.work))
         coroutine.send(None)
     except StopIteration as end:
         return end.value if isinstance(end.value, DeferredCompletion) else None

@@ -89,7 +89,7 @@ class TaskRunner:
         consumer = self._consumer
         begun = False
         while len(self._tasks) < consumer.engine.settings.max_concurrency:
-            tasks = [worker for worker in consumer.workers if worker.station.kind is Kind.TASK]
+            tasks = [worker for worker in consumer.workers if worker.slot.kind is Kind.TASK]
             free = next((worker for worker in tasks if worker.lane is None), None)
             if free is None:
                 consumer.resize(len(tasks) + 1, Kind.TASK)
@@ -106,7 +106,7 @@ class TaskRunner:
         while worker.work is not None:
             outcome: Outcome = None
             try:
-                returned = await cast("Awaitable[object]", worker.station.invoke(worker.work))
+                returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
                 if isinstance(error, KeyboardInterrupt) or _is_cancelled():
                     raise

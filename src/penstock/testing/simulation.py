@@ -236,13 +236,13 @@ class Simulation:
     ) -> None:
         """Change settings of a running instance; those left out stay."""
         self._note(f"{instance.name} changes: {workers=} {max_in_flight=} {max_in_flight_bytes=} {max_parked=}")
-        intake, engine = instance.consumer.engine.intake, instance.consumer.engine
+        back_pressure, engine = instance.consumer.engine.back_pressure, instance.consumer.engine
         if workers is not None and engine.has_threads and not engine.settings.pinned:
             instance.consumer.resize(workers, Kind.THREAD)
-        intake.max_in_flight = max_in_flight or intake.max_in_flight
-        intake.max_parked = max_parked or intake.max_parked
-        intake.max_in_flight_bytes = max_in_flight_bytes or intake.max_in_flight_bytes
-        self._most_bytes = max(self._most_bytes, intake.max_in_flight_bytes)
+        back_pressure.max_in_flight = max_in_flight or back_pressure.max_in_flight
+        back_pressure.max_parked = max_parked or back_pressure.max_parked
+        back_pressure.max_in_flight_bytes = max_in_flight_bytes or back_pressure.max_in_flight_bytes
+        self._most_bytes = max(self._most_bytes, back_pressure.max_in_flight_bytes)
 
     def change_rates(self, instance: Instance, topic: str, rate: float | None, key_rate: float | None) -> None:
         """Change the rates of a topic's handler."""
@@ -281,7 +281,7 @@ class Simulation:
         """Let a worker of an instance take a lane, and begin its first handler. Returns whether there was one."""
         if not instance.take(worker):
             return False
-        self._note(f"{instance.name} takes a lane for {worker.station.name}")
+        self._note(f"{instance.name} takes a lane for {worker.slot.name}")
         self._look_around(instance, worker)
         self.audit(instance)
         return True

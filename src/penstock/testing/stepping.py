@@ -17,7 +17,7 @@ from penstock.clients.kafka import TopicSpec
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution_slot import Outcome, Station, Visit, Work
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.middleware import Middleware
 from penstock.consumer.inspection.explain import Explanation, explain
@@ -165,17 +165,17 @@ class SteppedWorker:
 
     Args:
         engine: whose lanes it serves.
-        station: where it calls handlers.
-        slot: the scheduler's slot of its lanes.
+        slot: where it calls handlers.
+        queue: the scheduler's queue of its lanes.
     """
 
-    __slots__ = ("_engine", "_visit", "assignment", "lane", "slot", "station", "work")
+    __slots__ = ("_engine", "_processing", "assignment", "lane", "queue", "slot", "work")
 
-    def __init__(self, engine: Engine, station: Station, slot: int) -> None:
+    def __init__(self, engine: Engine, slot: ExecutionSlot, queue: int) -> None:
         self._engine = engine
-        self.station = station
         self.slot = slot
-        self._visit: Visit | None = None
+        self.queue = queue
+        self._processing: LaneProcessing | None = None
         #: The lane it holds, and what its handler is given now; None in between. And what that belongs to.
         self.lane: ConsumerLane | None = None
         self.work: Work | None = None
@@ -183,34 +183,34 @@ class SteppedWorker:
 
     def take(self) -> bool:
         """Take a ready lane and begin with it. Returns whether there was one."""
-        lane = self._engine.scheduler.take(self.slot, self.station.owes)
+        lane = self._engine.scheduler.take(self.queue, self.slot.owed_s)
         if lane is None:
             return False
         self.lane = lane
-        self._visit = self._engine.desk.visit(lane, self.station)
+        self._processing = self._engine.processor.process(lane, self.slot)
         self.go_on(None)
         return True
 
     def go_on(self, outcome: Outcome) -> None:
         """End the call that is under way, if any, with an outcome; go on to the next, or give the lane back."""
-        visit, lane = self._visit, self.lane
-        if visit is None or lane is None:
+        processing, lane = self._processing, self.lane
+        if processing is None or lane is None:
             raise AssertionError("a worker without a lane has nothing to go on with")
         self.work = None
-        rest = None
+        linger = None
         ended = True
         try:
-            self.work = visit.send(outcome)
-            fetch = self.station.fetch
+            self.work = processing.send(outcome)
+            fetch = self.slot.fetch
             self.assignment = None if fetch is None else fetch.assignment
             ended = False
         except StopIteration as end:
-            rest = end.value
+            linger = end.value
         finally:
             if ended:
-                self._visit = self.lane = self.assignment = None
-                self.station.leave()
-                self._engine.desk.give_back(lane, rest)
+                self._processing = self.lane = self.assignment = None
+                self.slot.leave()
+                self._engine.processor.give_back(lane, linger)
 
 
 class SteppedConsumer:
@@ -241,9 +241,9 @@ class SteppedConsumer:
         #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
         self.engine = Engine(group, handlers, settings, self.clock, middlewares)
-        self.engine.stations = self._stations
+        self.engine.slots = self._slots
         self.workers: list[SteppedWorker] = []
-        self._past: list[Station] = []
+        self._past: list[ExecutionSlot] = []
         self.loop: PollLoop | None = None
         self._client: SteppedClient | None = None
         if self.engine.has_threads:
@@ -299,24 +299,24 @@ class SteppedConsumer:
         return self._client
 
     @property
-    def stations(self) -> list[Station]:
+    def slots(self) -> list[ExecutionSlot]:
         """Where messages may be in a handler, those of workers that are gone included."""
-        return [*(worker.station for worker in self.workers), *self._past]
+        return [*(worker.slot for worker in self.workers), *self._past]
 
-    def _stations(self) -> list[Station]:
-        return self.stations
+    def _slots(self) -> list[ExecutionSlot]:
+        return self.slots
 
     def resize(self, count: int, kind: Kind) -> None:
         """Have so many workers of a kind; those too many go when they are between lanes, at the next call of this."""
-        mine = [worker for worker in self.workers if worker.station.kind is kind]
+        mine = [worker for worker in self.workers if worker.slot.kind is kind]
         for number in range(len(mine), count):
-            slot = self.engine.task_slot if kind is Kind.TASK else number if self.engine.settings.pinned else 0
-            station = Station(kind, f"penstock-stepped-{kind.value}-{self.engine.group}-{number}")
-            self.workers.append(SteppedWorker(self.engine, station, slot))
+            queue = self.engine.task_queue if kind is Kind.TASK else number if self.engine.settings.pinned else 0
+            slot = ExecutionSlot(kind, f"penstock-stepped-{kind.value}-{self.engine.group}-{number}")
+            self.workers.append(SteppedWorker(self.engine, slot, queue))
         for worker in mine[count:]:
             if worker.lane is None:
                 self.workers.remove(worker)
-                self._past.append(worker.station)
+                self._past.append(worker.slot)
 
     def connect(self) -> PollLoop:
         """Check the topics, make the clients and ask to join.
@@ -340,7 +340,7 @@ class SteppedConsumer:
         engine = self.engine
         now = self.clock.monotonic()
         times = [engine.timers.next_due()]
-        times += [route.meter.next_release(now) for route in engine.routes.values()]
+        times += [route.token_bucket.next_release(now) for route in engine.routes.values()]
         for assignment in engine.assignments.all():
             if assignment.full_since is not None and assignment.paused is None:
                 times.append(assignment.full_since + GRACE_S)
@@ -350,13 +350,13 @@ class SteppedConsumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return the counts of this moment, taken from live state."""
-        return statistics_of(self.engine, self.stations, len(self.workers))
+        return statistics_of(self.engine, self.slots, len(self.workers))
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
         engine = self.engine
         now, context = self.clock.monotonic(), engine.context()
-        return explain(engine.assignments.all(), self.stations, engine.scheduler, now, context)
+        return explain(engine.assignments.all(), self.slots, engine.scheduler, now, context)
 
 
 __all__ = ["SteppedClient", "SteppedClock", "SteppedConsumer", "SteppedWorker"]

@@ -6,14 +6,14 @@ from collections.abc import Container, Hashable, Sequence
 from itertools import groupby
 
 from penstock.consumer.assignments import ConsumerLane, Fetch, Item
-from penstock.consumer.execution_slot import Station
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.parking import NotDue, Parking
-from penstock.consumer.handlers.route import Answer, Failed, Full, Route
+from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
 
 #: A message must wait for those of its key that are in the batch being gathered.
-LATER = Full()
+LATER = RateLimited()
 
 
 class Admission:
@@ -32,11 +32,11 @@ class Admission:
         route: Route,
         item: Item,
         now: float,
-        station: Station,
+        slot: ExecutionSlot,
         *,
         arrival: int,
         gathered: Container[Hashable] = (),
-    ) -> tuple[Hashable, Message | Failed | Full | None]:
+    ) -> tuple[Hashable, Message | Failed | RateLimited | None]:
         """Return a message's identity, and what to hand over; None when it was seen to: refused, or made to wait.
 
         `arrival` is that of the run. A key of those `gathered` is not parked: should its messages in the batch fail,
@@ -46,7 +46,7 @@ class Admission:
         # Before its key is asked: of what the filter refuses nothing is expected.
         passes = route.screen(record)
         if not passes:
-            self.filtered(item, station)
+            self.filtered(item, slot)
             return None, None
         try:
             known = item[0].identities
@@ -87,18 +87,18 @@ class Admission:
         return route.admit(key, record, now, 0, attempts)
 
     @staticmethod
-    def done(items: Sequence[Item], station: Station) -> None:
+    def done(items: Sequence[Item], slot: ExecutionSlot) -> None:
         """Complete messages that a handler is done with."""
         for fetch, same in groupby(items, key=_fetch_of):
             indexes = [index for _, index, _ in same]
             fetch.assignment.tracker.complete(fetch.block, indexes)
-            station.handled += len(indexes)
+            slot.handled += len(indexes)
 
     @staticmethod
-    def filtered(item: Item, station: Station) -> None:
+    def filtered(item: Item, slot: ExecutionSlot) -> None:
         """Complete a message that the filter refused."""
         item[0].assignment.tracker.complete(item[0].block, (item[1],))
-        station.filtered += 1
+        slot.filtered += 1
 
 
 def _fetch_of(item: Item) -> Fetch:

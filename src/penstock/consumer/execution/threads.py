@@ -20,8 +20,8 @@ from queue import SimpleQueue
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
-from penstock.consumer.execution.lane_processor import Desk
-from penstock.consumer.execution_slot import Outcome, Station
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, disregarded
@@ -44,10 +44,10 @@ _WAKE = True
 _END = False
 
 
-def call(station: Station, work: object) -> Outcome:
-    """Call a station's handler and return what came of it."""
+def call(slot: ExecutionSlot, work: object) -> Outcome:
+    """Call a slot's handler and return what came of it."""
     try:
-        returned = station.invoke(work)
+        returned = slot.invoke(work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return Failed(raised())
     return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
@@ -56,11 +56,11 @@ def call(station: Station, work: object) -> Outcome:
 class Worker:
     """One worker thread."""
 
-    def __init__(self, pool: WorkerPool, number: int, slot: int) -> None:
+    def __init__(self, pool: WorkerPool, number: int, queue: int) -> None:
         self._pool = pool
-        self.slot = slot
-        self.station = Station(Kind.THREAD, f"penstock-worker-{pool.name}-{number}")
-        self.thread = threading.Thread(target=self._main, name=self.station.name, daemon=True)
+        self.queue = queue
+        self.slot = ExecutionSlot(Kind.THREAD, f"penstock-worker-{pool.name}-{number}")
+        self.thread = threading.Thread(target=self._main, name=self.slot.name, daemon=True)
         self.tokens: SimpleQueue[bool] = SimpleQueue()
         #: Whether it waits, or is about to, for a token. Written by itself, and by who puts a token.
         self.asleep = True
@@ -68,52 +68,52 @@ class Worker:
         self.retired = False
 
     def _main(self) -> None:
-        pool, station = self._pool, self.station
-        station.thread_id = threading.get_ident()
+        pool, slot = self._pool, self.slot
+        slot.thread_id = threading.get_ident()
         try:
             while self.tokens.get():
                 while not self.retired:
-                    lane = pool.scheduler.take(self.slot, station.owes)
+                    lane = pool.scheduler.take(self.queue, slot.owed_s)
                     if lane is None:
                         self.asleep = True
                         # Once more: a lane that came before it was written is seen by nobody else.
-                        lane = pool.scheduler.take(self.slot, station.owes)
+                        lane = pool.scheduler.take(self.queue, slot.owed_s)
                         if lane is None:
                             break
                         self.asleep = False
                     self._serve(lane)
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
-            pool.desk.fail(raised())
+            pool.processor.fail(raised())
         finally:
             pool.closing()
 
     def _serve(self, lane: ConsumerLane) -> None:
-        station, desk = self.station, self._pool.desk
-        visit = desk.visit(lane, station)
-        send = visit.send
+        slot, processor = self.slot, self._pool.processor
+        processing = processor.process(lane, slot)
+        send = processing.send
         outcome: Outcome = None
-        rest = None
-        before, begun = station.handled, time.perf_counter()
+        linger = None
+        before, begun = slot.handled, time.perf_counter()
         try:
             while True:
                 work = send(outcome)
                 # `call`, written out: it is most of what an empty handler costs.
                 try:
-                    outcome = station.invoke(work)  # type: ignore[assignment] # anything but a deferral is ignored
+                    outcome = slot.invoke(work)  # type: ignore[assignment] # anything but a deferral is ignored
                 except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
                     outcome = Failed(raised())
                 else:
                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
                         outcome = disregarded(outcome)
         except StopIteration as end:
-            rest = end.value
+            linger = end.value
         finally:
-            station.leave()
-            ready = desk.give_back(lane, rest)
-            if ready is not None and ready != self.slot:
-                # Its next work is for the event loop, which does not look by itself. In this slot this thread looks.
-                desk.wake((ready,))
-        self._pool.note((time.perf_counter() - begun) / max(1, station.handled - before))
+            slot.leave()
+            ready = processor.give_back(lane, linger)
+            if ready is not None and ready != self.queue:
+                # Its next work is for the event loop, which does not look by itself. In this queue this thread looks.
+                processor.wake((ready,))
+        self._pool.note((time.perf_counter() - begun) / max(1, slot.handled - before))
 
 
 class WorkerPool:
@@ -122,10 +122,10 @@ class WorkerPool:
     Args:
         name: name of the consumer, for the threads' names.
         workers: how many threads.
-        pinned: whether each has a slot of its own.
+        pinned: whether each has a queue of its own.
         clock: the engine's clock.
         scheduler: where lanes come from.
-        desk: what serves them.
+        processor: what serves them.
         closing: called on each thread before it ends.
     """
 
@@ -137,12 +137,12 @@ class WorkerPool:
         pinned: bool,
         clock: Clock,
         scheduler: Scheduler[Fetch, Record],
-        desk: Desk,
+        processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
         self.name = name
         self.scheduler = scheduler
-        self.desk = desk
+        self.processor = processor
         self._pinned = pinned
         self._clock = clock
         self.closing = closing
@@ -151,7 +151,7 @@ class WorkerPool:
         self._made = 0
         #: Where messages may be in a handler: of all threads there ever were, for one that goes may still be in its
         #: last, and no count may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
-        self.stations: list[Station] = []
+        self.slots: list[ExecutionSlot] = []
         #: Seconds that a handler takes, about. Any worker writes; a lost update does no harm.
         self._typical_s = 1.0
         self.workers: list[Worker] = []
@@ -161,7 +161,7 @@ class WorkerPool:
         for _ in range(count):
             worker = Worker(self, self._made, self._made if self._pinned else 0)
             self._made += 1
-            self.stations = [*self.stations, worker.station]
+            self.slots = [*self.slots, worker.slot]
             self.workers = [*self.workers, worker]
             if self._started:
                 worker.thread.start()
@@ -191,15 +191,15 @@ class WorkerPool:
         """Take note of how long a message took in a visit."""
         self._typical_s += (seconds - self._typical_s) * _LAST
 
-    def wake(self, slots: Sequence[int]) -> None:
-        """Have these slots' ready lanes served, given a slot for each lane that became ready."""
+    def wake(self, queues: Sequence[int]) -> None:
+        """Have these queues' ready lanes served, given a queue for each lane that became ready."""
         if self._pinned:
-            for slot in slots:
-                self._rouse(self.workers[slot])
+            for queue in queues:
+                self._rouse(self.workers[queue])
             return
-        if not slots:
+        if not queues:
             return
-        wanted = len(slots)
+        wanted = len(queues)
         if self._typical_s < _QUICK_S:
             if not all(worker.asleep for worker in self.workers):
                 return
@@ -218,8 +218,8 @@ class WorkerPool:
                 sleepers += 1
             else:
                 awake += 1
-                station = worker.station
-                free = free or station.record is None or station.started > stuck_before
+                slot = worker.slot
+                free = free or slot.record is None or slot.started > stuck_before
         if sleepers and not free:
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
             self._rouse_some(min(self.scheduler.waiting(0), max(1, awake)))
@@ -250,7 +250,7 @@ class WorkerPool:
                 left = deadline - time.monotonic()
                 # One that is not in a handler ends at once, when it is its turn; unless it is in a filter or a resource
                 # that does not come back.
-                if left <= (0 if worker.station.record is not None else -_END_S):
+                if left <= (0 if worker.slot.record is not None else -_END_S):
                     break
                 worker.thread.join(max(_LOOK_S, left))
         return [worker for worker in workers if worker.thread.is_alive()]

@@ -1,4 +1,4 @@
-"""The outbox: messages whose tries are exhausted, written to another topic before their offset is done.
+"""The dead-letter publisher: messages whose tries are exhausted, written to another topic before their offset is done.
 
 Visits put them here; the poll thread alone sends them and hears of their delivery. The key stays parked until the
 broker has acknowledged, so nothing of it is handled out of order should the process die in between. A message that
@@ -62,7 +62,7 @@ _NEXT_SHED = {Shed.NOTHING: Shed.STACK, Shed.STACK: Shed.TEXTS}
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class ExhaustedMessage:
     """An exhausted message and why it failed.
 
     Attributes:
@@ -94,7 +94,7 @@ class Outgoing:
 Durable = Callable[[], None]
 
 
-class Outbox:
+class DeadLetterPublisher:
     """Takes exhausted messages from any thread (`put`); everything else is the poll thread's.
 
     Args:
@@ -111,7 +111,7 @@ class Outbox:
         #: What stops a consumer that gives up everything. Thread-safe: drops ask it too.
         self.limits = limits
         # With whether it is sent for the first time.
-        self._queue: deque[tuple[Outgoing, Durable, bool]] = deque()
+        self._queue: deque[tuple[ExhaustedMessage, Durable, bool]] = deque()
         self._producer: ProducerClient | None = None
         # When it was said last that a right is missing, by topic.
         self._said: dict[str, float] = {}
@@ -138,7 +138,7 @@ class Outbox:
         """Take the producer, and whom the brokers take it for. Before the poll thread starts."""
         self._producer, self.principal = producer, principal
 
-    def put(self, outgoing: Outgoing, durable: Durable) -> None:
+    def put(self, outgoing: ExhaustedMessage, durable: Durable) -> None:
         """Hand a message over; its key must be parked.
 
         Args:
@@ -172,7 +172,7 @@ class Outbox:
         if self._producer is not None and self._unacknowledged:
             self._producer.flush(timeout)
 
-    def _send(self, producer: ProducerClient, one: Outgoing, durable: Durable, first: bool) -> None:
+    def _send(self, producer: ProducerClient, one: ExhaustedMessage, durable: Durable, first: bool) -> None:
         if not one.fetch.assignment.active:
             # Its next owner handles it again. The key is woken for what waits behind it.
             self._settle(one, durable)
@@ -201,17 +201,17 @@ class Outbox:
             self.words[one.place] = f"it is being written to {topic}"
             self._unacknowledged += 1
 
-    def _settle(self, one: Outgoing, durable: Durable) -> None:
+    def _settle(self, one: ExhaustedMessage, durable: Durable) -> None:
         self.words.pop(one.place, None)
         durable()
 
-    def _not_written(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
+    def _not_written(self, one: ExhaustedMessage, durable: Durable, topic: str, error: KafkaError) -> None:
         if error.code() in _NEVER_TAKEN:
             self._refused(one, durable, topic, error)
         else:
             self._hold(one, durable, topic, self._why(topic, error), says_all=is_missing_right(error))
 
-    def _refused(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
+    def _refused(self, one: ExhaustedMessage, durable: Durable, topic: str, error: KafkaError) -> None:
         """See to a message that its topic will never take as it is."""
         self.failures += 1
         handler = one.fetch.assignment.route.handler
@@ -248,7 +248,7 @@ class Outbox:
         stop.__cause__ = one.error
         self.fail(stop)
 
-    def _addressed(self, one: Outgoing) -> tuple[str, HeaderList]:
+    def _addressed(self, one: ExhaustedMessage) -> tuple[str, HeaderList]:
         """Return the topic a message goes to, and its headers."""
         assignment = one.fetch.assignment
         handler = assignment.route.handler
@@ -273,7 +273,7 @@ class Outbox:
             handler.dead_letter_format, one.record, origin
         )
 
-    def _written(self, one: Outgoing, topic: str) -> None:
+    def _written(self, one: ExhaustedMessage, topic: str) -> None:
         self._said.pop(topic, None)
         if one.retry is None:
             self.dead_letters += 1
@@ -301,7 +301,7 @@ class Outbox:
             text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
         return f"{text} ({reason(error)})"
 
-    def _hold(self, one: Outgoing, durable: Durable, topic: str, why: str, *, says_all: bool = False) -> None:
+    def _hold(self, one: ExhaustedMessage, durable: Durable, topic: str, why: str, *, says_all: bool = False) -> None:
         """Keep a message that could not be written, and send it again after a while.
 
         Args:
@@ -328,7 +328,7 @@ class Outbox:
         self.words[one.place] = f"it cannot be written to {topic}: {why}"
         self._timers.add(now + RESEND_AFTER_S, partial(self._resend, one, durable))
 
-    def _resend(self, one: Outgoing, durable: Durable) -> None:
+    def _resend(self, one: ExhaustedMessage, durable: Durable) -> None:
         self._held -= 1
         self._queue.append((one, durable, False))
 
@@ -337,4 +337,4 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-__all__ = ["RESEND_AFTER_S", "Outbox", "Outgoing", "Shed"]
+__all__ = ["RESEND_AFTER_S", "DeadLetterPublisher", "ExhaustedMessage", "Shed"]

@@ -11,7 +11,7 @@ from penstock import options as check
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.consumer.failures.dead_letter_publisher import Outgoing
+    from penstock.consumer.failures.dead_letter_publisher import ExhaustedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DeadLetterLimits:
         self._in_a_row = 0
         self._handled_then = 0
 
-    def check(self, outgoing: Outgoing) -> None:
+    def check(self, outgoing: ExhaustedMessage) -> None:
         """Count a message that is about to be given up.
 
         Raises:

@@ -14,14 +14,14 @@ from functools import partial
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
-from penstock.consumer.execution_slot import Station
-from penstock.consumer.failures.dead_letter_publisher import Outbox, Outgoing
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import OnFailure
 from penstock.consumer.handlers.route import Failed, Route
-from penstock.consumer.message_sizes import weight_of
+from penstock.consumer.message_sizes import size_in_bytes
 from penstock.errors import PenstockError
 from penstock.routing import DONE, HOLD, KeyState
 
@@ -45,7 +45,7 @@ class NotDue:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class FailedBatch:
     """A batch of several messages that failed as a whole.
 
     Attributes:
@@ -66,7 +66,7 @@ class Parking:
     Args:
         clock: the engine's clock.
         timers: where retries wait.
-        outbox: where exhausted messages go.
+        publisher: where exhausted messages go.
         wake_key: has a parked key looked at; any thread may call it.
         fail: called with an error that must stop the consumer.
     """
@@ -76,13 +76,13 @@ class Parking:
         clock: Clock,
         *,
         timers: Timers,
-        outbox: Outbox,
+        publisher: DeadLetterPublisher,
         wake_key: Callable[[ConsumerLane, Hashable], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._now = clock.monotonic
         self._timers = timers
-        self._outbox = outbox
+        self._publisher = publisher
         self._wake_key = wake_key
         self._fail = fail
         #: Completions that are out, with what they belong to. `dict` operations are atomic; any thread.
@@ -98,18 +98,18 @@ class Parking:
         key: Hashable,
         item: Item,
         outcome: Failed | DeferredCompletion,
-        station: Station,
+        slot: ExecutionSlot,
         *,
-        company: Company | None = None,
+        failed_batch: FailedBatch | None = None,
     ) -> None:
         """Park the key of a message that did not get done at its first try, alone or in a batch that failed whole."""
         parked = self.park(lane, key, item)
-        # Here, not where it fails: that may be later, with a station that began something else meanwhile.
-        parked.since = station.started
+        # Here, not where it fails: that may be later, with a slot that began something else meanwhile.
+        parked.since = slot.started
         if isinstance(outcome, DeferredCompletion):
-            self.put_off(lane, key, parked, outcome, station)
+            self.put_off(lane, key, parked, outcome, slot)
         else:
-            self.failed(lane, key, parked, outcome, station, company=company)
+            self.failed(lane, key, parked, outcome, slot, failed_batch=failed_batch)
 
     def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
         """Park a key that is not parked on a message."""
@@ -120,15 +120,15 @@ class Parking:
     def behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
         lane.parked[key].waiting.append(item)
-        item[0].assignment.tracker.park(1, weight_of(item[2]))
+        item[0].assignment.tracker.park(1, size_in_bytes(item[2]))
 
-    def next_head(self, parked: ConsumerParked, station: Station) -> None:
+    def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
         """Go on to the message behind a head that is done with."""
         fetch, _, record = parked.waiting[0]
         if parked.settled is None:
-            fetch.assignment.tracker.park(-1, -weight_of(record))
+            fetch.assignment.tracker.park(-1, -size_in_bytes(record))
         parked.next_head()
-        station.record = None
+        slot.record = None
 
     def put_off(
         self,
@@ -136,7 +136,7 @@ class Parking:
         key: Hashable,
         parked: ConsumerParked,
         completion: DeferredCompletion,
-        station: Station,
+        slot: ExecutionSlot,
     ) -> None:
         """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
         item = fetch, _, _ = parked.waiting[0]
@@ -144,7 +144,7 @@ class Parking:
             twice = PenstockError(
                 "the DeferredCompletion that the handler returned belongs to another message; make one for each"
             )
-            self.failed(lane, key, parked, Failed(twice), station)
+            self.failed(lane, key, parked, Failed(twice), slot)
             return
         parked.state = KeyState.DEFERRED
         timeout = fetch.assignment.route.handler.deferred_timeout
@@ -174,25 +174,25 @@ class Parking:
         key: Hashable,
         parked: ConsumerParked,
         failure: Failed,
-        station: Station,
+        slot: ExecutionSlot,
         *,
-        company: Company | None = None,
+        failed_batch: FailedBatch | None = None,
     ) -> None:
-        """Decide what becomes of the failed head of a parked key; `company` is the batch that failed whole with it."""
+        """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
         fetch, _, record = parked.waiting[0]
         assignment, error = fetch.assignment, failure.error
         route = assignment.route
         handler = route.handler
-        station.failed += 1
+        slot.failed += 1
         parked.attempts += 1
         now = self._now()
         place = f"{assignment}@{record.offset()}"
-        parked.mates = () if company is None else company.keys
-        parked.alone = max(1, parked.alone) if company is None else 0
+        parked.batch_keys = () if failed_batch is None else failed_batch.keys
+        parked.alone = max(1, parked.alone) if failed_batch is None else 0
         due_at = None
         if not failure.permanent:
             try:
-                due_at = self._due_at(route, parked, error, now, company)
+                due_at = self._due_at(route, parked, error, now, failed_batch)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
                 parked.state = KeyState.STOPPING
                 stop = PenstockError(
@@ -210,18 +210,18 @@ class Parking:
             if not math.isinf(due_at):
                 self.wake_at(due_at, lane, key)
             return
-        if company is not None and not failure.permanent:
+        if failed_batch is not None and not failure.permanent:
             # Whose failure it was is not known yet: none is given up for that of another.
             _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
-            parked.mates, parked.alone = (), company.sizes[key]
+            parked.batch_keys, parked.alone = (), failed_batch.sizes[key]
             parked.state = KeyState.WAITING
             parked.due_at = now
             lane.due.append(key)
             return
-        self._give_up(lane, key, parked, failure, station)
+        self._give_up(lane, key, parked, failure, slot)
 
     def _give_up(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
     ) -> None:
         """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
         fetch, index, record = parked.waiting[0]
@@ -233,7 +233,7 @@ class Parking:
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
             parked.state = KeyState.SENDING
-            self._send(Outgoing(fetch, index, record, error, parked.tries, again), lane, key, parked)
+            self._send(ExhaustedMessage(fetch, index, record, error, parked.tries, again), lane, key, parked)
         elif handler.on_failure is OnFailure.HOLD:
             parked.state = KeyState.HELD
             _log.error(
@@ -243,11 +243,11 @@ class Parking:
                 handler.name,
                 parked.attempts,
                 type(error).__name__,
-                failure_text(error, texts=self._outbox.exception_texts),
+                failure_text(error, texts=self._publisher.exception_texts),
             )
         elif handler.on_failure is OnFailure.DROP:
             try:
-                self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.tries, None))
+                self._publisher.limits.check(ExhaustedMessage(fetch, index, record, error, parked.tries, None))
             except PenstockError as too_many:
                 parked.state = KeyState.STOPPING
                 self._fail(too_many)
@@ -258,10 +258,10 @@ class Parking:
                 handler.name,
                 parked.attempts,
                 type(error).__name__,
-                failure_text(error, texts=self._outbox.exception_texts),
+                failure_text(error, texts=self._publisher.exception_texts),
             )
             self._settled(parked.waiting[0])
-            station.dropped += 1
+            slot.dropped += 1
             parked.settled = DONE
             lane.due.append(key)
         else:
@@ -276,18 +276,18 @@ class Parking:
 
     @staticmethod
     def _due_at(
-        route: Route, parked: ConsumerParked, error: BaseException, now: float, company: Company | None
+        route: Route, parked: ConsumerParked, error: BaseException, now: float, failed_batch: FailedBatch | None
     ) -> float | None:
         """Return when the policy has a failed head tried again, or None where it gives it up."""
-        known = {} if company is None else company.due_at
+        known = {} if failed_batch is None else failed_batch.due_at
         tries = parked.attempts, parked.since
         if tries not in known:
             delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
             known[tries] = None if delay is None else now + delay
         return known[tries]
 
-    def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Hand an exhausted message to the outbox; its key waits until the broker has it, or never takes it."""
+    def _send(self, outgoing: ExhaustedMessage, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
+        """Hand an exhausted message to the dead-letter publisher; its key waits until a broker has it or refuses it."""
 
         def durable() -> None:
             self._settled((outgoing.fetch, outgoing.index, outgoing.record))
@@ -298,7 +298,7 @@ class Parking:
             parked.settled = HOLD
             self._wake_key(lane, key)
 
-        self._outbox.put(replace(outgoing, hold=hold), durable)
+        self._publisher.put(replace(outgoing, hold=hold), durable)
 
     @staticmethod
     def _settled(item: Item) -> None:
@@ -306,7 +306,7 @@ class Parking:
         fetch, index, record = item
         fetch.assignment.tracker.complete(fetch.block, (index,))
         # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
-        fetch.assignment.tracker.park(-1, -weight_of(record))
+        fetch.assignment.tracker.park(-1, -size_in_bytes(record))
 
 
-__all__ = ["HANDLED", "Company", "NotDue", "Parking"]
+__all__ = ["HANDLED", "FailedBatch", "NotDue", "Parking"]

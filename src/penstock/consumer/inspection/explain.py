@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
-from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.ordering import key_of
@@ -120,19 +120,19 @@ class Explanation:
 
 def explain(
     assignments: Sequence[Assignment],
-    stations: Iterable[Station],
+    slots: Iterable[ExecutionSlot],
     scheduler: Scheduler[Fetch, Record],
     now: float,
     context: Context | None = None,
 ) -> list[Explanation]:
     """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
-    stations = list(stations)
-    complete_finished(stations)
+    slots = list(slots)
+    complete_finished(slots)
     in_handler = {}
-    for station in stations:
-        record, fetch = station.record, station.fetch
+    for slot in slots:
+        record, fetch = slot.record, slot.fetch
         if record is not None and fetch is not None:
-            in_handler[fetch.assignment, record.offset()] = station
+            in_handler[fetch.assignment, record.offset()] = slot
     parked_heads = {}
     for lane in scheduler.lanes:
         # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
@@ -211,7 +211,7 @@ def _head(parked: ConsumerParked) -> tuple[Fetch, int, Record] | None:
 
 def _explain(
     assignment: Assignment,
-    in_handler: dict[tuple[Assignment, int], Station],
+    in_handler: dict[tuple[Assignment, int], ExecutionSlot],
     parked_heads: dict[tuple[Assignment, int], tuple[object, ConsumerParked]],
     now: float,
 ) -> Explanation:
@@ -221,8 +221,8 @@ def _explain(
     if in_flight:
         place = (assignment, watermark)
         blocking = {"blocking_offset": watermark, "state": "queued"}
-        meter = assignment.route.meter
-        if (rate := meter.rate) == 0 or (rate is not None and meter.next_release(now) is not None):
+        token_bucket = assignment.route.token_bucket
+        if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
             blocking |= {"state": "held by rate", "rate": rate}
         if place in parked_heads:
             key, parked = parked_heads[place]
@@ -238,15 +238,15 @@ def _explain(
             }
         if place in in_handler:
             blocking.pop("detail", None)
-            station = in_handler[place]
-            record = station.record
+            slot = in_handler[place]
+            record = slot.record
             blocking |= {
                 "state": "in handler",
                 "rate": None,
                 "key": None if record is None else record.key(),
-                "age": max(0.0, now - station.started),
+                "age": max(0.0, now - slot.started),
                 "due_in": None,
-                "worker": station.name,
+                "worker": slot.name,
             }
     return Explanation(
         topic=assignment.topic,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.routing import KeyState
 
 if TYPE_CHECKING:
@@ -134,9 +134,9 @@ class ConsumerStatistics:
         )
 
 
-def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> ConsumerStatistics:
+def statistics_of(engine: Engine, slots: Sequence[ExecutionSlot], workers: int) -> ConsumerStatistics:
     """Return the counts of an engine at this moment, from live state. Any thread."""
-    complete_finished(stations)
+    complete_finished(slots)
     partitions = []
     for one in engine.assignments.all():
         watermark = one.tracker.watermark
@@ -157,14 +157,14 @@ def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> 
     return ConsumerStatistics(
         received=engine.router.received,
         restored=engine.router.restored,
-        handled=sum(station.handled_so_far for station in stations),
-        failed=sum(station.failed for station in stations),
-        retried=sum(station.retried for station in stations),
-        dead_letters=engine.outbox.dead_letters,
-        dead_letter_failures=engine.outbox.failures,
-        retry_topic=engine.outbox.put_off,
-        dropped=sum(station.dropped for station in stations) + engine.outbox.dropped,
-        filtered=sum(station.filtered for station in stations),
+        handled=sum(slot.handled_so_far for slot in slots),
+        failed=sum(slot.failed for slot in slots),
+        retried=sum(slot.retried for slot in slots),
+        dead_letters=engine.dead_letter_publisher.dead_letters,
+        dead_letter_failures=engine.dead_letter_publisher.failures,
+        retry_topic=engine.dead_letter_publisher.put_off,
+        dropped=sum(slot.dropped for slot in slots) + engine.dead_letter_publisher.dropped,
+        filtered=sum(slot.filtered for slot in slots),
         in_flight=sum(one.in_flight for one in partitions),
         parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
         held_keys=sum(
@@ -173,19 +173,19 @@ def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> 
             if lane.parked
             for parked in lane.parked.copy().values()  # in one step: the holder changes the dictionary meanwhile
         ),
-        deferred=len(engine.desk.deferred),
+        deferred=len(engine.processor.deferred),
         stalls=engine.watchdog.stalls,
         commits=engine.commits.succeeded,
         failed_commits=engine.commits.failed,
-        pauses=dict(engine.intake.pauses),
+        pauses=dict(engine.back_pressure.pauses),
         assigned=engine.rebalance.assigned,
         revoked=engine.rebalance.revoked,
         lost=engine.rebalance.lost,
         stale=engine.router.stale,
         workers=workers,
-        busy_workers=sum(station.record is not None for station in stations),
+        busy_workers=sum(slot.record is not None for slot in slots),
         lanes=len(scheduler.lanes),
-        ready_lanes=sum(scheduler.waiting(slot) for slot in range(scheduler.slots)),
+        ready_lanes=sum(scheduler.waiting(queue) for queue in range(scheduler.queues)),
         partitions=tuple(partitions),
     )
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
-from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.handlers.handler import Kind
 from penstock.message import Record
 
@@ -22,22 +22,22 @@ _MAX_FRAMES = 12
 
 
 class Watchdog:
-    """Looks at the stations of a consumer. On the poll thread only.
+    """Looks at the slots of a consumer. On the poll thread only.
 
     Args:
         stall_after: seconds in a handler after which a message is reported, once, and again each time that has doubled.
-        stations: returns the places where handlers are called.
+        slots: returns the places where handlers are called.
         loop_behind: returns for how many seconds the event loop has not come round, and its thread.
     """
 
     def __init__(
         self,
         stall_after: float,
-        stations: Callable[[], Iterable[Station]],
+        slots: Callable[[], Iterable[ExecutionSlot]],
         loop_behind: Callable[[], tuple[float, int | None]],
     ) -> None:
         self._stall_after = stall_after
-        self._stations = stations
+        self._slots = slots
         self._loop_behind = loop_behind
         self._next = 0.0
         self._reported: dict[str, tuple[Record, float]] = {}
@@ -56,18 +56,18 @@ class Watchdog:
             return
         self._next = now + min(_INTERVAL_S, self._stall_after / 2)
         self._look_at_loop()
-        for station in self._stations():
-            record, fetch, age = station.record, station.fetch, now - station.started
+        for slot in self._slots():
+            record, fetch, age = slot.record, slot.fetch, now - slot.started
             if record is None or fetch is None or age < self._stall_after:
-                self._reported.pop(station.name, None)
+                self._reported.pop(slot.name, None)
                 continue
-            said = self._reported.get(station.name)
+            said = self._reported.get(slot.name)
             if said is not None and said[0] is record and age < 2 * said[1]:
                 continue
-            self._reported[station.name] = (record, age)
+            self._reported[slot.name] = (record, age)
             self.stalls += 1
             assignment = fetch.assignment
-            complete_finished((station,))
+            complete_finished((slot,))
             watermark = assignment.tracker.watermark
             _log.warning(
                 "%s@%d has been in %s for %.1f s on %s; the watermark of %s is %d%s; the handler's stack:\n%s",
@@ -75,11 +75,11 @@ class Watchdog:
                 record.offset(),
                 assignment.route.handler.name,
                 age,
-                station.name,
+                slot.name,
                 assignment,
                 watermark,
                 ", held by this message" if watermark == record.offset() else "",
-                "".join(stack_of(station)) or "(not to be had)",
+                "".join(stack_of(slot)) or "(not to be had)",
             )
 
     def _look_at_loop(self) -> None:
@@ -96,11 +96,11 @@ class Watchdog:
         self._loop_reported = blocked
 
 
-def stack_of(station: Station) -> Sequence[str]:
+def stack_of(slot: ExecutionSlot) -> Sequence[str]:
     """Return the stack of a handler as it is now, the call last; empty where it cannot be had."""
-    if station.kind is Kind.THREAD:
-        return _lines(_frame(station.thread_id))
-    task = station.task
+    if slot.kind is Kind.THREAD:
+        return _lines(_frame(slot.thread_id))
+    task = slot.task
     if task is None:
         return ()
     frames = task.get_stack(limit=_MAX_FRAMES)

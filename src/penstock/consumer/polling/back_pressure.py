@@ -52,7 +52,7 @@ _MAP_FULL = 1_000
 _MAP_FREE = 2_000
 
 
-class Intake:
+class BackPressure:
     """Holds the limits, which any thread may change.
 
     Args:
@@ -91,7 +91,7 @@ class Intake:
         # One byte at least: a partition that holds nothing may take a message in.
         share = max(1, int(self.max_in_flight_bytes * _KEPT) // max(1, len(assignments)))
         little = share
-        messages = weight_of_all = 0
+        messages = total_size_in_bytes = 0
         for assignment in assignments:
             parked, weight = assignment.tracker.parked
             in_flight, in_bytes = assignment.tracker.in_flight, assignment.tracker.bytes_in_flight
@@ -103,7 +103,7 @@ class Intake:
             if healthy_bytes < share:
                 little = min(little, share - healthy_bytes)
             messages += in_flight
-            weight_of_all += in_bytes
+            total_size_in_bytes += in_bytes
             parked_bytes += weight
             holds_share = healthy_bytes >= max(1, share // (2 if assignment.paused == BYTES else 1))
             counts.append((assignment, in_flight - parked, parked, holds_share))
@@ -112,7 +112,7 @@ class Intake:
         self._bytes_full = taken >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
         if self._bytes_full:
             # Only those that hold little fetch now, and no more of them than their shares hold, by what is in flight.
-            self.room = max(1, min(self.room, little * messages // max(1, weight_of_all)))
+            self.room = max(1, min(self.room, little * messages // max(1, total_size_in_bytes)))
         self._parked_full = parked_bytes >= max(1, self.max_parked_bytes // (2 if self._parked_full else 1))
         for assignment, healthy, parked, holds_share in counts:
             bytes_full = self._bytes_full and holds_share
@@ -155,7 +155,7 @@ class Intake:
         self.room = min(self.room, room)
         return BYTES if bytes_full else None
 
-    def welcome(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
+    def pause_if_full(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Take new assignments in: paused where the bytes are full, or each would bring a fetch beyond them (I5)."""
         if self._bytes_full:
             for assignment in assignments:
@@ -203,4 +203,4 @@ def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: in
     return max(min(dense, _MAP_ONCE), assignment.map_room - (position - assignment.map_at))
 
 
-__all__ = ["BYTES", "FULL", "GRACE_S", "MAP", "PARKED", "STOPPING", "Intake"]
+__all__ = ["BYTES", "FULL", "GRACE_S", "MAP", "PARKED", "STOPPING", "BackPressure"]

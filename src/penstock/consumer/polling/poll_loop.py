@@ -19,14 +19,14 @@ from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka import reason
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
-from penstock.consumer.execution.lane_processor import Desk
-from penstock.consumer.failures.dead_letter_publisher import Outbox
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.failure_text import failure_text, short_text
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.inspection.watchdog import Watchdog
-from penstock.consumer.polling.back_pressure import STOPPING, Intake
+from penstock.consumer.polling.back_pressure import STOPPING, BackPressure
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.fetch_errors import FetchErrors
 from penstock.consumer.polling.rebalance import Rebalance
@@ -68,13 +68,13 @@ class PollLoop:
         routes: Sequence[Route],
         assignments: Assignments,
         scheduler: Scheduler[Fetch, Record],
-        desk: Desk,
+        processor: LaneProcessor,
         router: Router,
-        intake: Intake,
+        back_pressure: BackPressure,
         commits: Commits,
         rebalance: Rebalance,
         timers: Timers,
-        outbox: Outbox,
+        publisher: DeadLetterPublisher,
         watchdog: Watchdog,
         topic_watch: TopicWatch,
         rights_watch: RightsWatch,
@@ -88,13 +88,13 @@ class PollLoop:
         self._routes = list(routes)
         self._assignments = assignments
         self._scheduler = scheduler
-        self._desk = desk
+        self._processor = processor
         self._router = router
-        self._intake = intake
+        self._back_pressure = back_pressure
         self._commits = commits
         self._rebalance = rebalance
         self._timers = timers
-        self._outbox = outbox
+        self._publisher = publisher
         self._watchdog = watchdog
         self._offset_reset = settings.offset_reset
         #: Whether the topics are still those that they were.
@@ -138,7 +138,7 @@ class PollLoop:
         _log.error(
             "the consumer stops: %s\n%s",
             short_text(error),
-            failure_text(error, texts=self._outbox.exception_texts),
+            failure_text(error, texts=self._publisher.exception_texts),
         )
         self.request_leave(self._revoke_timeout)
 
@@ -194,13 +194,13 @@ class PollLoop:
         self._fetch()
 
     def _turn(self) -> None:
-        """Do what is due: retries, rates, the outbox, commits, a look at the handlers."""
+        """Do what is due: retries, rates, the dead-letter publisher, commits, a look at the handlers."""
         now = self._clock.monotonic()
         self._timers.serve(now)
         for route in self._routes:
-            for wake in route.meter.release(now):
+            for wake in route.token_bucket.release(now):
                 wake()
-        self._outbox.serve()
+        self._publisher.serve()
         self._commits.tick(self._consumer, now)
         self._router.relieve()
         anew = self.topic_watch.look(now)
@@ -244,10 +244,10 @@ class PollLoop:
     def _fetch(self) -> None:
         """Take what is there; wait for a first message where nothing is."""
         begun = self._clock.monotonic()
-        if not self._intake.admit(self._consumer, self._assignments.all(), begun):
+        if not self._back_pressure.admit(self._consumer, self._assignments.all(), begun):
             self._clock.sleep(_SATURATED_S)
             return
-        most = self._intake.room
+        most = self._back_pressure.room
         if not self._take_in([], most, begun):
             first = self._consumer.poll(self._patience(begun))
             if first is not None:
@@ -312,9 +312,9 @@ class PollLoop:
 
     def _patience(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""
-        if self._outbox.waiting or self._hungry:
+        if self._publisher.waiting or self._hungry:
             return _SATURATED_S
-        times = [route.meter.next_release(now) for route in self._routes]
+        times = [route.token_bucket.next_release(now) for route in self._routes]
         times.append(self._timers.next_due())
         due = min((time for time in times if time is not None), default=now + _POLL_S)
         return min(_POLL_S, max(0.0, due - now))
@@ -322,10 +322,10 @@ class PollLoop:
     def begin_drain(self) -> float:
         """Begin to finish what was taken in; returns when that must end, on the engine's clock."""
         self.request_stop()
-        self._desk.hurry = True
+        self._processor.hurry = True
         for lane in self._scheduler.lanes:
             if lane.runs:
-                self._desk.wake_lane(lane)
+                self._processor.wake_lane(lane)
         now, end_by = self._clock.monotonic(), self.end_by
         self.drain_log.begin(self._assignments.all(), now, max(0.0, end_by - now))
         return end_by
@@ -335,7 +335,7 @@ class PollLoop:
         assignments = self._assignments.all()
         for assignment in assignments:
             if assignment.paused != STOPPING:
-                self._intake.pause(self._consumer, assignment, STOPPING)
+                self._back_pressure.pause(self._consumer, assignment, STOPPING)
         self._turn()
         now = self._clock.monotonic()
         waits = self._drain_waits(deadline)
@@ -360,12 +360,12 @@ class PollLoop:
         # lane back does so before it is gone.
         idle = self._router.idle and self._scheduler.idle
         waits = []
-        if self._desk.deferred:
+        if self._processor.deferred:
             waits.append("completions are put off")
-        if self._outbox.unsettled:
+        if self._publisher.unsettled:
             waits.append("dead letters or messages for a retry topic are not written")
         now = self._clock.monotonic()
-        if any(route.meter.next_release(now) is not None for route in self._routes):
+        if any(route.token_bucket.next_release(now) is not None for route in self._routes):
             waits.append("some wait for their handler's rate")
         if self._retries_before(deadline):
             waits.append("some wait for their next try")
@@ -385,7 +385,7 @@ class PollLoop:
         """
         self.leaving.set()
         try:
-            self._outbox.flush(1.0)
+            self._publisher.flush(1.0)
             # Closing revokes: running handlers are waited for and all that is done is committed there.
             self._consumer.close()
         except (KafkaException, RuntimeError) as error:

@@ -37,7 +37,7 @@ class Rebalance:
         busy: returns the names of what still handles messages of these assignments.
         let_go: called with nothing once assignments are inactive: what waited for them goes on.
         make: makes an assignment of topic, partition, start offset and commit metadata.
-        welcome: called with the client and new assignments once they are the client's.
+        pause_if_full: called with the client and new assignments once they are the client's.
         revoke_timeout: the budget of a revocation, in seconds.
         end_by: returns when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked.
     """
@@ -51,7 +51,7 @@ class Rebalance:
         busy: Callable[[Sequence[Assignment]], Sequence[str]],
         let_go: Callable[[], None],
         make: Callable[[TopicPartition], Assignment],
-        welcome: Callable[[ConsumerClient, Sequence[Assignment]], None],
+        pause_if_full: Callable[[ConsumerClient, Sequence[Assignment]], None],
         revoke_timeout: float,
         end_by: Callable[[], float],
     ) -> None:
@@ -61,7 +61,7 @@ class Rebalance:
         self._busy = busy
         self._let_go = let_go
         self._make = make
-        self._welcome = welcome
+        self._pause_if_full = pause_if_full
         self._revoke_timeout = revoke_timeout
         self._end_by = end_by
         #: How often partitions were assigned, revoked and lost.
@@ -86,7 +86,7 @@ class Rebalance:
         for assignment in made:
             self._assignments.put(assignment)
         consumer.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
-        self._welcome(consumer, made)
+        self._pause_if_full(consumer, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 

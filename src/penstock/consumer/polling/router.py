@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
-from penstock.consumer.execution.keying import Keying
-from penstock.consumer.message_sizes import weight_of_all
+from penstock.consumer.execution.key_resolver import KeyResolver
+from penstock.consumer.message_sizes import total_size_in_bytes
 from penstock.message import Record, column
 from penstock.routing import Run, Scheduler
 
@@ -25,10 +25,10 @@ class Router:
     Args:
         assignments: the partitions of this process.
         scheduler: the lanes.
-        wake: called with the slots of lanes that became ready.
+        wake: called with the queues of lanes that became ready.
         let_go: called once an assignment is inactive: what waited for it goes on.
         topics: the topics that are consumed.
-        keying: who puts messages on lanes whose keys a user's function gives.
+        key_resolver: who puts messages on lanes whose keys a user's function gives.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Router:
         let_go: Callable[[], None],
         topics: Collection[str],
         *,
-        keying: Keying | None = None,
+        key_resolver: KeyResolver | None = None,
     ) -> None:
         #: The topic of all messages, or nothing where there are several. Asking each costs a tenth of the routing.
         self._only_topic = next(iter(topics)) if len(topics) == 1 else ""
@@ -47,7 +47,7 @@ class Router:
         self._scheduler = scheduler
         self._wake = wake
         self._let_go = let_go
-        self._keying = keying
+        self._key_resolver = key_resolver
         #: The arrival of the next message: they are counted from 1, for 0 is older than all.
         self._arrival = 1
         self._now = 0.0
@@ -82,12 +82,12 @@ class Router:
     @property
     def idle(self) -> bool:
         """Whether all that was taken in is on its lanes. On the poll thread."""
-        return self._keying is None or self._keying.idle
+        return self._key_resolver is None or self._key_resolver.idle
 
     def relieve(self) -> None:
         """Put on its lanes what waits behind a slow key function. On the poll thread."""
-        if self._keying is not None:
-            self._keying.relieve()
+        if self._key_resolver is not None:
+            self._key_resolver.relieve()
 
     def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
         """Return where each message comes from; its partition alone where there is one topic only."""
@@ -104,15 +104,15 @@ class Router:
     ) -> None:
         if offsets[0] < assignment.tracker.position:
             assignment = self._went_back(assignment, offsets[0])
-        block = assignment.tracker.register(offsets, None, weight_of_all(records, assignment))
+        block = assignment.tracker.register(offsets, None, total_size_in_bytes(records, assignment))
         self.restored += len(offsets) - block.left
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
         # Without those that a former owner had done.
         todo = None if block.left == len(offsets) else block.done
-        if self._keying is not None and assignment.route.ordering.has_key_function:
+        if self._key_resolver is not None and assignment.route.ordering.has_key_function:
             indexes = [index for index in range(len(offsets)) if todo is None or not todo[index]]
-            self._keying.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
+            self._key_resolver.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
             return
         numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
         runs: dict[int, ConsumerRun] = {}

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from consuming import consumer_of
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 import penstock
 from kafka_tools import Recorder, produce
@@ -140,28 +140,28 @@ def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
 
 
 def test_a_held_lane_stands_in_the_line_once_and_lets_go_of_what_was_revoked() -> None:
-    bench = Bench({"slow": handler(nothing, rate=0), "free": handler(nothing)})
-    meter = bench.engine.routes["slow"].meter
-    bench.feed("slow", *((b"k%d" % number, b"x") for number in range(500)))
-    bench.serve()
+    stepped = SteppedEngine({"slow": handler(nothing, rate=0), "free": handler(nothing)})
+    token_bucket = stepped.engine.routes["slow"].token_bucket
+    stepped.feed("slow", *((b"k%d" % number, b"x") for number in range(500)))
+    stepped.serve()
 
     for _ in range(5):
-        bench.revoke("slow")
-        bench.serve()
-        bench.assign("slow")
-        bench.feed("slow", (b"k", b"x"), (b"l", b"x"))
-        bench.serve()
+        stepped.revoke("slow")
+        stepped.serve()
+        stepped.assign("slow")
+        stepped.feed("slow", (b"k", b"x"), (b"l", b"x"))
+        stepped.serve()
 
-    held = bench.engine.scheduler.lanes[0].held[meter]
-    assert len(meter._waiting) == 1
+    held = stepped.engine.scheduler.lanes[0].throttled[token_bucket]
+    assert len(token_bucket._waiting) == 1
     assert sum(len(run.records) for run in held.runs) == 2
-    assert bench.of("slow").tracker.in_flight == 2
-    meter.rate = None
-    for wake in meter.release(time.monotonic()):
+    assert stepped.of("slow").tracker.in_flight == 2
+    token_bucket.rate = None
+    for wake in token_bucket.release(time.monotonic()):
         wake()
-    bench.serve()
-    assert bench.of("slow").tracker.in_flight == 0
-    assert bench.engine.scheduler.lanes[0].held == {}
+    stepped.serve()
+    assert stepped.of("slow").tracker.in_flight == 0
+    assert stepped.engine.scheduler.lanes[0].held == {}
 
 
 def nothing(_message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Back-pressure: what stops the intake, and what does not. Pure, with a client that only notes what it was told."""
+"""Back-pressure: what stops back-pressure, and what does not. Pure, with a client that only notes what it was told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.polling.back_pressure import BYTES, FULL, GRACE_S, MAP, PARKED, Intake
+from penstock.consumer.polling.back_pressure import BYTES, FULL, GRACE_S, MAP, PARKED, BackPressure
 from penstock.message import Message
 from penstock.offsets import MAX_METADATA_CHARS, Block, decode
 
@@ -35,11 +35,11 @@ class PausingClient:
 
 
 class Taker:
-    """Takes messages in as the poll loop does, where the intake lets it."""
+    """Takes messages in as the poll loop does, where back-pressure lets it."""
 
-    def __init__(self, intake: Intake, partitions: int = 1) -> None:
+    def __init__(self, back_pressure: BackPressure, partitions: int = 1) -> None:
         route = Route(handler(nothing), Ordering(Order.KEY, Keyless.PARTITION, 1), nothing)
-        self.intake = intake
+        self.back_pressure = back_pressure
         self.client = PausingClient()
         self.assignments = [Assignment("t", number, route, start=0) for number in range(partitions)]
         self.now = 0.0
@@ -48,7 +48,7 @@ class Taker:
         """Ask long enough for a partition that stays full to be paused; return whether anything may be fetched."""
         answer = False
         for _ in range(3):
-            answer = self.intake.admit(cast("ConsumerClient", self.client), self.assignments, self.now)
+            answer = self.back_pressure.admit(cast("ConsumerClient", self.client), self.assignments, self.now)
             self.now += GRACE_S
         return answer
 
@@ -74,7 +74,7 @@ def taker(
     partitions: int = 1,
     fetch_size: int = 10_000,
 ) -> Taker:
-    return Taker(Intake(in_flight, in_flight_bytes, parked, parked_bytes, fetch_size=fetch_size), partitions)
+    return Taker(BackPressure(in_flight, in_flight_bytes, parked, parked_bytes, fetch_size=fetch_size), partitions)
 
 
 def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half() -> None:
@@ -82,7 +82,7 @@ def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half()
     block = one.fetch(100)
     tracker = one.assignments[0].tracker
 
-    at_once = one.intake.admit(cast("ConsumerClient", one.client), one.assignments, one.now)
+    at_once = one.back_pressure.admit(cast("ConsumerClient", one.client), one.assignments, one.now)
     before = set(one.client.paused)
     one.admit()
     after = set(one.client.paused)
@@ -93,7 +93,7 @@ def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half()
     one.admit()
 
     assert (at_once, before, after, at_half, one.client.paused) == (False, set(), {0}, {0}, set())
-    assert one.intake.pauses[FULL] == 1
+    assert one.back_pressure.pauses[FULL] == 1
 
 
 def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() -> None:
@@ -101,7 +101,7 @@ def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() 
     client = cast("ConsumerClient", one.client)
 
     def may_fetch() -> bool:
-        return one.intake.admit(client, one.assignments, one.now)
+        return one.back_pressure.admit(client, one.assignments, one.now)
 
     one.fetch(100)
     beside_a_hungry_one = may_fetch()
@@ -121,14 +121,14 @@ def test_a_full_partition_takes_nothing_more_for_a_hungry_one_where_another_limi
     one = taker(in_flight=100, in_flight_bytes=150 * KIB, parked=10, partitions=2)
     client = cast("ConsumerClient", one.client)
     one.fetch(100)
-    below_the_bytes = one.intake.admit(client, one.assignments, one.now)
+    below_the_bytes = one.back_pressure.admit(client, one.assignments, one.now)
     one.fetch(50)
     tracker = one.assignments[0].tracker
     # The hungry one is paused for the bytes already; only the one that is full by number is asked about.
-    one.intake.pause(client, one.assignments[1], BYTES)
-    at_the_bytes = one.intake.admit(client, one.assignments, one.now)
+    one.back_pressure.pause(client, one.assignments[1], BYTES)
+    at_the_bytes = one.back_pressure.admit(client, one.assignments, one.now)
     tracker.park(10, 40 * KIB)
-    parked_full = one.intake.admit(client, one.assignments, one.now)
+    parked_full = one.back_pressure.admit(client, one.assignments, one.now)
 
     assert (below_the_bytes, at_the_bytes, parked_full) == (True, False, False)
 
@@ -197,9 +197,9 @@ def test_a_partition_that_holds_little_fetches_though_others_have_all_the_bytes(
     one.fetch(60, partition=1)
 
     may_fetch = one.admit()
-    first, room = [one.reason(number) for number in range(4)], one.intake.room
+    first, room = [one.reason(number) for number in range(4)], one.back_pressure.room
     while one.reason(2) is None:
-        one.fetch(one.intake.room, partition=2)
+        one.fetch(one.back_pressure.room, partition=2)
         one.admit()
     taken = one.assignments[2].tracker.in_flight
     one.admit()
@@ -261,11 +261,11 @@ def test_limits_that_are_changed_count_at_once_in_both_directions() -> None:
 
     reasons = []
     for limit in (20, 5, 15, 100):
-        one.intake.max_in_flight = limit
+        one.back_pressure.max_in_flight = limit
         one.admit()
         reasons.append(one.reason())
     one.assignments[0].tracker.complete(block, range(6))
-    one.intake.max_in_flight = 15
+    one.back_pressure.max_in_flight = 15
     one.admit()
 
     # At 15 it stays as it is until half is left.
@@ -298,7 +298,7 @@ def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_the
     while one.admit():
         if one.reason() is not None:
             break
-        count = one.intake.room
+        count = one.back_pressure.room
         block = one.fetch(count, stride=stride)
         taken += count
         places = draw.sample(range(count), count)
@@ -311,7 +311,7 @@ def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_the
         for third in (done[: len(done) // 3], done[len(done) // 3 : len(done) // 2], done[len(done) // 2 :]):
             tracker.complete(block, third)
             check_map(one)
-        assert taken < 1_000_000, "nothing stopped the intake"
+        assert taken < 1_000_000, "nothing stopped back-pressure"
 
     assert one.reason() == MAP
     # It did not stop before it had to, by more than what is in flight may cost.
@@ -321,7 +321,7 @@ def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_the
     tracker.park(-len(waiting), -len(waiting) * KIB)
     one.admit()
     assert one.reason() is None
-    assert one.intake.room >= min(fetch_size, 10_000)
+    assert one.back_pressure.room >= min(fetch_size, 10_000)
 
 
 def check_map(one: Taker) -> None:

@@ -17,15 +17,15 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Item
 from penstock.consumer.execution.admission import LATER, Admission
 from penstock.consumer.execution.batches import failures, not_for_batches
-from penstock.consumer.execution_slot import Outcome, Station, Work
-from penstock.consumer.failures.parking import Company, Parking
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
+from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.route import Failed, Full, Route
+from penstock.consumer.handlers.route import Failed, RateLimited, Route
 from penstock.message import Message
 from penstock.routing import KeyState
 
 
-class BatchCalls:
+class BatchProcessor:
     """Gathers batches and sees to what came of them. Thread-safe: each call is for a lane that the caller holds.
 
     Args:
@@ -40,12 +40,12 @@ class BatchCalls:
         self._parking = parking
 
     def serve(
-        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, station: Station, _deadline: float
+        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, _deadline: float
     ) -> Generator[Work, Outcome, bool]:
         """Gather a batch of one assignment's messages and serve it. Returns whether the rate is used up."""
         assignment = runs[0].owner.assignment
         now = self._now()
-        station.started = now
+        slot.started = now
         batch: list[tuple[Hashable, Item, Message]] = []
         gathered: set[Hashable] = set()
         full = over = False
@@ -55,42 +55,40 @@ class BatchCalls:
                 break
             while run.next < len(run.records) and len(batch) < route.batch:
                 item = (run.owner, run.indexes[run.next], run.records[run.next])
-                key, message = self._admission.ask(
-                    lane, route, item, now, station, arrival=run.arrival, gathered=gathered
-                )
-                if isinstance(message, Full):
+                key, message = self._admission.ask(lane, route, item, now, slot, arrival=run.arrival, gathered=gathered)
+                if isinstance(message, RateLimited):
                     full, over = message is not LATER, True
                     break
                 run.next += 1
                 if isinstance(message, Failed):
-                    self._parking.set_aside(lane, key, item, message, station)
+                    self._parking.set_aside(lane, key, item, message, slot)
                 elif message is not None:
                     batch.append((key, item, message))
                     gathered.add(key)
             if run.next == len(run.records):
                 runs.popleft()
         if batch:
-            outcome = yield from self._hand_over(batch, station)
-            self._settle_new(lane, batch, outcome, station)
+            outcome = yield from self._hand_over(batch, slot)
+            self._settle_new(lane, batch, outcome, slot)
         return full
 
     def serve_parked(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, first: Message, station: Station
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, first: Message, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, None]:
         """Try the head of a parked key, with what may be tried with it, given the head's message."""
         now = self._now()
         keys = [key]
         batch = [(key, parked.waiting[0], first)]
         if not parked.alone:
-            keys += self._mates(lane, parked, now)
+            keys += self._ready_batch_keys(lane, parked, now)
             batch += self._gather(lane, keys, now)
             batch.sort(key=lambda one: one[1][2].offset())
         heads = {one: lane.parked[one] for one in dict.fromkeys(one for one, _, _ in batch)}
         for head in heads.values():
             if head.attempts == 0:
                 head.since = now
-        outcome = yield from self._hand_over(batch, station)
-        self._settle_parked(lane, batch, heads, outcome, station)
+        outcome = yield from self._hand_over(batch, slot)
+        self._settle_parked(lane, batch, heads, outcome, slot)
         for other in keys[1:]:
             waits = lane.parked[other]
             if not waits.waiting:
@@ -100,11 +98,11 @@ class BatchCalls:
                 lane.due.append(other)
 
     @staticmethod
-    def _mates(lane: ConsumerLane, parked: ConsumerParked, now: float) -> list[Hashable]:
+    def _ready_batch_keys(lane: ConsumerLane, parked: ConsumerParked, now: float) -> list[Hashable]:
         """Return the other keys of a batch that failed as a whole which may be tried now."""
         assignment = parked.waiting[0][0].assignment
-        mates = []
-        for other in parked.mates:
+        batch_keys = []
+        for other in parked.batch_keys:
             one = lane.parked.get(other)
             if (
                 one is not None
@@ -116,8 +114,8 @@ class BatchCalls:
                 and one.due_at <= now
                 and one.waiting[0][0].assignment is assignment
             ):
-                mates.append(other)
-        return mates
+                batch_keys.append(other)
+        return batch_keys
 
     def _gather(self, lane: ConsumerLane, keys: list[Hashable], now: float) -> list[tuple[Hashable, Item, Message]]:
         """Return what may be handed over now beside the head of the first of these keys, the oldest first."""
@@ -149,18 +147,22 @@ class BatchCalls:
 
     @staticmethod
     def _hand_over(
-        batch: list[tuple[Hashable, Item, Message]], station: Station
+        batch: list[tuple[Hashable, Item, Message]], slot: ExecutionSlot
     ) -> Generator[Work, Outcome, Failed | None]:
-        station.record, station.batch_count = batch[0][1][2], len(batch)
+        slot.record, slot.batch_count = batch[0][1][2], len(batch)
         outcome = yield [message for _, _, message in batch]
         return not_for_batches() if isinstance(outcome, DeferredCompletion) else outcome
 
     def _settle_new(
-        self, lane: ConsumerLane, batch: list[tuple[Hashable, Item, Message]], outcome: Failed | None, station: Station
+        self,
+        lane: ConsumerLane,
+        batch: list[tuple[Hashable, Item, Message]],
+        outcome: Failed | None,
+        slot: ExecutionSlot,
     ) -> None:
         """Complete what is done of new messages; of each line, set aside the first that failed with all behind it."""
         failed = {} if outcome is None else failures(outcome, len(batch))
-        company = _company(batch, outcome, failed)
+        failed_batch = _failed_batch(batch, outcome, failed)
         done = []
         behind: Counter[Hashable] = Counter()
         for place, (key, item, _) in enumerate(batch):
@@ -168,10 +170,10 @@ class BatchCalls:
                 self._parking.behind(lane, key, item)
                 behind[key] += 1
             elif place in failed:
-                self._parking.set_aside(lane, key, item, failed[place], station, company=company)
+                self._parking.set_aside(lane, key, item, failed[place], slot, failed_batch=failed_batch)
             else:
                 done.append(item)
-        self._admission.done(done, station)
+        self._admission.done(done, slot)
         for key, count in behind.items():
             lane.parked[key].count_behind(count)
 
@@ -181,11 +183,11 @@ class BatchCalls:
         batch: list[tuple[Hashable, Item, Message]],
         heads: dict[Hashable, ConsumerParked],
         outcome: Failed | None,
-        station: Station,
+        slot: ExecutionSlot,
     ) -> None:
         """Complete what is done of messages that waited; what is behind the first that failed of its line waits on."""
         failed = {} if outcome is None else failures(outcome, len(batch))
-        company = _company(batch, outcome, failed)
+        failed_batch = _failed_batch(batch, outcome, failed)
         stuck: dict[Hashable, Failed] = {}
         behind: Counter[Hashable] = Counter()
         done = []
@@ -196,24 +198,24 @@ class BatchCalls:
                 behind[key] += 1
             else:
                 done.append((key, item))
-        self._admission.done([item for _, item in done], station)
+        self._admission.done([item for _, item in done], slot)
         for key, _ in done:
             # Those of a line stand in the batch as they wait.
-            self._parking.next_head(heads[key], station)
+            self._parking.next_head(heads[key], slot)
         for key, failure in stuck.items():
             heads[key].count_behind(behind[key])
-            self._parking.failed(lane, key, heads[key], failure, station, company=company)
+            self._parking.failed(lane, key, heads[key], failure, slot, failed_batch=failed_batch)
 
 
-def _company(
+def _failed_batch(
     batch: list[tuple[Hashable, Item, Message]], outcome: Failed | None, failed: dict[int, Failed]
-) -> Company | None:
+) -> FailedBatch | None:
     """Return a batch of several that failed as a whole, or None."""
     whole = len(failed) == len(batch) > 1 and all(one is outcome for one in failed.values())
     if not whole:
         return None
     sizes = Counter(key for key, _, _ in batch)
-    return Company(sizes, tuple(sizes))
+    return FailedBatch(sizes, tuple(sizes))
 
 
 def _waiting(
@@ -230,4 +232,4 @@ def _offset(entry: tuple[Hashable, Item]) -> int:
     return entry[1][2].offset()
 
 
-__all__ = ["BatchCalls"]
+__all__ = ["BatchProcessor"]

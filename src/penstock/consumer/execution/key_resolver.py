@@ -1,4 +1,4 @@
-"""Keying: the users' `key=` functions are called here, on a thread of its own, and messages put on their lanes.
+"""KeyResolver: the users' `key=` functions are called here, on a thread of its own, and messages put on their lanes.
 
 A lane cannot be chosen before the key is known, and a function that looks a key up may take its time, or hang: on the
 poll thread that would cost the membership of the group. All fetches of handlers with such a function go through
@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerRun, Fetch
-from penstock.consumer.execution_slot import Station
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.handlers.handler import Kind
 from penstock.errors import MessageFormatError, raised
 from penstock.message import Record
@@ -27,18 +27,18 @@ _FLUSH_S = 0.005
 Unkeyed = tuple[Fetch, int, Sequence[Record], Sequence[int]]
 
 
-class Keying:
+class KeyResolver:
     """Puts messages on lanes by keys that users' functions give.
 
     Until `start` is called, each fetch is put on its lanes by who brings it, at once: so it is where an engine is
-    driven by hand. Afterwards `put` never waits, and a thread does it, whose `station` says what it is at. A revocation
-    waits for that station as for a worker's: it sets `fetch` before it looks whether the assignment is active.
+    driven by hand. Afterwards `put` never waits, and a thread does it, whose `slot` says what it is at. A revocation
+    waits for that slot as for a worker's: it sets `fetch` before it looks whether the assignment is active.
 
     Args:
         name: name of the consumer, for the thread's name.
         clock: the engine's clock.
         scheduler: the lanes.
-        wake: called with the slots of lanes that became ready.
+        wake: called with the queues of lanes that became ready.
         fail: called with an error that must stop the consumer.
     """
 
@@ -57,8 +57,8 @@ class Keying:
         self._fail = fail
         self._queue: SimpleQueue[Unkeyed | None] = SimpleQueue()
         #: Where keys are asked for. Written by the thread alone.
-        self.station = Station(Kind.THREAD, f"penstock-keys-{name}")
-        self._thread = threading.Thread(target=self._main, name=self.station.name, daemon=True)
+        self.slot = ExecutionSlot(Kind.THREAD, f"penstock-keys-{name}")
+        self._thread = threading.Thread(target=self._main, name=self.slot.name, daemon=True)
         self._threaded = self._retired = False
         # What has a lane but is not on it yet, of one fetch, and when it is to be. Under the lock, which is never held
         # while a user's function is called.
@@ -92,28 +92,28 @@ class Keying:
         self._queue.put((fetch, arrival, records, indexes))
 
     def _main(self) -> None:
-        self.station.thread_id = threading.get_ident()
+        self.slot.thread_id = threading.get_ident()
         try:
             while (unkeyed := self._queue.get()) is not None:
                 try:
                     self._lay(*unkeyed)
                 finally:
-                    self.station.leave()
+                    self.slot.leave()
                 # After its lanes were told: who sees this finds them claimed, or their messages done.
                 self._laid += 1
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
             self._fail(raised())
 
     def _lay(self, fetch: Fetch, arrival: int, records: Sequence[Record], indexes: Sequence[int]) -> None:
-        station, assignment, runs = self.station, fetch.assignment, self._runs
-        station.fetch = fetch
+        slot, assignment, runs = self.slot, fetch.assignment, self._runs
+        slot.fetch = fetch
         ordering = assignment.route.ordering
         identities = fetch.identities = {}
         for record, index in zip(records, indexes, strict=True):
             if not assignment.active or self._retired:
                 break
-            station.started = self._now()
-            station.record = record
+            slot.started = self._now()
+            slot.record = record
             try:
                 # Kept, so that the function is called once: what it says may change, or take its time again.
                 number, identities[index] = ordering.keyed(record)
@@ -148,4 +148,4 @@ class Keying:
         self._wake(self._scheduler.ready(lanes))
 
 
-__all__ = ["Keying"]
+__all__ = ["KeyResolver"]

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import tenacity
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
-from penstock.consumer.execution_slot import Station
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.inspection.explain import explain
 from penstock.errors import BatchError, PenstockError
 from penstock.message import FixedRecord, Message
@@ -52,43 +52,43 @@ class Batches:
 
 def test_a_put_off_head_holds_its_key_and_its_offset_and_no_other_key() -> None:
     puts = Puts()
-    bench = Bench({"t": handler(puts)})
+    stepped = SteppedEngine({"t": handler(puts)})
 
-    bench.feed("t", (b"k", b"1"), (b"k", b"2"), (b"other", b"3"))
-    bench.serve()
-    before = (list(puts.calls), bench.of("t").tracker.watermark)
+    stepped.feed("t", (b"k", b"1"), (b"k", b"2"), (b"other", b"3"))
+    stepped.serve()
+    before = (list(puts.calls), stepped.of("t").tracker.watermark)
     puts.out[b"1"].complete()
-    bench.serve()
+    stepped.serve()
 
     assert before == ([b"1", b"3"], 0)
     assert puts.calls == [b"1", b"3", b"2"]
-    assert bench.of("t").tracker.watermark == 1
-    assert bench.count("handled") == 1
+    assert stepped.of("t").tracker.watermark == 1
+    assert stepped.count("handled") == 1
 
 
 def test_a_completion_of_a_revoked_partition_never_settles_the_message_behind_it() -> None:
     # One key in two topics: what waits behind the revoked head belongs to a partition that stays.
     puts = Puts()
     one = handler(puts)
-    bench = Bench({"gone": one, "kept": one})
-    bench.feed("gone", (b"k", b"old"))
-    bench.feed("kept", (b"k", b"new"))
-    bench.serve()
+    stepped = SteppedEngine({"gone": one, "kept": one})
+    stepped.feed("gone", (b"k", b"old"))
+    stepped.feed("kept", (b"k", b"new"))
+    stepped.serve()
 
-    bench.revoke("gone")
-    bench.serve()
+    stepped.revoke("gone")
+    stepped.serve()
     while_out = list(puts.calls)
     puts.out[b"old"].complete()
-    bench.serve()
-    in_flight = bench.of("kept").tracker.in_flight
+    stepped.serve()
+    in_flight = stepped.of("kept").tracker.in_flight
     puts.out[b"new"].complete()
-    bench.serve()
+    stepped.serve()
 
     # The key waited for the old work to end, and the new message was neither skipped nor called done for it.
     assert while_out == [b"old"]
     assert puts.calls == [b"old", b"new"]
     assert in_flight == 1
-    assert bench.of("kept").tracker.in_flight == 0
+    assert stepped.of("kept").tracker.in_flight == 0
 
 
 def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message_behind_it() -> None:
@@ -100,41 +100,41 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
             raise ValueError
 
     one = handler(fails, retry_policy=retry(attempts=1), on_failure="dead_letter")
-    bench = Bench({"gone": one, "kept": one})
-    bench.feed("gone", (b"k", b"poison"))
-    bench.feed("kept", (b"k", b"poison"), (b"k", b"after"))
-    bench.serve()
-    bench.send_out()
+    stepped = SteppedEngine({"gone": one, "kept": one})
+    stepped.feed("gone", (b"k", b"poison"))
+    stepped.feed("kept", (b"k", b"poison"), (b"k", b"after"))
+    stepped.serve()
+    stepped.send_out()
 
-    bench.revoke("gone")
-    bench.serve()
-    bench.deliveries.acknowledge()
-    bench.serve()
-    after_first = (list(tried), bench.of("kept").tracker.in_flight)
-    bench.send_out()
-    bench.deliveries.acknowledge()
-    bench.serve()
+    stepped.revoke("gone")
+    stepped.serve()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
+    after_first = (list(tried), stepped.of("kept").tracker.in_flight)
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
 
     assert after_first == ([b"poison", b"poison"], 2)
-    assert [topic for topic, _ in bench.deliveries.sent] == ["dlq.gone", "dlq.kept"]
+    assert [topic for topic, _ in stepped.deliveries.sent] == ["dlq.gone", "dlq.kept"]
     assert tried == [b"poison", b"poison", b"after"]
-    assert bench.of("kept").tracker.in_flight == 0
+    assert stepped.of("kept").tracker.in_flight == 0
 
 
 def test_a_partition_that_comes_back_waits_for_the_completion_of_its_former_owner() -> None:
     puts = Puts()
-    bench = Bench({"t": handler(puts)})
-    bench.feed("t", (b"k", b"1"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(puts)})
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
     first = puts.out[b"1"]
 
-    bench.revoke("t")
-    again = bench.assign("t")
-    bench.feed("t", (b"k", b"1"))
-    bench.serve()
+    stepped.revoke("t")
+    again = stepped.assign("t")
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
     while_out = list(puts.calls)
     first.complete()
-    bench.serve()
+    stepped.serve()
 
     assert while_out == [b"1"]
     assert puts.calls == [b"1", b"1"]
@@ -144,22 +144,22 @@ def test_a_partition_that_comes_back_waits_for_the_completion_of_its_former_owne
 def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_own_first_try() -> None:
     puts = Puts()
     policy = retry(stop=tenacity.stop_after_delay(100), wait=tenacity.wait_fixed(1))
-    bench = Bench({"t": handler(puts, retry_policy=policy, on_failure="drop")})
-    bench.feed("t", (b"k", b"1"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(puts, retry_policy=policy, on_failure="drop")})
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
 
-    bench.clock.advance(50)
+    stepped.clock.advance(50)
     puts.out[b"1"].fail(ValueError())
-    # By a station that handled nothing before: what it began at says nothing of this message.
-    bench.serve(Station(Kind.THREAD, "fresh"))
-    bench.pass_time(1)
+    # By a slot that handled nothing before: what it began at says nothing of this message.
+    stepped.serve(ExecutionSlot(Kind.THREAD, "fresh"))
+    stepped.pass_time(1)
     retried = list(puts.calls)
-    bench.clock.advance(50)
+    stepped.clock.advance(50)
     puts.out[b"1"].fail(ValueError())
-    bench.serve(Station(Kind.THREAD, "fresh"))
+    stepped.serve(ExecutionSlot(Kind.THREAD, "fresh"))
 
     assert retried == [b"1", b"1"]
-    assert bench.count("dropped") == 1
+    assert stepped.count("dropped") == 1
 
 
 def test_a_completion_decided_before_it_is_returned_counts_at_once() -> None:
@@ -171,81 +171,81 @@ def test_a_completion_decided_before_it_is_returned_counts_at_once() -> None:
             completion.complete()
         return completion
 
-    bench = Bench({"t": handler(decides, retry_policy=retry(attempts=1), on_failure="drop")})
+    stepped = SteppedEngine({"t": handler(decides, retry_policy=retry(attempts=1), on_failure="drop")})
 
-    bench.feed("t", (b"k", b"good"), (b"k", b"bad"), (b"k", b"good"))
-    bench.serve()
+    stepped.feed("t", (b"k", b"good"), (b"k", b"bad"), (b"k", b"good"))
+    stepped.serve()
 
-    assert bench.of("t").tracker.in_flight == 0
-    assert (bench.count("handled"), bench.count("dropped")) == (2, 1)
-    assert bench.engine.desk.deferred == {}
+    assert stepped.of("t").tracker.in_flight == 0
+    assert (stepped.count("handled"), stepped.count("dropped")) == (2, 1)
+    assert stepped.engine.processor.deferred == {}
 
 
 def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only() -> None:
     shared = DeferredCompletion()
-    bench = Bench({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), on_failure="dead_letter")})
+    stepped = SteppedEngine({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), on_failure="dead_letter")})
 
-    bench.feed("t", (b"a", b"1"), (b"b", b"2"))
-    bench.serve()
-    bench.send_out()
-    bench.deliveries.acknowledge()
-    bench.serve()
-    watermark = bench.of("t").tracker.watermark
+    stepped.feed("t", (b"a", b"1"), (b"b", b"2"))
+    stepped.serve()
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
+    watermark = stepped.of("t").tracker.watermark
     shared.complete()
-    bench.serve()
+    stepped.serve()
 
-    assert bench.failures == []
-    assert bench.deliveries.sent == [("dlq.t", b"2")]
+    assert stepped.failures == []
+    assert stepped.deliveries.sent == [("dlq.t", b"2")]
     assert watermark == 0
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_the_first_of_two_calls_decides_a_completion() -> None:
     puts = Puts()
-    bench = Bench({"t": handler(puts)})
-    bench.feed("t", (b"k", b"1"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(puts)})
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
 
     answers = [puts.out[b"1"].complete(), puts.out[b"1"].complete(), puts.out[b"1"].fail(ValueError())]
-    bench.serve()
+    stepped.serve()
 
     assert answers == [True, False, False]
-    assert bench.count("failed") == 0
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.count("failed") == 0
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 @pytest.mark.parametrize("error", [None, "words", 7])
 def test_a_completion_failed_with_what_is_no_exception_has_failed_all_the_same(error: object) -> None:
     puts = Puts()
-    bench = Bench({"t": handler(puts, retry_policy=retry(attempts=1), on_failure="drop")})
-    bench.feed("t", (b"k", b"1"), (b"k", b"2"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(puts, retry_policy=retry(attempts=1), on_failure="drop")})
+    stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
+    stepped.serve()
 
     puts.out[b"1"].fail(error)  # type: ignore[arg-type] # what a callback of some client may hold
-    bench.serve()
+    stepped.serve()
 
-    assert bench.count("dropped") == 1
+    assert stepped.count("dropped") == 1
     assert puts.calls == [b"1", b"2"]
 
 
 def test_a_completion_that_stays_out_too_long_has_failed_and_a_late_one_changes_nothing() -> None:
     puts = Puts()
-    bench = Bench({"t": handler(puts, deferred_timeout=5, retry_policy=ONCE_A_SECOND)})
-    bench.feed("t", (b"k", b"1"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(puts, deferred_timeout=5, retry_policy=ONCE_A_SECOND)})
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
     late = puts.out[b"1"]
 
-    bench.pass_time(4.9)
-    in_time = bench.count("failed")
-    bench.pass_time(0.2)
-    failed = bench.count("failed")
-    bench.pass_time(1)
+    stepped.pass_time(4.9)
+    in_time = stepped.count("failed")
+    stepped.pass_time(0.2)
+    failed = stepped.count("failed")
+    stepped.pass_time(1)
     changed = late.complete()
-    bench.serve()
+    stepped.serve()
 
     assert (in_time, failed, changed) == (0, 1, False)
     assert puts.calls == [b"1", b"1"]
-    assert bench.of("t").tracker.in_flight == 1
+    assert stepped.of("t").tracker.in_flight == 1
 
 
 def test_a_completion_that_came_keeps_neither_its_timer_nor_its_message_until_the_timeout() -> None:
@@ -253,66 +253,66 @@ def test_a_completion_that_came_keeps_neither_its_timer_nor_its_message_until_th
         """A record that can be watched: its class has no slots."""
 
     puts = Puts()
-    bench = Bench({"t": handler(puts, deferred_timeout=600)})
+    stepped = SteppedEngine({"t": handler(puts, deferred_timeout=600)})
     records = [Kept("t", 0, place, b"k%d" % place, b"%d" % place, (), None) for place in range(5_000)]
     watched = [weakref.ref(record) for record in records]
 
-    bench.engine.router.route(records, bench.clock.monotonic())
+    stepped.engine.router.route(records, stepped.clock.monotonic())
     del records
-    bench.serve()
-    waiting = len(bench.engine.timers)
+    stepped.serve()
+    waiting = len(stepped.engine.timers)
     for completion in puts.out.values():
         completion.complete()
-    bench.serve()
+    stepped.serve()
     gc.collect()
 
     assert waiting == 5_000
-    assert len(bench.engine.timers) < 2_000
+    assert len(stepped.engine.timers) < 2_000
     assert sum(ref() is not None for ref in watched) < 10
-    assert bench.engine.timers.next_due() is None
+    assert stepped.engine.timers.next_due() is None
 
 
 def test_a_completion_is_still_out_until_the_lane_that_goes_on_because_of_it_is_ready() -> None:
     puts = Puts()
-    bench = Bench({"t": handler(puts)})
-    bench.feed("t", (b"k", b"1"), (b"k", b"2"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(puts)})
+    stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
+    stepped.serve()
     out_when_woken: list[int] = []
-    bench.engine.on_ready = lambda _: out_when_woken.append(len(bench.engine.desk.deferred))
+    stepped.engine.on_ready = lambda _: out_when_woken.append(len(stepped.engine.processor.deferred))
 
     puts.out[b"1"].complete()
 
     # A drain that looks between the two steps must see one of them.
     assert out_when_woken == [1]
-    assert not bench.engine.scheduler.idle
+    assert not stepped.engine.scheduler.idle
 
 
 def test_many_messages_of_one_key_come_in_one_list_and_in_order() -> None:
     seen = Batches()
-    bench = Bench({"t": handler(seen, batch=100)})
+    stepped = SteppedEngine({"t": handler(seen, batch=100)})
 
-    bench.feed("t", *[(b"k", b"%d" % i) for i in range(250)])
-    bench.serve()
+    stepped.feed("t", *[(b"k", b"%d" % i) for i in range(250)])
+    stepped.serve()
 
     assert [len(values) for values in seen.calls] == [100, 100, 50]
     assert [value for values in seen.calls for value in values] == [b"%d" % i for i in range(250)]
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_a_batch_that_is_not_full_waits_for_linger_and_a_full_one_does_not() -> None:
     seen = Batches()
-    bench = Bench({"t": handler(seen, batch=3, linger=10)})
+    stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10)})
 
-    bench.feed("t", (b"k", b"1"), (b"k", b"2"))
-    bench.serve()
-    bench.pass_time(9)
+    stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
+    stepped.serve()
+    stepped.pass_time(9)
     waiting = list(seen.calls)
-    bench.feed("t", (b"k", b"3"), (b"k", b"4"))
-    bench.serve()
+    stepped.feed("t", (b"k", b"3"), (b"k", b"4"))
+    stepped.serve()
     full = list(seen.calls)
-    bench.pass_time(9)
+    stepped.pass_time(9)
     not_yet = list(seen.calls)
-    bench.pass_time(1.1)
+    stepped.pass_time(1.1)
 
     assert waiting == []
     assert full == not_yet == [[b"1", b"2", b"3"]]
@@ -322,30 +322,30 @@ def test_a_batch_that_is_not_full_waits_for_linger_and_a_full_one_does_not() -> 
 def test_a_batch_that_cannot_grow_does_not_wait_for_linger() -> None:
     # Behind it stand messages of another partition: those that come for this one cannot join it.
     seen = Batches()
-    bench = Bench({"a": handler(seen, batch=3, linger=10), "b": handler(seen, batch=3, linger=10)})
+    stepped = SteppedEngine({"a": handler(seen, batch=3, linger=10), "b": handler(seen, batch=3, linger=10)})
 
-    bench.feed("a", (b"k", b"a1"))
-    bench.feed("b", (b"k", b"b1"))
-    bench.serve()
+    stepped.feed("a", (b"k", b"a1"))
+    stepped.feed("b", (b"k", b"b1"))
+    stepped.serve()
 
     assert seen.calls == [[b"a1"]]
 
 
 def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> None:
     seen = Batches()
-    bench = Bench({"t": handler(seen, batch=3, linger=10)})
-    bench.feed("t", (b"k", b"1"))
-    lane = bench.engine.scheduler.take(0)
+    stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10)})
+    stepped.feed("t", (b"k", b"1"))
+    lane = stepped.engine.scheduler.take(0)
     assert lane is not None
-    desk = bench.engine.desk
+    processor = stepped.engine.processor
 
     with pytest.raises(StopIteration) as decided:
-        desk.visit(lane, Station(Kind.THREAD, "deciding")).send(None)
+        processor.process(lane, ExecutionSlot(Kind.THREAD, "deciding")).send(None)
     # The drain sets its mark and finds the lane held, so it cannot wake it.
-    desk.hurry = True
-    desk.wake_lane(lane)
-    desk.give_back(lane, decided.value.value)
-    bench.serve()
+    processor.hurry = True
+    processor.wake_lane(lane)
+    processor.give_back(lane, decided.value.value)
+    stepped.serve()
 
     assert seen.calls == [[b"1"]]
 
@@ -353,18 +353,18 @@ def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> No
 def test_what_a_batch_error_names_comes_again_with_what_is_behind_it_and_the_rest_is_done() -> None:
     failing = {b"a2": ValueError("named")}
     seen = Batches(lambda values: BatchError({1: failing.pop(b"a2")}) if b"a2" in values and failing else None)
-    bench = Bench({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
 
-    bench.feed("t", (b"a", b"a1"), (b"a", b"a2"), (b"b", b"b1"), (b"a", b"a3"), (b"b", b"b2"))
-    bench.serve()
-    after_first = (bench.of("t").tracker.in_flight, bench.count("handled"))
-    bench.feed("t", (b"a", b"a4"))
-    bench.serve()
-    bench.pass_time(1)
+    stepped.feed("t", (b"a", b"a1"), (b"a", b"a2"), (b"b", b"b1"), (b"a", b"a3"), (b"b", b"b2"))
+    stepped.serve()
+    after_first = (stepped.of("t").tracker.in_flight, stepped.count("handled"))
+    stepped.feed("t", (b"a", b"a4"))
+    stepped.serve()
+    stepped.pass_time(1)
 
     assert after_first == (2, 3)
     assert seen.calls == [[b"a1", b"a2", b"b1", b"a3", b"b2"], [b"a2"], [b"a3", b"a4"]]
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 @pytest.mark.parametrize(
@@ -375,65 +375,67 @@ def test_what_a_batch_error_names_comes_again_with_what_is_behind_it_and_the_res
 def test_a_batch_error_that_names_what_is_not_there_fails_all(failed: dict[int, BaseException]) -> None:
     first = [BatchError(failed)]
     seen = Batches(lambda _: first.pop() if first else None)
-    bench = Bench({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
 
-    bench.feed("t", (b"a", b"a1"), (b"b", b"b1"), (b"a", b"a2"))
-    bench.serve()
-    in_flight = bench.of("t").tracker.in_flight
-    bench.pass_time(1)
+    stepped.feed("t", (b"a", b"a1"), (b"b", b"b1"), (b"a", b"a2"))
+    stepped.serve()
+    in_flight = stepped.of("t").tracker.in_flight
+    stepped.pass_time(1)
 
-    assert bench.failures == []
+    assert stepped.failures == []
     assert in_flight == 3
     assert seen.calls == [[b"a1", b"b1", b"a2"]] * 2
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 @pytest.mark.parametrize("reason", [None, "words", 3])
 def test_a_batch_error_may_name_a_message_without_an_exception(reason: object) -> None:
     first = [BatchError({0: reason})]  # type: ignore[dict-item] # what a user may write
     seen = Batches(lambda _: first.pop() if first else None)
-    bench = Bench({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
 
-    bench.feed("t", (b"a", b"a1"), (b"b", b"b1"))
-    bench.serve()
-    bench.pass_time(1)
+    stepped.feed("t", (b"a", b"a1"), (b"b", b"b1"))
+    stepped.serve()
+    stepped.pass_time(1)
 
-    assert bench.failures == []
+    assert stepped.failures == []
     assert seen.calls == [[b"a1", b"b1"], [b"a1"]]
 
 
 def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_be_decoded() -> None:
     first = [ValueError("all of it")]
     seen = Batches(lambda _: first.pop() if first else None)
-    bench = Bench({"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
+    stepped = SteppedEngine(
+        {"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, on_failure="dead_letter")}
+    )
 
-    bench.feed("t", (b"k", b"1"), (b"k", b"not json"), (b"k", b"3"))
-    bench.serve()
-    bench.send_out()
-    bench.deliveries.acknowledge()
-    bench.serve()
-    bench.pass_time(1)
-    bench.send_out()
-    bench.deliveries.acknowledge()
-    bench.serve()
+    stepped.feed("t", (b"k", b"1"), (b"k", b"not json"), (b"k", b"3"))
+    stepped.serve()
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
+    stepped.pass_time(1)
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
 
     assert seen.calls == [[b"1"], [b"1"], [b"3"]]
-    assert bench.deliveries.sent == [("dlq.t", b"not json")]
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.deliveries.sent == [("dlq.t", b"not json")]
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_next_message_is_not_due_by_its_rate() -> None:
     first = [ValueError("all of it")]
     seen = Batches(lambda _: first.pop() if first else None)
-    bench = Bench({"t": handler(seen, batch=10, key_rate=0.1, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, key_rate=0.1, retry_policy=ONCE_A_SECOND)})
 
-    bench.feed("t", (b"k", b"1"), (b"other", b"x"), (b"k", b"2"))
-    bench.serve()
+    stepped.feed("t", (b"k", b"1"), (b"other", b"x"), (b"k", b"2"))
+    stepped.serve()
     for _ in range(60):
-        bench.pass_time(1)
+        stepped.pass_time(1)
 
     assert seen.calls == [[b"1", b"x"], [b"1", b"x"], [b"2"]]
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_a_batch_handler_that_puts_its_completion_off_fails_by_name_at_every_try() -> None:
@@ -443,26 +445,26 @@ def test_a_batch_handler_that_puts_its_completion_off_fails_by_name_at_every_try
         out.append(DeferredCompletion())
         return out[-1]
 
-    bench = Bench({"t": handler(puts, batch=2, retry_policy=retry(attempts=2, wait=tenacity.wait_fixed(1)))})
-    bench.feed("t", (b"k", b"1"))
-    bench.serve()
-    bench.pass_time(1)
+    stepped = SteppedEngine({"t": handler(puts, batch=2, retry_policy=retry(attempts=2, wait=tenacity.wait_fixed(1)))})
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
+    stepped.pass_time(1)
 
-    (stop,) = bench.failures
+    (stop,) = stepped.failures
     assert len(out) == 2
     assert "cannot put its completion off" in str(stop.__cause__)
 
 
 def test_messages_of_a_parked_key_wait_behind_it_while_others_fill_batches() -> None:
     seen = Batches(lambda values: ValueError() if values[0] == b"bad" and len(seen.calls) < 3 else None)
-    bench = Bench({"t": handler(seen, batch=3, retry_policy=retry(attempts=9, wait=tenacity.wait_fixed(1)))})
+    stepped = SteppedEngine({"t": handler(seen, batch=3, retry_policy=retry(attempts=9, wait=tenacity.wait_fixed(1)))})
 
-    bench.feed("t", (b"a", b"bad"))
-    bench.serve()
-    bench.feed("t", (b"a", b"a2"), (b"b", b"b1"), (b"a", b"a3"), (b"c", b"c1"), (b"b", b"b2"))
-    bench.serve()
+    stepped.feed("t", (b"a", b"bad"))
+    stepped.serve()
+    stepped.feed("t", (b"a", b"a2"), (b"b", b"b1"), (b"a", b"a3"), (b"c", b"c1"), (b"b", b"b2"))
+    stepped.serve()
     before = list(seen.calls)
-    bench.pass_time(1)
+    stepped.pass_time(1)
 
     assert before == [[b"bad"], [b"b1", b"c1", b"b2"]]
     assert seen.calls[2:] == [[b"bad"], [b"a2", b"a3"]]
@@ -474,21 +476,21 @@ def test_one_of_a_batch_becomes_a_dead_letter_and_the_others_are_done() -> None:
         return BatchError(places) if places else None
 
     seen = Batches(fail)
-    bench = Bench({"t": handler(seen, batch=3, retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
+    stepped = SteppedEngine({"t": handler(seen, batch=3, retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
 
-    bench.feed("t", (b"a", b"a1"), (b"b", b"poison"), (b"b", b"b2"))
-    bench.serve()
+    stepped.feed("t", (b"a", b"a1"), (b"b", b"poison"), (b"b", b"b2"))
+    stepped.serve()
     for _ in range(2):
-        bench.pass_time(1)
-    bench.send_out()
+        stepped.pass_time(1)
+    stepped.send_out()
     behind = [values for values in seen.calls if b"b2" in values]
-    bench.deliveries.acknowledge()
-    bench.serve()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
 
     assert behind == [[b"a1", b"poison", b"b2"]]
     assert seen.calls[1:] == [[b"poison"], [b"poison"], [b"b2"]]
-    assert bench.deliveries.sent == [("dlq.t", b"poison")]
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.deliveries.sent == [("dlq.t", b"poison")]
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_an_async_batch_is_served_by_the_same_rules() -> None:
@@ -499,11 +501,11 @@ def test_an_async_batch_is_served_by_the_same_rules() -> None:
         if len(calls) == 1:
             raise BatchError({1: ValueError()})
 
-    bench = Bench({"t": handler(fails_once, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(fails_once, batch=10, retry_policy=ONCE_A_SECOND)})
 
-    bench.feed("t", (b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"4"))
-    bench.serve()
-    bench.pass_time(1)
+    stepped.feed("t", (b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"4"))
+    stepped.serve()
+    stepped.pass_time(1)
 
     assert calls == [[b"1", b"2", b"3", b"4"], [b"2"], [b"3"]]
 
@@ -520,14 +522,16 @@ def test_a_filter_that_raises_is_asked_again_before_the_message_is_handed_over()
             raise mood
         return mood
 
-    bench = Bench({"t": handler(lambda one: seen.append(one.value), filter=screen, retry_policy=ONCE_A_SECOND)})
-    bench.feed("t", (b"k", b"refused"), (b"k", b"other"))
-    bench.serve()
-    bench.pass_time(1)
+    stepped = SteppedEngine(
+        {"t": handler(lambda one: seen.append(one.value), filter=screen, retry_policy=ONCE_A_SECOND)}
+    )
+    stepped.feed("t", (b"k", b"refused"), (b"k", b"other"))
+    stepped.serve()
+    stepped.pass_time(1)
 
     assert seen == [b"other"]
-    assert (bench.count("filtered"), bench.count("failed"), bench.count("handled")) == (1, 1, 1)
-    assert bench.of("t").tracker.in_flight == 0
+    assert (stepped.count("filtered"), stepped.count("failed"), stepped.count("handled")) == (1, 1, 1)
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_what_the_filter_refuses_need_not_have_a_key() -> None:
@@ -538,15 +542,15 @@ def test_what_the_filter_refuses_need_not_have_a_key() -> None:
             raise LookupError("this kind has no key")
         return b"k"
 
-    bench = Bench(
+    stepped = SteppedEngine(
         {"t": handler(lambda one: seen.append(one.value), filter=lambda one: one.value != b"refused", key=own_key)}
     )
-    bench.feed("t", (None, b"refused"), (None, b"1"))
-    bench.serve()
+    stepped.feed("t", (None, b"refused"), (None, b"1"))
+    stepped.serve()
 
     assert seen == [b"1"]
-    assert (bench.count("filtered"), bench.count("failed")) == (1, 0)
-    assert bench.of("t").tracker.in_flight == 0
+    assert (stepped.count("filtered"), stepped.count("failed")) == (1, 0)
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_offset() -> None:
@@ -556,16 +560,16 @@ def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_off
     def fails(_message: Message) -> None:
         raise ValueError
 
-    bench = Bench({"t": handler(fails, retry_policy=retry(attempts=3, wait=no_wait))})
-    bench.feed("t", (b"k", b"1"), (b"k", b"2"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(fails, retry_policy=retry(attempts=3, wait=no_wait))})
+    stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
+    stepped.serve()
 
-    (stop,) = bench.failures
+    (stop,) = stepped.failures
     assert isinstance(stop, PenstockError)
     assert "the retry policy of" in str(stop)
     assert "t[0]@0" in str(stop)
     assert isinstance(stop.__cause__, LookupError)
-    assert bench.of("t").tracker.in_flight == 2
+    assert stepped.of("t").tracker.in_flight == 2
 
 
 def test_handlers_of_two_kinds_that_share_a_key_take_turns_on_one_lane() -> None:
@@ -579,18 +583,18 @@ def test_handlers_of_two_kinds_that_share_a_key_take_turns_on_one_lane() -> None
         if message.value == b"2" and order.count(("loop", b"2")) == 1:
             raise ValueError
 
-    bench = Bench(
+    stepped = SteppedEngine(
         {
             "sync": handler(on_thread, key_space="k"),
             "async": handler(on_loop, key_space="k", retry_policy=ONCE_A_SECOND),
         }
     )
-    bench.feed("sync", (b"k", b"1"))
-    bench.feed("async", (b"k", b"2"))
-    bench.feed("sync", (b"k", b"3"), (b"other", b"4"))
-    bench.serve()
+    stepped.feed("sync", (b"k", b"1"))
+    stepped.feed("async", (b"k", b"2"))
+    stepped.feed("sync", (b"k", b"3"), (b"other", b"4"))
+    stepped.serve()
     before = [value for _, value in order]
-    bench.pass_time(1)
+    stepped.pass_time(1)
 
     assert before == [b"1", b"2", b"4"]
     assert [value for _, value in order] == [b"1", b"2", b"4", b"2", b"3"]
@@ -604,24 +608,24 @@ def test_a_key_that_waits_for_ever_is_free_again_once_its_partition_is_gone() ->
         if message.value == b"poison":
             raise ValueError
 
-    bench = Bench({"t": handler(fails, retry_policy=retry(wait=tenacity.wait_fixed(float("inf"))))})
-    bench.feed("t", (b"k", b"poison"), (b"other", b"1"))
-    bench.serve()
-    bench.pass_time(1e9)
+    stepped = SteppedEngine({"t": handler(fails, retry_policy=retry(wait=tenacity.wait_fixed(float("inf"))))})
+    stepped.feed("t", (b"k", b"poison"), (b"other", b"1"))
+    stepped.serve()
+    stepped.pass_time(1e9)
     while_assigned = list(calls)
-    found = explain([bench.of("t")], bench.stations, bench.engine.scheduler, bench.clock.monotonic())
+    found = explain([stepped.of("t")], stepped.slots, stepped.engine.scheduler, stepped.clock.monotonic())
 
-    bench.revoke("t")
-    bench.serve()
-    again = bench.assign("t", start=2)
-    bench.feed("t", (b"k", b"2"))
-    bench.serve()
+    stepped.revoke("t")
+    stepped.serve()
+    again = stepped.assign("t", start=2)
+    stepped.feed("t", (b"k", b"2"))
+    stepped.serve()
 
     assert while_assigned == [b"poison", b"1"]
     assert (found[0].state, found[0].due_in, found[0].attempt) == ("parked", None, 1)
     assert calls == [b"poison", b"1", b"2"]
     assert again.tracker.in_flight == 0
-    assert bench.engine.scheduler.lanes[0].parked == {}
+    assert stepped.engine.scheduler.lanes[0].parked == {}
 
 
 def test_a_key_whose_retry_policy_is_broken_goes_with_its_partition() -> None:
@@ -634,13 +638,13 @@ def test_a_key_whose_retry_policy_is_broken_goes_with_its_partition() -> None:
     def broken(_state: tenacity.RetryCallState) -> float:
         raise KeyError
 
-    bench = Bench({"t": handler(fails, retry_policy=retry(wait=broken))})
-    bench.feed("t", (b"k", b"1"))
-    bench.serve()
-    stopped = list(bench.failures)
+    stepped = SteppedEngine({"t": handler(fails, retry_policy=retry(wait=broken))})
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
+    stopped = list(stepped.failures)
 
-    bench.revoke("t")
-    bench.serve()
+    stepped.revoke("t")
+    stepped.serve()
 
     assert "the retry policy" in str(stopped[0])
-    assert bench.engine.scheduler.lanes[0].parked == {}
+    assert stepped.engine.scheduler.lanes[0].parked == {}

@@ -11,7 +11,7 @@ from penstock.consumer import ConsumerSettings, Handler, Kind, Middleware
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads import call
-from penstock.consumer.execution_slot import Outcome, Station
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed, disregarded
 from penstock.dead_letters.headers import HeaderList
@@ -53,7 +53,7 @@ class Deliveries:
             delivered(None, None)
 
 
-class Bench:
+class SteppedEngine:
     """An engine with one lane, so that all keys share it."""
 
     def __init__(self, handlers: Mapping[str, Handler], middlewares: Sequence[Middleware] = ()) -> None:
@@ -61,12 +61,12 @@ class Bench:
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=3600)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
-        self.engine.outbox.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
+        self.engine.dead_letter_publisher.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
         #: What would have stopped the consumer.
         self.failures: list[BaseException] = []
         self.engine.loop = SimpleNamespace(fail=self.failures.append)  # type: ignore[assignment] # what failing needs of it
-        self.stations: list[Station] = []
-        self.engine.stations = lambda: self.stations
+        self.slots: list[ExecutionSlot] = []
+        self.engine.slots = lambda: self.slots
         self._ends: dict[str, int] = {}
         for topic in handlers:
             self.assign(topic)
@@ -102,32 +102,32 @@ class Bench:
         self._ends[topic] += len(messages)
         self.engine.router.route(records, self.clock.monotonic())
 
-    def serve(self, station: Station | None = None) -> None:
-        """Serve all lanes that are ready, each time at a station that never handled anything unless one is given."""
-        scheduler, desk = self.engine.scheduler, self.engine.desk
+    def serve(self, slot: ExecutionSlot | None = None) -> None:
+        """Serve all lanes that are ready, each time at a slot that never handled anything unless one is given."""
+        scheduler, processor = self.engine.scheduler, self.engine.processor
         while True:
-            slot, lane = next(
-                ((slot, lane) for slot in range(scheduler.slots) if (lane := scheduler.take(slot)) is not None),
+            queue, lane = next(
+                ((queue, lane) for queue in range(scheduler.queues) if (lane := scheduler.take(queue)) is not None),
                 (0, None),
             )
             if lane is None:
                 return
-            task = self.engine.has_tasks and slot == self.engine.task_slot
-            at = station or Station(Kind.TASK if task else Kind.THREAD, f"station-{len(self.stations)}")
-            self.stations.append(at)
-            visit, outcome = desk.visit(lane, at), cast("Outcome", None)
+            task = self.engine.has_tasks and queue == self.engine.task_queue
+            at = slot or ExecutionSlot(Kind.TASK if task else Kind.THREAD, f"slot-{len(self.slots)}")
+            self.slots.append(at)
+            processing, outcome = processor.process(lane, at), cast("Outcome", None)
             try:
                 while True:
-                    work = visit.send(outcome)
+                    work = processing.send(outcome)
                     outcome = self._run(at, work) if task else call(at, work)
             except StopIteration as end:
                 at.leave()
-                desk.give_back(lane, end.value)
+                processor.give_back(lane, end.value)
 
     @staticmethod
-    def _run(station: Station, work: object) -> Outcome:
+    def _run(slot: ExecutionSlot, work: object) -> Outcome:
         async def handle() -> object:
-            return await cast("Awaitable[object]", station.invoke(work))
+            return await cast("Awaitable[object]", slot.invoke(work))
 
         try:
             returned = asyncio.run(handle())
@@ -142,9 +142,9 @@ class Bench:
         self.serve()
 
     def send_out(self) -> None:
-        """Let the outbox send what was put there; nothing of it is acknowledged yet."""
-        self.engine.outbox.serve()
+        """Let the dead-letter publisher send what was put there; nothing of it is acknowledged yet."""
+        self.engine.dead_letter_publisher.serve()
 
     def count(self, what: str) -> int:
-        """Return the sum of one of the stations' counts."""
-        return sum(getattr(one, what) for one in set(self.stations))
+        """Return the sum of one of the slots' counts."""
+        return sum(getattr(one, what) for one in set(self.slots))
