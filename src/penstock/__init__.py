@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.app import App, RunningApp
     from penstock.consumer import (
+        CallNext,
         ConsumerStatistics,
         DeadLetterLimit,
         DeferredCompletion,
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "penstock.app": ("App", "RunningApp"),
     "penstock.consumer": (
+        "CallNext",
         "ConsumerStatistics",
         "DeadLetterLimit",
         "DeferredCompletion",
@@ -111,6 +113,7 @@ __all__ = [
     "BatchError",
     "BrokerConnectionError",
     "BufferFullError",
+    "CallNext",
     "ConfigurationError",
     "ConsumerStatistics",
     "Coordinator",

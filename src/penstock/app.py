@@ -15,7 +15,7 @@ from penstock.consumer import (
     Handler,
     Keyless,
     LitePushConsumer,
-    Middleware,
+    MiddlewareSpec,
     OnFailure,
     Order,
     RetryPolicy,
@@ -24,7 +24,7 @@ from penstock.consumer import (
 )
 from penstock.consumer.handlers.decoding import DecoderSpec
 from penstock.consumer.handlers.handler import Filter
-from penstock.consumer.handlers.middleware import middlewares_of
+from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import KeyFunction
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
@@ -66,7 +66,7 @@ class App:
         revoke_timeout: seconds a revocation waits for running handlers, and for its commit.
         stall_after: seconds in a handler after which the watchdog reports a message.
         dead_letter_limit: when the app stops rather than give up one more message.
-        middlewares: hooks around every handler, the first outermost.
+        middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
 
@@ -94,7 +94,7 @@ class App:
         revoke_timeout: float = 5.0,
         stall_after: float = 60.0,
         dead_letter_limit: DeadLetterLimit | None = None,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         telemetry: Telemetry | None = None,
         exception_texts: bool = False,
     ) -> None:
@@ -205,6 +205,7 @@ class App:
                 key_rate=key_rate,
                 deferred_timeout=deferred_timeout,
             )
+            wrap(one, self._middlewares)  # to refuse what does not fit where it is written
             for topic in names:
                 if topic in self._handlers:
                     raise ConfigurationError(

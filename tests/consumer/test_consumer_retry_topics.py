@@ -11,7 +11,7 @@ import tenacity
 
 from kafka_tools import Recorder, committed, produce, read_all
 from penstock.app import App
-from penstock.consumer import ConsumerSettings, DeferredCompletion, LitePushConsumer, Middleware, handler, retry
+from penstock.consumer import CallNext, ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
 from penstock.consumer.retry_topics import (
     DUE,
     ORIGIN,
@@ -228,15 +228,15 @@ def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
 def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin() -> None:
     seen: list[tuple[str, str, int, int]] = []
 
-    class Notes(Middleware):
-        def before(self, message: Message) -> None:
-            seen.append(("middleware", message.topic, message.partition, message.offset))
+    def notes(message: Message, call_next: CallNext) -> object:
+        seen.append(("middleware", message.topic, message.partition, message.offset))
+        return call_next(message)
 
     def passes(message: Message) -> bool:
         seen.append(("filter", message.topic, message.partition, message.offset))
         return True
 
-    app = App("app", bootstrap_servers="memory:0", middlewares=[Notes()])
+    app = App("app", bootstrap_servers="memory:0", middlewares=[notes])
 
     @app.handler("t", retry=ONCE, retry_delays=(10,), on_failure="drop", filter=passes, decoder="json")
     def fail(message: Message) -> None:

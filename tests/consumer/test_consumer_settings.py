@@ -10,7 +10,7 @@ import pytest
 
 from kafka_tools import produce
 from penstock.app import App
-from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, Middleware, handler, retry
+from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError, TopicNotFoundError
 from penstock.message import Message
@@ -83,10 +83,6 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: DeadLetterLimit(ratio=1.5), "ratio must lie above 0 and at most at 1"),
         (lambda: ConsumerSettings(dead_letter_limit=20), "dead_letter_limit must be a DeadLetterLimit, but is 20"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(telemetry=True), "telemetry must be a Telemetry, but is True"),  # type: ignore[arg-type] # on purpose
-        (
-            lambda: App("a", bootstrap_servers="127.0.0.1:1", middlewares=Middleware()),  # type: ignore[arg-type] # on purpose
-            "middlewares must be a list of .* but it is a Middleware",
-        ),
         (lambda: consumer({"o": handler(nothing)}).change(max_concurrency=5), "no handler of g is an `async def`"),
         (lambda: consumer({"o": handler(waits)}).change(workers=5), "no handler of g is a plain function"),
         (lambda: retry(attempts=0), "attempts must be a whole number of at least 1"),

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from handler_rows import Row, run_task
 
 from penstock.clients.rights import MissingRightError
-from penstock.consumer import DeadLetterLimit, DeferredCompletion, Middleware, WorkerResource, handler, retry
+from penstock.consumer import CallNext, DeadLetterLimit, DeferredCompletion, WorkerResource, handler, retry
 from penstock.errors import BatchError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers import task as task_module
@@ -105,19 +105,6 @@ def test_a_task_reports_what_became_of_its_rows_and_its_largest_lane() -> None:
     assert (report.failed, report.retried) == (3, 2)
 
 
-class Hooks(Middleware):
-    """Writes down what it is told."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def before(self, message: Message) -> None:
-        self.log.append(f"before {message.offset}")
-
-    def after(self, message: Message, error: BaseException | None) -> None:
-        self.log.append(f"after {message.offset} {type(error).__name__}")
-
-
 def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_order() -> None:
     log: list[str] = []
 
@@ -141,17 +128,22 @@ def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_
     def work(message: Message) -> None:
         log.append(resource.get())
 
+    def around(message: Message, call_next: CallNext) -> None:
+        log.append(f"before {message.offset}")
+        call_next(message)
+        log.append(f"after {message.offset}")
+
     run_task(
         [Row(b"a", 0), Row(b"b", 1)],
         {"orders": handler(work)},
         lifespans=(first, second),
         resources=(resource,),
-        middlewares=(Hooks(log),),
+        middlewares=(around,),
     )
 
     assert log == [
-        *("first begins", "second begins", "before 0", "session opens", "session", "after 0 NoneType"),
-        *("before 1", "session", "after 1 NoneType", "session closes", "second ends", "first ends"),
+        *("first begins", "second begins", "before 0", "session opens", "session", "after 0"),
+        *("before 1", "session", "after 1", "session closes", "second ends", "first ends"),
     ]
 
 
@@ -267,7 +259,7 @@ def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_o
 
     report = run_task(
         [Row(b"a", 0, "invoices"), Row(b"a", 1), Row(b"b", 2)],
-        {"invoices": handler(plain), "orders": handler(later)},
+        {"invoices": handler(plain, key_space="k"), "orders": handler(later, key_space="k")},
         resources=(resource,),
     )
 

@@ -238,14 +238,17 @@ def test_a_crash_repeats_what_was_not_committed_and_a_restart_does_not() -> None
 def test_lifespans_middlewares_and_worker_resources_are_those_of_the_app() -> None:
     events: list[str] = []
 
-    class Told(penstock.Middleware):
-        def before(self, message: penstock.Message) -> None:  # noqa: ARG002 - the hook's arguments
-            events.append("before")
+    def around(message: penstock.Message, call_next: penstock.CallNext) -> None:
+        events.append("before")
+        call_next(message)
+        events.append("after")
 
-        def after(self, message: penstock.Message, error: BaseException | None) -> None:  # noqa: ARG002 - as above
-            events.append("after")
+    async def around_async(message: penstock.Message, call_next: penstock.CallNext) -> None:
+        events.append("before")
+        await call_next(message)
+        events.append("after")
 
-    app = app_of(middlewares=[Told()])
+    app = app_of(middlewares=[penstock.Middleware(plain=around, async_=around_async)])
 
     @app.lifespan
     def outer() -> Iterator[None]:

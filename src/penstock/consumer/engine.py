@@ -24,7 +24,7 @@ from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.handler import Handler, Kind, OnFailure, orderings_of
-from penstock.consumer.handlers.middleware import Middleware, surround
+from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.inspection.causes import Context
 from penstock.consumer.inspection.watchdog import Watchdog
@@ -61,7 +61,7 @@ class Engine:
         handlers: a handler for each topic.
         settings: the options.
         clock: the clock of the cluster it will be connected to.
-        middlewares: what is put around every handler.
+        middlewares: functions around every handler.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Engine:
         handlers: Mapping[str, Handler],
         settings: ConsumerSettings,
         clock: Clock,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
     ) -> None:
         self.group = group
         self.handlers = dict(handlers)
@@ -182,11 +182,11 @@ class Engine:
 
         return ConsumerTelemetry(self.settings.telemetry, self.group, clock=self.clock.monotonic)
 
-    def _make_routes(self, middlewares: Sequence[Middleware]) -> dict[str, Route]:
+    def _make_routes(self, middlewares: Sequence[MiddlewareSpec]) -> dict[str, Route]:
         orderings = orderings_of(self.handlers, len(self.scheduler.lanes), batches=True)
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
-            invoke = self._traced(one, surround(one, middlewares))
+            invoke = self._traced(one, wrap(one, middlewares))
             routes[topic] = Route(
                 one,
                 orderings[topic],

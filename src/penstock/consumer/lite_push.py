@@ -18,8 +18,9 @@ from penstock.consumer.execution.event_loop import TaskPool
 from penstock.consumer.execution.threads import WorkerPool
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.handlers.handler import Handler, check_paced, require_own_topics
-from penstock.consumer.handlers.middleware import Middleware, WorkerResource
+from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
 from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.causes import NO_PARTITION
 from penstock.consumer.inspection.explain import Explanation, explain, shut_out
 from penstock.consumer.inspection.statistics import ConsumerStatistics, statistics_of
@@ -56,7 +57,7 @@ class LitePushConsumer:
         handlers: a handler for each topic, as made by `penstock.consumer.handler`.
         bootstrap_servers: addresses of brokers, `host:port` with commas in between.
         settings: the options.
-        middlewares: hooks around every handler.
+        middlewares: functions around every handler, the first outermost.
         resources: what each worker has one of; closed by the worker when it ends.
         cluster: where clients and the time come from, in place of a real cluster at `bootstrap_servers`.
 
@@ -71,7 +72,7 @@ class LitePushConsumer:
         *,
         bootstrap_servers: str,
         settings: ConsumerSettings | None = None,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         resources: Sequence[WorkerResource[Any]] = (),
         cluster: Cluster | None = None,
     ) -> None:
@@ -90,7 +91,9 @@ class LitePushConsumer:
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
-        self._engine = engine = Engine(group, handlers, self._settings, self._cluster.clock, middlewares)
+        self._engine = engine = Engine(
+            group, handlers, self._settings, self._cluster.clock, middlewares_of(middlewares)
+        )
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
         self._loop: PollLoop | None = None

@@ -19,7 +19,7 @@ from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.middleware import Middleware
+from penstock.consumer.handlers.middleware import MiddlewareSpec
 from penstock.consumer.inspection.explain import Explanation, explain
 from penstock.consumer.inspection.statistics import ConsumerStatistics, statistics_of
 from penstock.consumer.polling.back_pressure import GRACE_S
@@ -221,7 +221,7 @@ class SteppedConsumer:
         handlers: a handler for each topic.
         settings: the options.
         broker: where it runs.
-        middlewares: what is put around every handler.
+        middlewares: functions around every handler.
         wait: called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
             work, or to move the clock.
     """
@@ -232,7 +232,7 @@ class SteppedConsumer:
         handlers: Mapping[str, Handler],
         settings: ConsumerSettings,
         broker: TestBroker,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         *,
         wait: Callable[[float], None],
     ) -> None:

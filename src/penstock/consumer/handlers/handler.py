@@ -98,7 +98,7 @@ class Handler:
     @property
     def name(self) -> str:
         """The function's name, for logs and reports."""
-        return _name(self.function)
+        return name_of(self.function)
 
 
 def handler(  # noqa: C901, PLR0912 - one check for each option
@@ -154,10 +154,10 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
     """
     check.a_callable("handler", function)
     _require_parameter(function)
-    if inspect.isgeneratorfunction(_called(function)) or inspect.isasyncgenfunction(_called(function)):
-        raise ConfigurationError(f"handler {_name(function)} has a `yield`: called, it would do nothing; take it out")
+    if inspect.isgeneratorfunction(called_by(function)) or inspect.isasyncgenfunction(called_by(function)):
+        raise ConfigurationError(f"handler {name_of(function)} has a `yield`: called, it would do nothing; take it out")
     for option, given in (("filter", filter), ("decoder", decoder), ("key", key)):
-        if callable(given) and _is_async(given):
+        if callable(given) and is_async(given):
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
     if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
         raise ConfigurationError(
@@ -211,10 +211,10 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
     ):
         if told and order is not Order.KEY:
             # Refusing would be too much: an app may give all of its handlers the same options.
-            _log.warning("handler %s: %s means nothing with order=%r", _name(function), option, order.value)
+            _log.warning("handler %s: %s means nothing with order=%r", name_of(function), option, order.value)
     return Handler(
         function=function,
-        kind=Kind.TASK if _is_async(function) else Kind.THREAD,
+        kind=Kind.TASK if is_async(function) else Kind.THREAD,
         order=order,
         keyless=keyless,
         key=key_function(key),
@@ -281,7 +281,7 @@ def _require_parameter(function: HandlerFunction) -> None:
         signature.bind(None)
     except TypeError:
         raise ConfigurationError(
-            f"handler {_name(function)}{signature} cannot be called with a message; give it one parameter, and those "
+            f"handler {name_of(function)}{signature} cannot be called with a message; give it one parameter, and those "
             "beside it defaults"
         ) from None
 
@@ -299,7 +299,7 @@ def check_paced(order: Order) -> None:
         )
 
 
-def _called(function: HandlerFunction) -> HandlerFunction:
+def called_by(function: HandlerFunction) -> HandlerFunction:
     """Return the function or method that runs when this is called."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -307,12 +307,14 @@ def _called(function: HandlerFunction) -> HandlerFunction:
     return function if plain else getattr(function, "__call__", function)  # noqa: B004 - the bound method is what is inspected
 
 
-def _is_async(function: HandlerFunction) -> bool:
+def is_async(function: HandlerFunction) -> bool:
+    """Tell whether calling this gives something to await."""
     # The first sees what was marked as one without being one.
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_called(function))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called_by(function))
 
 
-def _name(function: HandlerFunction) -> str:
+def name_of(function: object) -> str:
+    """Return a function's name, for logs and reports."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 
@@ -323,8 +325,11 @@ __all__ = [
     "HandlerFunction",
     "Kind",
     "OnFailure",
+    "called_by",
     "check_paced",
     "handler",
+    "is_async",
+    "name_of",
     "orderings_of",
     "require_own_topics",
 ]
