@@ -167,8 +167,8 @@ class App:
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
             retry: made by `penstock.retry`; five tries with growing waits when left out.
             retry_delays: seconds; when the tries are exhausted the message waits in the topic
-                `retry.<app>.<topic>`, once for each delay, and holds neither its key nor the watermark meanwhile.
-                All delays share it: behind `max_parked` messages of a partition with a long one, a short one waits too.
+                `retry.<app>.<topic>.<delay>` of one after the other, such as `retry.sms.orders.60s`, and holds neither
+                its key nor the watermark meanwhile.
             on_failure: what becomes of a message whose retries are exhausted. "stop" (default): the app stops and keeps
                 the offset. "dead_letter": it is written to the dead-letter topic. "drop": it is logged and counted.
                 "hold": its key stays parked, everything else goes on, and log, statistics and `explain` say so.

@@ -18,9 +18,9 @@ from penstock.testing import TestApp, TestBroker
 #: Seconds within which what is missing must be said, and what was given be used.
 SOON_S = 10
 
-READ_RETRY = topic_right(Operation.READ, "retry.app.t")
+READ_RETRY = topic_right(Operation.READ, "retry.app.t.1s")
 READ, WRITE, GROUP = topic_right(Operation.READ, "t"), topic_right(Operation.WRITE, "dlq.t"), group_right("app")
-WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t")
+WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t.1s")
 
 
 class PoisonError(Exception):

@@ -40,7 +40,7 @@ class SecuredApp:
 
     def __init__(self, broker: DevBroker, topic: str, user: User) -> None:
         self.broker, self.topic, self.user, self.group = broker, topic, user, f"g-{topic}"
-        self.letters, self.retries = f"dlq.{topic}", f"retry.{self.group}.{topic}"
+        self.letters, self.retries = f"dlq.{topic}", f"retry.{self.group}.{topic}.100ms"
         broker.create_topic(self.letters)
         broker.create_topic(self.retries)
         self.rights: dict[str, list[Right]] = {

@@ -71,10 +71,10 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: handler(takes_two), "takes_two.* cannot be called with a message"),
         (lambda: consumer({"o": letters("o")}), "dead letters of o go to o, whose handler gets them again"),
         (lambda: consumer({"o": letters("p"), "p": letters("o")}), "dead letters of o go to p go to o"),
-        (lambda: consumer({"o": letters("retry.g.o", retry_delays=(1,))}), "dead letters of o go to retry.g.o"),
+        (lambda: consumer({"o": letters("retry.g.o.1s", retry_delays=(1,))}), "dead letters of o go to retry.g.o.1s"),
         (
-            lambda: consumer({"o": handler(nothing, retry_delays=(1,)), "retry.g.o": handler(nothing)}),
-            "topic retry.g.o has a handler, but it is where messages of o wait for their retry",
+            lambda: consumer({"o": handler(nothing, retry_delays=(1,)), "retry.g.o.1s": handler(nothing)}),
+            "topic retry.g.o.1s has a handler, but it is where messages of o wait for their retry",
         ),
         (lambda: RetryLater(float("inf")), "RetryLater takes a number of seconds, but was given inf"),
         (lambda: RetryLater(float("nan")), "was given nan"),

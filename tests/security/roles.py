@@ -97,7 +97,7 @@ def make_topic(world: World) -> None:
 def make_topics_of_app(world: World) -> None:
     make_topic(world)
     world.broker.create_topic(f"dlq.{world.names['topic']}", 2)
-    world.broker.create_topic(f"retry.{world.names['app']}.{world.names['topic']}", 2)
+    world.broker.create_topic(f"retry.{world.names['app']}.{world.names['topic']}.100ms", 2)
 
 
 def make_store(world: World) -> None:

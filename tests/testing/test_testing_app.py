@@ -185,7 +185,7 @@ def test_rates_and_retry_topics_go_by_the_clock() -> None:
         at_once = len(paced)
         test.advance(2.5)
         later = len(paced)
-        in_between = len(test.records("retry.app.tried"))
+        in_between = len(test.records("retry.app.tried.30s"))
         test.advance(60)
 
         assert (at_once, later, len(paced)) == (1, 3, 5)

@@ -35,7 +35,7 @@ from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.rights_watch import RightsWatch, needed_rights
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.topic_watch import TopicWatch
-from penstock.consumer.retry_topics import RetryHeaders, retry_topic
+from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
@@ -193,18 +193,29 @@ class Engine:
                 invoke,
                 shares=next((route for route in routes.values() if route.handler is one), None),
             )
-            if one.retry_delays:
-                headers = RetryHeaders(one.retry_delays)
-                routes[retry_topic(self.group, topic)] = Route(
-                    one,
-                    orderings[topic],
-                    invoke,
-                    source=topic,
-                    shares=routes[topic],
-                    not_before=partial(self._due_at, headers),
-                    retried=headers.rounds,
-                )
+            for name, delay in retry_topics(self.group, topic, one.retry_delays).items():
+                routes[name] = self._retry_route(routes[topic], topic, delay)
         return routes
+
+    def _retry_route(self, shares: Route, topic: str, delay: float) -> Route:
+        headers = RetryHeaders(delay, len(shares.handler.retry_delays))
+        return Route(
+            shares.handler,
+            shares.ordering,
+            shares.invoke,
+            source=topic,
+            shares=shares,
+            not_before=partial(self._due_at, headers),
+            retried=headers.rounds,
+        )
+
+    def _take_former_delays(self, existing: Iterable[str]) -> None:
+        """Read the retry topics of delays that handlers have no more, so that what waits there is not forgotten."""
+        for topic, one in self.handlers.items():
+            # A handler without delays reads its own topics alone: with the last one goes what waits for it.
+            for name, delay in former_retry_topics(self.group, topic, existing if one.retry_delays else ()).items():
+                if name not in self.routes:
+                    self.routes[name] = self._retry_route(self.routes[topic], topic, delay)
 
     def _due_at(self, headers: RetryHeaders, record: Record) -> float:
         wait = headers.wait(record, self.clock.time())
@@ -270,6 +281,8 @@ class Engine:
             ConfigurationError: the Kafka client refused its configuration.
         """
         partitions = cluster.require_topics(self.handlers)
+        if any(one.retry_delays for one in self.handlers.values()):
+            self._take_former_delays(cluster.topics())
         made = self._made_topics()
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         untold = rights.require()
@@ -323,8 +336,7 @@ class Engine:
             if one.on_failure is OnFailure.DEAD_LETTER:
                 name = one.dead_letter_topic.replace("{topic}", topic)
                 made[name] = (*made.get(name, ()), topic)
-            if one.retry_delays:
-                made[retry_topic(self.group, topic)] = (topic,)
+            made |= dict.fromkeys(retry_topics(self.group, topic, one.retry_delays), (topic,))
         return made
 
     @staticmethod

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition
 
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.handlers.handler import Handler, OnFailure, orderings_of
-from penstock.consumer.retry_topics import ROUND, retry_topic
+from penstock.consumer.retry_topics import ROUND, retry_topics
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of
 from penstock.testing.assignor import Place
@@ -83,8 +83,7 @@ class Judge:
         self._topics = {topic: topic for topic in handlers}
         self._letters: set[str] = set()
         for topic, one in handlers.items():
-            if one.retry_delays:
-                name = retry_topic(group, topic)
+            for name in retry_topics(group, topic, one.retry_delays):
                 self._topics[name] = topic
                 self._sources[name] = True
             if one.on_failure is OnFailure.DEAD_LETTER:

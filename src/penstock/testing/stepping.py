@@ -269,6 +269,10 @@ class SteppedConsumer:
         """Return how many partitions each topic has."""
         return self._broker.require_topics(topics)
 
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has."""
+        return self._broker.topics()
+
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent."""
         self._broker.ensure_topics(specs)

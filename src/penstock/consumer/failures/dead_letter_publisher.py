@@ -254,8 +254,10 @@ class DeadLetterPublisher:
         handler = assignment.route.handler
         source = assignment.route.source or assignment.topic
         if one.retry is not None:
-            due = self._clock.time() + handler.retry_delays[one.retry]
-            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+            delay = handler.retry_delays[one.retry]
+            due = self._clock.time() + delay
+            fields = retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+            return retry_topic(self._group, source, delay), fields
         tries = tries_before(one.record, source) + one.attempts
         origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=tries)
         if one.shed is not Shed.NOTHING:

@@ -13,7 +13,7 @@ from penstock import options as check
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec, decoder_of
 from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, Ordering, key_function
 from penstock.consumer.handlers.retry_policy import RetryPolicy, retry
-from penstock.consumer.retry_topics import retry_topic
+from penstock.consumer.retry_topics import retry_topics
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
 from penstock.message import Message
@@ -138,8 +138,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
             batches again, and each message alone before it is given up; see `BatchError`.
         linger: seconds that a batch which is not full waits for more.
         retry_policy: made by `penstock.retry`; five tries with growing waits when left out.
-        retry_delays: seconds; when the tries are exhausted the message goes through a retry topic, once for each. All
-            share it: behind `max_parked` messages of a partition that wait for a long one, a short one waits too.
+        retry_delays: seconds; when the tries are exhausted the message goes through a retry topic of each, one after
+            the other.
         on_failure: what becomes of a message whose retries are exhausted: "stop" (default), "dead_letter", "drop" or
             "hold"; see `OnFailure`.
         dead_letter_topic: name of the dead-letter topic; by the format, `dlq.{topic}` or `{topic}-dlt`.
@@ -254,15 +254,16 @@ def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool =
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
     """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves."""
     for topic, one in handlers.items():
-        if one.retry_delays and (retries := retry_topic(group, topic)) in handlers:
+        retries = retry_topics(group, topic, one.retry_delays)
+        for name in retries.keys() & handlers.keys():
             raise ConfigurationError(
-                f"topic {retries} has a handler, but it is where messages of {topic} wait for their retry and are "
+                f"topic {name} has a handler, but it is where messages of {topic} wait for their retry and are "
                 f"given to {one.name}; leave it out"
             )
         way, at = [topic], topic
         while at in handlers and handlers[at].on_failure is OnFailure.DEAD_LETTER:
             at = handlers[at].dead_letter_topic.replace("{topic}", at)
-            if at in (topic, *((retry_topic(group, topic),) if one.retry_delays else ())):
+            if at in (topic, *retries):
                 raise ConfigurationError(
                     f"dead letters of {' go to '.join([*way, at])}, whose handler gets them again: one message would "
                     "go round for ever; give dead_letter_topic another name"
