@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.app import App, RunningApp
+    from penstock.clients.rights import MissingRightError
     from penstock.consumer import (
         CallNext,
         ConsumerStatistics,
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "penstock.app": ("App", "RunningApp"),
+    "penstock.clients.rights": ("MissingRightError",),
     "penstock.consumer": (
         "CallNext",
         "ConsumerStatistics",
@@ -128,6 +130,7 @@ __all__ = [
     "LitePushConsumer",
     "Message",
     "Middleware",
+    "MissingRightError",
     "OnFailure",
     "Order",
     "PenstockError",

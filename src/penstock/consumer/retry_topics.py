@@ -1,9 +1,9 @@
 """Retry topics: a message whose tries are exhausted waits in a topic, and its offset no longer holds the watermark.
 
 There is a topic for each delay. So the first message of a partition is the first that is due, and none waits behind one
-with a longer delay. Each message there says how often it has been there, when it is due, and where it came from. Anybody
-who may write to the topic can forge that, so every field is checked and clamped: a forged time cannot park a message
-longer than the topic's own delay, a forged count cannot give it more rounds.
+with a longer delay. Each message says how often it has been there, when it is due, and where it came from. Anybody who
+may write to the topic can forge that, so every field is checked and clamped: a forged time cannot park a message longer
+than the topic's own delay, a forged count cannot give it more rounds.
 """
 
 from __future__ import annotations
