@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.testing.app import TestApp
+from penstock.testing.assignor import Place
 from penstock.testing.broker import TestBroker
 from penstock.testing.clock import TestClock
 from penstock.testing.consumer_client import MemoryConsumer
@@ -24,6 +25,7 @@ __all__ = [
     "MemoryProducer",
     "Offset",
     "Operation",
+    "Place",
     "SimulatedFailure",
     "Simulation",
     "TestApp",

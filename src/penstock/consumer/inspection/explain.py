@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
+from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.handlers.ordering import key_of
 from penstock.consumer.inspection.causes import Causes, Place, parked_ahead
 from penstock.consumer.inspection.statistics import PartitionStatistics, partition_statistics
 from penstock.message import Record
@@ -15,6 +17,15 @@ from penstock.routing import KeyState, Scheduler
 
 #: The state of a partition of which it is not known where the group stands.
 UNKNOWN = "position not known yet"
+#: The state of a message that is the head of a parked key, by the state of that; "put off" where another thread has it.
+_STATES = {
+    KeyState.WAITING: "parked",
+    KeyState.UNSCHEDULED: "parked",
+    KeyState.STOPPING: "parked",
+    KeyState.HELD: "held",
+}
+#: What is added for a key that its handler holds.
+_HELD = "its tries are exhausted, and its handler holds it; mend the cause and start the app again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,7 @@ class Explanation(PartitionStatistics):
         gaps: ranges of offsets done above the watermark.
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
         state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
+            "held" (its tries are exhausted, by `on_failure="hold"`),
             "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
             the group does not take this member and "no partition" where it gives it none;
             "position not known yet" where the group has no offset, or did not tell it, and no message came.
@@ -140,6 +152,8 @@ def _with_causes(
     if place in ahead and (head := _head(ahead[place])) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"
+        if ahead[place].state is KeyState.HELD:
+            detail += ", which its handler holds"
         if (words := causes.publishing.get(first)) is not None:
             detail += f", of which {words}"
         return replace(explanation, state="behind its key", detail=detail)
@@ -183,16 +197,17 @@ def _explain(
         if place in parked_heads:
             key, parked = parked_heads[place]
             state = parked.state
-            waits = state in (KeyState.WAITING, KeyState.HELD, KeyState.STOPPING)
             blocking |= {
-                "state": "held by rate" if parked.awaits_token else "parked" if waits else "put off",
+                "state": "held by rate" if parked.awaits_token else _STATES.get(state, "put off"),
+                "detail": _HELD if state is KeyState.HELD else None,
                 "rate": rate if parked.awaits_token else None,
-                "key": key,
+                "key": key_of(key.key if isinstance(key, NotDue) else key),
                 "attempt": parked.attempts,
                 "age": max(0.0, now - parked.since) if parked.since else None,
                 "due_in": max(0.0, parked.due_at - now) if state is KeyState.WAITING else None,
             }
         if place in in_handler:
+            blocking.pop("detail", None)
             slot = in_handler[place]
             record = slot.record
             blocking |= {

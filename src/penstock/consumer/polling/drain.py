@@ -19,7 +19,7 @@ from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Drain:
     """On the poll thread only, save `finished` and the log."""
 

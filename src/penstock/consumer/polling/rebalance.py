@@ -30,7 +30,7 @@ _LOOK_S = 0.005
 _COMMIT_S = 0.5
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Rebalance:
     """Serves the client's rebalance callbacks.
 

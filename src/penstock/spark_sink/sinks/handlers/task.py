@@ -21,10 +21,11 @@ from penstock import clients
 from penstock.clients.cluster import ProducerClient
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.execution.event_loop import new_event_loop
-from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.middleware import Middleware, WorkerResource, surround
+from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
+from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
+from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import runners as driving
 from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings, TaskLetters
@@ -56,7 +57,7 @@ class TaskWork:
 
     Attributes:
         handlers: a handler for each topic.
-        middlewares: hooks around every call.
+        middlewares: functions around every call.
         lifespans: generator functions that run around each task.
         resources: what handlers have one of in a thread; closed at the task's end.
         letters: where dead letters go.
@@ -66,7 +67,7 @@ class TaskWork:
     """
 
     handlers: Mapping[str, Handler]
-    middlewares: Sequence[Middleware]
+    middlewares: Sequence[MiddlewareSpec]
     lifespans: Sequence[Callable[[], Any]]
     resources: Sequence[WorkerResource[Any]]
     letters: LetterSettings
@@ -87,9 +88,9 @@ class TaskWork:
         """
         begun = time.monotonic()
         lanes: Counter[int] = Counter()
+        orderings = orderings_of(self.handlers, 1)
         routes = {
-            topic: Route(one, Ordering(one.order, one.keyless, 1, one.key), surround(one, self.middlewares))
-            for topic, one in self.handlers.items()
+            topic: Route(one, orderings[topic], wrap(one, self.middlewares)) for topic, one in self.handlers.items()
         }
         letters = TaskLetters(self.letters, lambda: lines.counts, _producer)
         lines = Lines(
