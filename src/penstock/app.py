@@ -15,7 +15,8 @@ from penstock.consumer import (
     Handler,
     Keyless,
     LitePushConsumer,
-    Middleware,
+    MiddlewareSpec,
+    OnFailure,
     Order,
     RetryPolicy,
     WorkerResource,
@@ -23,7 +24,7 @@ from penstock.consumer import (
 )
 from penstock.consumer.handlers.decoding import DecoderSpec
 from penstock.consumer.handlers.handler import Filter
-from penstock.consumer.handlers.middleware import middlewares_of
+from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import KeyFunction
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
@@ -65,7 +66,7 @@ class App:
         revoke_timeout: seconds a revocation waits for running handlers, and for its commit.
         stall_after: seconds in a handler after which the watchdog reports a message.
         dead_letter_limit: when the app stops rather than give up one more message.
-        middlewares: hooks around every handler, the first outermost.
+        middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
 
@@ -93,7 +94,7 @@ class App:
         revoke_timeout: float = 5.0,
         stall_after: float = 60.0,
         dead_letter_limit: DeadLetterLimit | None = None,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         telemetry: Telemetry | None = None,
         exception_texts: bool = False,
     ) -> None:
@@ -133,13 +134,14 @@ class App:
         order: str | Order = Order.KEY,
         keyless: str | Keyless = Keyless.PARTITION,
         key: str | KeyFunction | None = None,
+        key_space: str | None = None,
         filter: Filter | None = None,  # noqa: A002 - the word of the field
         decoder: DecoderSpec = None,
         batch: int = 1,
         linger: float = 0.0,
         retry: RetryPolicy | None = None,
         retry_delays: Sequence[float] = (),
-        dead_letter: bool | str = False,
+        on_failure: str | OnFailure = OnFailure.STOP,
         dead_letter_topic: str | None = None,
         dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
         rate: float | None = None,
@@ -154,19 +156,22 @@ class App:
         Args:
             topics: names of the topics.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
-                of the app. "partition": those of the same partition. "none": none wait.
+                of the handler. "partition": those of the same partition. "none": none wait.
             keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
             key: what stands for the record's key: "header:name", or a function of the message.
+            key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
+                wait for each other too. None (default): the keys are the handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
             decoder: "json", a pydantic model, a msgspec struct or a callable of bytes: makes `message.body`.
             batch: messages given at once, at most; more than 1 gives the function a list.
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
             retry: made by `penstock.retry`; five tries with growing waits when left out.
             retry_delays: seconds; when the tries are exhausted the message waits in the topic
-                `retry.<app>.<topic>`, once for each delay, and holds neither its key nor the watermark meanwhile.
-                All delays share it: behind `max_parked` messages of a partition with a long one, a short one waits too.
-            dead_letter: what becomes of a message whose retries are exhausted: True writes it to the dead-letter
-                topic, "drop" logs and counts it, "stop" or False (default) stops the app and keeps the offset.
+                `retry.<app>.<topic>.<delay>` of one after the other, such as `retry.sms.orders.60s`, and holds neither
+                its key nor the watermark meanwhile.
+            on_failure: what becomes of a message whose retries are exhausted. "stop" (default): the app stops and keeps
+                the offset. "dead_letter": it is written to the dead-letter topic. "drop": it is logged and counted.
+                "hold": its key stays parked, everything else goes on, and log, statistics and `explain` say so.
             dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or
                 `{topic}-dlt`.
             dead_letter_format: "kafka" (default, KIP-1191) or "spring".
@@ -186,19 +191,21 @@ class App:
                 order=order,
                 keyless=keyless,
                 key=key,
+                key_space=key_space,
                 filter=filter,
                 decoder=decoder,
                 batch=batch,
                 linger=linger,
                 retry_policy=retry,
                 retry_delays=retry_delays,
-                dead_letter=dead_letter,
+                on_failure=on_failure,
                 dead_letter_topic=dead_letter_topic,
                 dead_letter_format=dead_letter_format,
                 rate=rate,
                 key_rate=key_rate,
                 deferred_timeout=deferred_timeout,
             )
+            wrap(one, self._middlewares)  # to refuse what does not fit where it is written
             for topic in names:
                 if topic in self._handlers:
                     raise ConfigurationError(

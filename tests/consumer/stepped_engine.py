@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
-from penstock.consumer import ConsumerSettings, Handler, Kind, Middleware
+from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
@@ -56,7 +56,7 @@ class Deliveries:
 class SteppedEngine:
     """An engine with one lane, so that all keys share it."""
 
-    def __init__(self, handlers: Mapping[str, Handler], middlewares: Sequence[Middleware] = ()) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], middlewares: Sequence[MiddlewareSpec] = ()) -> None:
         self.clock = TestClock()
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=3600)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)

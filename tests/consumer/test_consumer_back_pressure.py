@@ -55,7 +55,7 @@ class Taker:
     def fetch(self, count: int, weight: int = KIB, partition: int = 0, stride: int = 1) -> Block:
         tracker = self.assignments[partition].tracker
         first = tracker.position
-        return tracker.register(range(first, first + count * stride, stride), None, count * weight)
+        return tracker.register(range(first, first + count * stride, stride), count * weight)
 
     def reason(self, partition: int = 0) -> str | None:
         return self.assignments[partition].paused

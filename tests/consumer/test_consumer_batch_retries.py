@@ -120,7 +120,7 @@ def test_messages_that_nothing_orders_are_tried_again_together_too() -> None:
 
 def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_up() -> None:
     seen = Batches(lambda batch: ValueError() if b"5" in batch else None)
-    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=EACH_SECOND, dead_letter=True)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=EACH_SECOND, on_failure="dead_letter")})
 
     stepped.feed("t", *of_one_key(30))
     stepped.serve()
@@ -145,7 +145,7 @@ def test_an_undecodable_value_ends_its_batch_and_those_behind_it_come_in_batches
         return value
 
     seen = Batches()
-    stepped = SteppedEngine({"t": handler(seen, batch=100, decoder=decode, dead_letter=True)})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, decoder=decode, on_failure="dead_letter")})
 
     stepped.feed("t", *of_one_key(250))
     stepped.serve()
@@ -165,9 +165,7 @@ def test_an_undecodable_value_among_those_that_wait_ends_their_batch() -> None:
         return value
 
     seen = Batches(names(b"1"))
-    stepped = SteppedEngine(
-        {"t": handler(seen, batch=10, decoder=decode, retry_policy=EACH_SECOND, dead_letter="drop")}
-    )
+    stepped = SteppedEngine({"t": handler(seen, batch=10, decoder=decode, retry_policy=EACH_SECOND, on_failure="drop")})
 
     stepped.feed("t", *of_one_key(20))
     stepped.serve()
@@ -213,7 +211,7 @@ def test_of_a_batch_that_names_a_failed_message_those_behind_it_in_its_line_come
 def test_what_a_batch_of_waiting_messages_names_is_given_up_in_its_turn() -> None:
     seen = Batches(names(b"1", b"6"))
     stepped = SteppedEngine(
-        {"t": handler(seen, batch=10, retry_policy=retry(2, wait=tenacity.wait_fixed(1)), dead_letter="drop")}
+        {"t": handler(seen, batch=10, retry_policy=retry(2, wait=tenacity.wait_fixed(1)), on_failure="drop")}
     )
 
     stepped.feed("t", *of_one_key(12))

@@ -41,7 +41,7 @@ def consumer_of(
 ) -> LitePushConsumer:
     return LitePushConsumer(
         f"g-{topic}",
-        {topic: handler(function, retry_policy=retry(attempts=1), dead_letter=True)},
+        {topic: handler(function, retry_policy=retry(attempts=1), on_failure="dead_letter")},
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(**{"workers": 4, "commit_interval": 0.1, **settings}),
     )
@@ -95,7 +95,7 @@ def test_a_limit_stops_a_consumer_that_drops_everything_and_keeps_the_offset(
 
     consumer = LitePushConsumer(
         f"g-{topic}",
-        {topic: handler(function, retry_policy=retry(attempts=1), dead_letter="drop")},
+        {topic: handler(function, retry_policy=retry(attempts=1), on_failure="drop")},
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(workers=4, dead_letter_limit=DeadLetterLimit(consecutive=3)),
     ).start()
@@ -165,7 +165,7 @@ def exhausted(count: int) -> Sequence[ExhaustedMessage]:
     def function(message: Message) -> None:
         raise AssertionError
 
-    route = Route(handler(function, dead_letter=True), Ordering(Order.KEY, Keyless.PARTITION, 1), function)
+    route = Route(handler(function, on_failure="dead_letter"), Ordering(Order.KEY, Keyless.PARTITION, 1), function)
     assignment = Assignment("t", 0, route, start=0)
     fetch = Fetch(assignment, assignment.tracker.register(range(count)), 0.0)
     records = [FixedRecord("t", 0, offset, b"k%d" % offset, b"v", (), None) for offset in range(count)]
@@ -278,7 +278,7 @@ def test_a_dead_letter_that_its_topic_does_not_take_with_what_we_add_sheds_it(ca
     for refusals, has_stack, text in ((0, True, 1000), (1, False, 1000), (2, False, 64)):
         app = App("app", bootstrap_servers="memory:0")
 
-        @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+        @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
         def fail(_message: Message) -> None:
             raise PoisonError("x" * 1000)
 
@@ -301,7 +301,7 @@ def test_a_dead_letter_that_its_topic_does_not_take_with_what_we_add_sheds_it(ca
 def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offset(code: int, refusals: int) -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
     def fail(_message: Message) -> None:
         raise PoisonError
 
@@ -314,11 +314,11 @@ def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offs
     assert test.committed("t").get(0, 0) == 0
 
 
-@pytest.mark.parametrize("on_failure", [True, "drop"])
-def test_what_no_retry_topic_takes_is_given_up_at_once(on_failure: bool | str) -> None:
+@pytest.mark.parametrize("on_failure", ["dead_letter", "drop"])
+def test_what_no_retry_topic_takes_is_given_up_at_once(on_failure: str) -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), retry_delays=(60,), dead_letter=on_failure)
+    @app.handler("t", retry=retry(attempts=1), retry_delays=(60,), on_failure=on_failure)
     def fail(_message: Message) -> None:
         raise PoisonError
 
@@ -329,5 +329,7 @@ def test_what_no_retry_topic_takes_is_given_up_at_once(on_failure: bool | str) -
         now = test.statistics()
         test.advance(2)
 
-        assert (now.retry_topic, now.dead_letters, now.dropped) == ((0, 1, 0) if on_failure is True else (0, 0, 1))
+        assert (now.retry_topic, now.dead_letters, now.dropped) == (
+            (0, 1, 0) if on_failure == "dead_letter" else (0, 0, 1)
+        )
         assert test.committed("t") == {0: 1}

@@ -400,7 +400,7 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_message_only(
 
     consumer = LitePushConsumer(
         f"group-{topic}",
-        {topic: handler(fails, dead_letter="drop")},
+        {topic: handler(fails, on_failure="drop")},
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(workers=2),
     )

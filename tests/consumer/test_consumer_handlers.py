@@ -84,7 +84,11 @@ def test_a_coroutine_that_nobody_awaits_is_a_failure_and_not_done() -> None:
         return coroutine(message)
 
     stepped = SteppedEngine(
-        {"sync": handler(decorated, dead_letter=True), "async": handler(forgets, dead_letter=True), "ok": handler(str)}
+        {
+            "sync": handler(decorated, on_failure="dead_letter"),
+            "async": handler(forgets, on_failure="dead_letter"),
+            "ok": handler(str),
+        }
     )
     for topic in ("sync", "async", "ok"):
         stepped.feed(topic, (topic.encode(), topic.encode()))

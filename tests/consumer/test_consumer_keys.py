@@ -98,7 +98,7 @@ def test_a_function_that_stands_for_the_key_may_fail_for_some_messages(broker: D
 
     # Text and bytes are one key; those without follow their partition.
     watch = Watch(lambda message: "k" if message.key in {b"text", b"bytes"} else message.key)
-    with consumer_of(broker, {topic: handler(watch, key=own_key, dead_letter=True)}) as consumer:
+    with consumer_of(broker, {topic: handler(watch, key=own_key, on_failure="dead_letter")}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 20 and watch.count() == 30)
         wait_until(lambda: consumer.statistics().in_flight == 0)
 
@@ -124,7 +124,7 @@ def test_a_header_whose_name_is_not_text_costs_its_message_and_not_the_consumer(
     )
     seen: list[bytes | None] = []
 
-    one = handler(lambda message: seen.append(message.key), key="header:user", dead_letter=True)
+    one = handler(lambda message: seen.append(message.key), key="header:user", on_failure="dead_letter")
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 1 and consumer.statistics().handled == 2)
 
@@ -151,7 +151,7 @@ def test_a_handler_may_read_headers_whose_names_are_not_text_again_and_again(
         assert message.headers == ()
 
     policy = retry(attempts=3, wait=tenacity.wait_fixed(0.02))
-    one = handler(reads, retry_policy=policy, dead_letter=True)
+    one = handler(reads, retry_policy=policy, on_failure="dead_letter")
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 1)
 

@@ -73,7 +73,8 @@ def test_a_put_off_head_holds_its_key_and_its_offset_and_no_other_key() -> None:
 def test_a_completion_of_a_revoked_partition_never_settles_the_message_behind_it() -> None:
     # One key in two topics: what waits behind the revoked head belongs to a partition that stays.
     puts = Puts()
-    stepped = SteppedEngine({"gone": handler(puts), "kept": handler(puts)})
+    one = handler(puts)
+    stepped = SteppedEngine({"gone": one, "kept": one})
     stepped.feed("gone", (b"k", b"old"))
     stepped.feed("kept", (b"k", b"new"))
     stepped.serve()
@@ -102,13 +103,8 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
         if message.value == b"poison":
             raise ValueError
 
-    once = retry(attempts=1)
-    stepped = SteppedEngine(
-        {
-            "gone": handler(fails, retry_policy=once, dead_letter=True),
-            "kept": handler(fails, retry_policy=once, dead_letter=True),
-        }
-    )
+    one = handler(fails, retry_policy=retry(attempts=1), on_failure="dead_letter")
+    stepped = SteppedEngine({"gone": one, "kept": one})
     stepped.feed("gone", (b"k", b"poison"))
     stepped.feed("kept", (b"k", b"poison"), (b"k", b"after"))
     stepped.serve()
@@ -152,7 +148,7 @@ def test_a_partition_that_comes_back_waits_for_the_completion_of_its_former_owne
 def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_own_first_try() -> None:
     puts = Puts()
     policy = retry(stop=tenacity.stop_after_delay(100), wait=tenacity.wait_fixed(1))
-    stepped = SteppedEngine({"t": handler(puts, retry_policy=policy, dead_letter="drop")})
+    stepped = SteppedEngine({"t": handler(puts, retry_policy=policy, on_failure="drop")})
     stepped.feed("t", (b"k", b"1"))
     stepped.serve()
 
@@ -179,7 +175,7 @@ def test_a_completion_decided_before_it_is_returned_counts_at_once() -> None:
             completion.complete()
         return completion
 
-    stepped = SteppedEngine({"t": handler(decides, retry_policy=retry(attempts=1), dead_letter="drop")})
+    stepped = SteppedEngine({"t": handler(decides, retry_policy=retry(attempts=1), on_failure="drop")})
 
     stepped.feed("t", (b"k", b"good"), (b"k", b"bad"), (b"k", b"good"))
     stepped.serve()
@@ -191,7 +187,7 @@ def test_a_completion_decided_before_it_is_returned_counts_at_once() -> None:
 
 def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only() -> None:
     shared = DeferredCompletion()
-    stepped = SteppedEngine({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), dead_letter=True)})
+    stepped = SteppedEngine({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), on_failure="dead_letter")})
 
     stepped.feed("t", (b"a", b"1"), (b"b", b"2"))
     stepped.serve()
@@ -225,7 +221,7 @@ def test_the_first_of_two_calls_decides_a_completion() -> None:
 @pytest.mark.parametrize("error", [None, "words", 7])
 def test_a_completion_failed_with_what_is_no_exception_has_failed_all_the_same(error: object) -> None:
     puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts, retry_policy=retry(attempts=1), dead_letter="drop")})
+    stepped = SteppedEngine({"t": handler(puts, retry_policy=retry(attempts=1), on_failure="drop")})
     stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
     stepped.serve()
 
@@ -414,7 +410,7 @@ def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_
     first = [ValueError("all of it")]
     seen = Batches(lambda _: first.pop() if first else None)
     stepped = SteppedEngine(
-        {"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, dead_letter=True)}
+        {"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, on_failure="dead_letter")}
     )
 
     stepped.feed("t", (b"k", b"1"), (b"k", b"not json"), (b"k", b"3"))
@@ -484,7 +480,7 @@ def test_one_of_a_batch_becomes_a_dead_letter_and_the_others_are_done() -> None:
         return BatchError(places) if places else None
 
     seen = Batches(fail)
-    stepped = SteppedEngine({"t": handler(seen, batch=3, retry_policy=ONCE_A_SECOND, dead_letter=True)})
+    stepped = SteppedEngine({"t": handler(seen, batch=3, retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
 
     stepped.feed("t", (b"a", b"a1"), (b"b", b"poison"), (b"b", b"b2"))
     stepped.serve()
@@ -591,7 +587,12 @@ def test_handlers_of_two_kinds_that_share_a_key_take_turns_on_one_lane() -> None
         if message.value == b"2" and order.count(("loop", b"2")) == 1:
             raise ValueError
 
-    stepped = SteppedEngine({"sync": handler(on_thread), "async": handler(on_loop, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine(
+        {
+            "sync": handler(on_thread, key_space="k"),
+            "async": handler(on_loop, key_space="k", retry_policy=ONCE_A_SECOND),
+        }
+    )
     stepped.feed("sync", (b"k", b"1"))
     stepped.feed("async", (b"k", b"2"))
     stepped.feed("sync", (b"k", b"3"), (b"other", b"4"))

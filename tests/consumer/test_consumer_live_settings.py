@@ -136,7 +136,7 @@ def test_a_retry_gets_its_turn_though_more_waits_than_the_rate_lets_through(
             raise ValueError
 
     policy = retry(attempts=3, wait=tenacity.wait_fixed(0.1))
-    with consumer_of(broker, topic, function, retry_policy=policy, rate=40, dead_letter="drop") as consumer:
+    with consumer_of(broker, topic, function, retry_policy=policy, rate=40, on_failure="drop") as consumer:
         wait_until(lambda: consumer.statistics().dropped == 1, timeout=60)
         handled = consumer.statistics().handled
         consumer.change_handler(topic, rate=None)
@@ -180,7 +180,7 @@ def test_retry_later_and_a_changed_policy_decide_from_then_on(broker: DevBroker,
         raise RetryLater(0.3)
 
     never = retry(attempts=1000, wait=tenacity.wait_fixed(600))
-    with consumer_of(broker, topic, function, retry_policy=never, dead_letter="drop") as consumer:
+    with consumer_of(broker, topic, function, retry_policy=never, on_failure="drop") as consumer:
         wait_until(lambda: len(tries) >= 3)
         consumer.change_handler(topic, retry=retry(attempts=4))
         changed.set()

@@ -17,9 +17,9 @@ from penstock.testing import TestApp, TestBroker
 #: Seconds within which what is missing must be said, and what was given be used.
 SOON_S = 10
 
-READ_RETRY = topic_right(Operation.READ, "retry.app.t")
+READ_RETRY = topic_right(Operation.READ, "retry.app.t.1s")
 READ, WRITE, GROUP = topic_right(Operation.READ, "t"), topic_right(Operation.WRITE, "dlq.t"), group_right("app")
-WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t")
+WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t.1s")
 
 
 class PoisonError(Exception):
@@ -29,7 +29,7 @@ class PoisonError(Exception):
 def app_of(handled: list[bytes | None]) -> App:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True, retry_delays=(1,))
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter", retry_delays=(1,))
     def handle(message: Message) -> None:
         if message.value == b"poison":
             raise PoisonError
@@ -107,7 +107,7 @@ def test_dead_letters_are_written_by_a_new_client_where_the_producer_has_failed_
     handled: list[bytes | None] = []
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
     def handle(message: Message) -> None:
         if message.value is not None and message.value.startswith(b"poison"):
             raise PoisonError
@@ -136,7 +136,7 @@ def test_dead_letters_are_written_by_a_new_client_where_the_producer_has_failed_
 def test_many_dead_letters_that_lack_the_same_right_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
     def handle(_message: Message) -> None:
         raise PoisonError
 

@@ -23,7 +23,7 @@ def test_the_test_that_the_readme_shows_passes_for_a_handler_that_fails_and_not_
     app = penstock.App("sms", bootstrap_servers="127.0.0.1:9092")
     calls: list[object] = []
 
-    @app.handler("balance-changes", retry=penstock.retry(attempts=5), dead_letter=True)
+    @app.handler("balance-changes", retry=penstock.retry(attempts=5), on_failure="dead_letter")
     def send_sms(message: penstock.Message) -> None:
         calls.append(message.key)
         int(message.value or b"")
@@ -37,7 +37,7 @@ def test_the_test_that_the_readme_shows_passes_for_a_handler_that_fails_and_not_
     assert calls == [b"alice"] * 5
 
     forgiving = penstock.App("sms", bootstrap_servers="127.0.0.1:9092")
-    forgiving.handler("balance-changes", dead_letter=True)(calls.append)
+    forgiving.handler("balance-changes", on_failure="dead_letter")(calls.append)
     names["app"] = forgiving
     with pytest.raises(AssertionError):
         test()

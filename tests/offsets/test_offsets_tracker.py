@@ -33,7 +33,8 @@ class TrackerMachine(RuleBasedStateMachine):
             at += step
             offsets.append(at)
         self.position = at + 1 + tail
-        block = self.tracker.register(offsets, self.position, size_bytes=len(offsets) * 10 + steps[0])
+        block = self.tracker.register(offsets, size_bytes=len(offsets) * 10 + steps[0])
+        self.tracker.advance(self.position)
         self.open |= {offset: (block, index) for index, offset in enumerate(offsets)}
         self.fetched |= set(offsets)
 

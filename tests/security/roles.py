@@ -96,7 +96,7 @@ def make_topic(world: World) -> None:
 def make_topics_of_app(world: World) -> None:
     make_topic(world)
     world.broker.create_topic(f"dlq.{world.names['topic']}", 2)
-    world.broker.create_topic(f"retry.{world.names['app']}.{world.names['topic']}", 2)
+    world.broker.create_topic(f"retry.{world.names['app']}.{world.names['topic']}.100ms", 2)
 
 
 def make_store(world: World) -> None:
@@ -129,7 +129,9 @@ def give_up(world: World, config: Mapping[str, str], retry_delays: Sequence[floa
     tried: list[bytes | None] = []
     app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=config)
 
-    @app.handler(world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=retry_delays, dead_letter=True)
+    @app.handler(
+        world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=retry_delays, on_failure="dead_letter"
+    )
     def fail(message: penstock.Message) -> None:
         tried.append(message.value)
         raise ValueError(f"no good: {message.value!r}")

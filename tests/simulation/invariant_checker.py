@@ -15,9 +15,8 @@ from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.handlers.handler import Handler, OnFailure
-from penstock.consumer.handlers.ordering import Ordering
-from penstock.consumer.retry_topics import ROUND, retry_topic
+from penstock.consumer.handlers.handler import Handler, OnFailure, orderings_of
+from penstock.consumer.retry_topics import ROUND, retry_topics
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of
 from penstock.testing.memory.assignor import Place
@@ -80,13 +79,12 @@ class InvariantChecker:
         self._group = group
         self._broker = broker
         self._handlers = dict(handlers)
-        self._orders = {topic: Ordering(one.order, one.keyless, 1, one.key) for topic, one in handlers.items()}
+        self._orders = orderings_of(handlers, 1)
         self._sources = dict.fromkeys(handlers, False)
         self._topics = {topic: topic for topic in handlers}
         self._dead_letter_topics: set[str] = set()
         for topic, one in handlers.items():
-            if one.retry_delays:
-                name = retry_topic(group, topic)
+            for name in retry_topics(group, topic, one.retry_delays):
                 self._topics[name] = topic
                 self._sources[name] = True
             if one.on_failure is OnFailure.DEAD_LETTER:
@@ -159,7 +157,7 @@ class InvariantChecker:
             insort(history.chains[identity], offset)
 
     def identity(self, message: Message) -> Hashable:
-        """Return what waits for a message: by the handler's order, over all topics of the app."""
+        """Return what waits for a message: by the handler's order, over all topics of its key space."""
         ordering = self._orders[self._topics[message.topic]]
         record: Record = message._record
         return ordering.identity(record)

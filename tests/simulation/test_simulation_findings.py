@@ -16,7 +16,7 @@ def app_of(topic: str = "t", *, attempts: int = 1) -> penstock.App:
     """An app whose handler does nothing, with dead letters."""
     app = penstock.App("sim", bootstrap_servers="memory:0")
 
-    @app.handler(topic, retry=penstock.retry(attempts=attempts), dead_letter=True)
+    @app.handler(topic, retry=penstock.retry(attempts=attempts), on_failure="dead_letter")
     def handle(message: penstock.Message) -> None:
         """Take it."""
 

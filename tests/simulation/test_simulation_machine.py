@@ -54,7 +54,7 @@ class Group(RuleBasedStateMachine):
     ) -> None:
         app = penstock.App("sim", bootstrap_servers="memory:0")
         policy = penstock.retry(attempts=attempts, wait=tenacity.wait_fixed(0.5))
-        app.handler("t", retry=policy, dead_letter=True, retry_delays=delays, batch=batch)(handle)
+        app.handler("t", retry=policy, on_failure="dead_letter", retry_delays=delays, batch=batch)(handle)
         options = ConsumerSettings(
             workers=workers,
             lanes_per_worker=lanes,

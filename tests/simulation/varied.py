@@ -35,14 +35,15 @@ def two_of_three(message: penstock.Message) -> bool:
     return int(message.value or b"0") % 3 != 0
 
 
-def app_of(chance: random.Random) -> penstock.App:
+def app_of(chance: random.Random, key_space: str | None = None) -> penstock.App:
     """Return an app with handlers of many kinds."""
     app = penstock.App("sim", bootstrap_servers="memory:0")
     for number in range(chance.choice((1, 1, 2))):
         options: dict[str, Any] = {
             "order": chance.choice(("key", "key", "key", "partition", "none")),
+            "key_space": key_space,
             "keyless": chance.choice(("partition", "together", "spread")),
-            "dead_letter": chance.choice((True, True, True, "drop", False)),
+            "on_failure": chance.choice(("dead_letter", "dead_letter", "dead_letter", "drop", "stop")),
             "retry": penstock.retry(
                 attempts=chance.choice((1, 2, 3)), wait=tenacity.wait_fixed(chance.choice((0, 0.2, 1, 5)))
             ),
@@ -90,7 +91,8 @@ def settings_of(chance: random.Random) -> ConsumerSettings:
 def simulation_of(seed: int) -> tuple[Simulation, RandomDriver]:
     """Return the simulation of a seed, not begun."""
     chance = random.Random(f"what {seed}")  # noqa: S311 - a seed must give the same app again
-    app, settings, partitions = app_of(chance), settings_of(chance), chance.choice((1, 2, 3))
+    app = app_of(chance, None if seed % 3 else "shared")
+    settings, partitions = settings_of(chance), chance.choice((1, 2, 3))
     simulation = Simulation(app, seed, settings=settings, partitions=partitions)
     return simulation, RandomDriver(simulation, keys=chance.choice((1, 3, 8)))
 

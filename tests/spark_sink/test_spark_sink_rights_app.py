@@ -114,7 +114,7 @@ def test_sinks_work_with_the_least_rights_and_go_on_by_themselves_when_one_is_gi
     app = App("shop", bootstrap_servers=servers, config=config)
     every = {"trigger": "200 milliseconds"}
 
-    @app.handler(shop.orders, retry=retry(1), dead_letter=True)
+    @app.handler(shop.orders, retry=retry(1), on_failure="dead_letter")
     def bill(message: Message) -> None:
         if message.value and message.value.startswith(b"bad"):
             raise ValueError(PAYLOAD)

@@ -28,6 +28,7 @@ EXPECTED = {
         (("messaging.destination.name", "orders"), ("messaging.destination.partition.id", "1")): 12,
     },
     "penstock.key.parked": {(): 3},
+    "penstock.key.held": {(): 1},
     "penstock.handler.failures": {(): 21},
     "penstock.handler.retries": {(): 17},
     "penstock.dead_letters": {(): 2},

@@ -15,7 +15,14 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.granted_rights import AskedRights, Rights
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, message_limits, require_topics
+from penstock.clients.kafka import (
+    TopicSpec,
+    admin_client,
+    ensure_topics,
+    message_limits,
+    partition_counts,
+    require_topics,
+)
 from penstock.clients.rights import Right, principal_of
 from penstock.clients.topic_ids import AskedTopicIds, TopicIds
 from penstock.options import ClientConfig
@@ -159,6 +166,9 @@ class Cluster(Protocol):
         `MissingRightError` where the clients may not read one and so cannot see it.
         """
 
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has that the clients may see."""
+
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent; `MissingRightError` where the clients may not."""
 
@@ -220,6 +230,14 @@ class KafkaCluster:
         """
         admin = admin_client(self._bootstrap_servers, self._config)
         return require_topics(admin, self._bootstrap_servers, topics, principal=self.principal)
+
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has that the clients may see.
+
+        Raises:
+            BrokerConnectionError: no broker answered.
+        """
+        return partition_counts(admin_client(self._bootstrap_servers, self._config), self._bootstrap_servers)
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,8 @@ from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.middleware import Middleware, surround
-from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
+from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.inspection.causes import NO_PARTITION, Causes
 from penstock.consumer.inspection.drain_report import DrainLog
@@ -46,11 +45,11 @@ from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.retry_topics import RetryHeaders, retry_topic
+from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
-from penstock.routing import Scheduler
+from penstock.routing import KeyState, Scheduler
 
 if TYPE_CHECKING:
     from penstock.telemetry import ConsumerTelemetry
@@ -61,7 +60,7 @@ class Engine:
 
     Args:
         clock: the clock of the cluster it will be connected to.
-        middlewares: what is put around every handler.
+        middlewares: functions around every handler.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Engine:
         handlers: Mapping[str, Handler],
         settings: ConsumerSettings,
         clock: Clock,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
     ) -> None:
         self.group = group
         self.handlers = dict(handlers)
@@ -159,29 +158,40 @@ class Engine:
 
         return ConsumerTelemetry(self.settings.telemetry, self.group, clock=self.clock.monotonic)
 
-    def _make_routes(self, middlewares: Sequence[Middleware]) -> dict[str, Route]:
-        lanes = self.lane_plan.lanes
+    def _make_routes(self, middlewares: Sequence[MiddlewareSpec]) -> dict[str, Route]:
+        orderings = orderings_of(self.handlers, self.lane_plan.lanes, batches=True)
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
-            invoke = self._traced(one, surround(one, middlewares))
+            invoke = self._traced(one, wrap(one, middlewares))
             routes[topic] = Route(
                 one,
-                Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
+                orderings[topic],
                 invoke,
                 shares=next((route for route in routes.values() if route.handler is one), None),
             )
-            if one.retry_delays:
-                headers = RetryHeaders(one.retry_delays)
-                routes[retry_topic(self.group, topic)] = Route(
-                    one,
-                    Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
-                    invoke,
-                    source=topic,
-                    shares=routes[topic],
-                    not_before=partial(self._due_at, headers),
-                    retried=headers.rounds,
-                )
+            for name, delay in retry_topics(self.group, topic, one.retry_delays).items():
+                routes[name] = self._retry_route(routes[topic], topic, delay)
         return routes
+
+    def _retry_route(self, shares: Route, topic: str, delay: float) -> Route:
+        headers = RetryHeaders(delay, len(shares.handler.retry_delays))
+        return Route(
+            shares.handler,
+            shares.ordering,
+            shares.invoke,
+            source=topic,
+            shares=shares,
+            not_before=partial(self._due_at, headers),
+            retried=headers.rounds,
+        )
+
+    def _take_former_delays(self, existing: Iterable[str]) -> None:
+        """Read the retry topics of delays that handlers have no more, so that what waits there is not forgotten."""
+        for topic, one in self.handlers.items():
+            # A handler without delays reads its own topics alone: with the last one goes what waits for it.
+            for name, delay in former_retry_topics(self.group, topic, existing if one.retry_delays else ()).items():
+                if name not in self.routes:
+                    self.routes[name] = self._retry_route(self.routes[topic], topic, delay)
 
     def _due_at(self, headers: RetryHeaders, record: Record) -> float:
         wait = headers.wait(record, self.clock.time())
@@ -232,9 +242,12 @@ class Engine:
             MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.
             ConfigurationError: the Kafka client refused its configuration.
         """
+        partitions = cluster.require_topics(self.handlers)
+        if any(one.retry_delays for one in self.handlers.values()):
+            self._take_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
-        prepare_topics(cluster, self.handlers, outputs, rights)
+        prepare_topics(cluster, partitions, outputs, rights)
         topics = TopicWatch(list(self.routes), cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
         if outputs:
@@ -323,6 +336,12 @@ class Engine:
             filtered=sum(slot.filtered for slot in slots),
             in_flight=sum(one.in_flight for one in partitions),
             parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
+            held_keys=sum(
+                parked.state is KeyState.HELD
+                for lane in scheduler.lanes
+                if lane.parked
+                for parked in lane.parked.copy().values()  # in one step: the holder changes the dictionary meanwhile
+            ),
             deferred=len(self.processor.deferred),
             stalls=self.watchdog.stalls,
             commits=self.commits.succeeded,

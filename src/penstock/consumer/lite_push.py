@@ -15,8 +15,9 @@ from penstock.clients.granted_rights import Rights
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.handlers.handler import Handler, check_paced, require_own_topics
-from penstock.consumer.handlers.middleware import Middleware, WorkerResource
+from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
 from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.polling.health.rights_watch import check_rights
@@ -51,7 +52,7 @@ class LitePushConsumer:
         handlers: a handler for each topic, as made by `penstock.consumer.handler`.
         bootstrap_servers: addresses of brokers, `host:port` with commas in between.
         settings: the options.
-        middlewares: hooks around every handler.
+        middlewares: functions around every handler, the first outermost.
         resources: what each worker has one of; closed by the worker when it ends.
         cluster: where clients and the time come from, in place of a real cluster at `bootstrap_servers`.
 
@@ -66,7 +67,7 @@ class LitePushConsumer:
         *,
         bootstrap_servers: str,
         settings: ConsumerSettings | None = None,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         resources: Sequence[WorkerResource[Any]] = (),
         cluster: Cluster | None = None,
     ) -> None:
@@ -85,7 +86,9 @@ class LitePushConsumer:
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
-        self._engine = engine = Engine(group, handlers, self._settings, self._cluster.clock, middlewares)
+        self._engine = engine = Engine(
+            group, handlers, self._settings, self._cluster.clock, middlewares_of(middlewares)
+        )
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
         self._loop: PollLoop | None = None

@@ -207,7 +207,7 @@ class Stage:
     def _app(self) -> App:
         app = App("fleet", bootstrap_servers=self._place.bootstrap_servers, workers=WORKERS)
         policy = retry(attempts=ATTEMPTS, wait=tenacity.wait_fixed(_RETRY_WAIT_S))
-        app.handler(TOPIC, order="key", retry=policy, dead_letter=True)(self._fold.handle)
+        app.handler(TOPIC, order="key", retry=policy, on_failure="dead_letter")(self._fold.handle)
         return app
 
 

@@ -84,12 +84,11 @@ class Tracker:
         self._parked = 0
         self._parked_bytes = 0
 
-    def register(self, offsets: Sequence[int], position: int | None = None, size_bytes: int = 0) -> Block:
+    def register(self, offsets: Sequence[int], size_bytes: int = 0) -> Block:
         """Take a fetch in.
 
         Args:
             offsets: the fetched offsets, rising and above all registered before.
-            position: the next offset to fetch; the last offset plus one where it is not known better.
             size_bytes: bytes of the fetched messages.
 
         Returns:
@@ -106,7 +105,7 @@ class Tracker:
         if restored is not None:
             self._apply_restored(restored, block)
         with self._lock:
-            self._position = max(offsets[-1] + 1, position or 0)
+            self._position = offsets[-1] + 1
             if block.left:
                 self._blocks[offsets[0]] = block
                 self._in_flight += block.left

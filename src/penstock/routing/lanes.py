@@ -47,12 +47,14 @@ class KeyState(Enum):
     """Where the head of a parked key is.
 
     The lane's holder moves it from WAITING to any of the others, and on to WAITING with the next head or the next try.
-    DEFERRED and SENDING are left to another thread, which ends them with HANDLED, DONE or FAILED and wakes the key.
+    DEFERRED and SENDING are left to another thread, which ends them with HANDLED, DONE, FAILED or HELD, and wakes it.
     """
 
     #: In the lane, until its time.
     WAITING = "waiting"
-    #: In the lane, and no time will come: its policy never tries it again.
+    #: In the lane, and no time will come: the wait of its policy has no end.
+    UNSCHEDULED = "unscheduled"
+    #: In the lane, and not to be tried while its partition stays: its handler holds it.
     HELD = "held"
     #: In the lane, and not to be tried: the consumer stops because of it.
     STOPPING = "stopping"

@@ -29,7 +29,6 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import count
 from typing import Generic, TypeVar
 
-from penstock.routing.hashing import lane_of
 from penstock.routing.lanes import Lane
 
 #: Lanes for each worker. More lanes delay fewer neighbours of a slow key; taking a lane costs some
@@ -64,10 +63,6 @@ class Scheduler(Generic[OwnerT, RecordT]):
         #: The same of lanes that serve what was woken, by the count of those before them in place of an arrival.
         self._due: list[list[int]] = [[] for _ in range(queues)]
         self._woken = count()
-
-    def lane_number(self, key: bytes) -> int:
-        """Return the number of the lane that serves a key."""
-        return lane_of(key, len(self.lanes))
 
     def ready(self, lanes: Iterable[Lane[OwnerT, RecordT]]) -> list[int]:
         """Queue these lanes, to which runs were appended.

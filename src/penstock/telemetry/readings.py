@@ -34,6 +34,7 @@ class Reading:
         lag: offsets from the watermark to the end of the log, by topic and partition; a partition whose end is not
             known is left out.
         parked_keys: keys that wait for their retry time.
+        held_keys: how many of them wait for good, for their handler holds them.
         failed: calls of a handler that raised.
         retried: calls of a handler that were not the first for their message.
         dead_letters: messages written to a dead-letter topic.
@@ -54,6 +55,7 @@ class Reading:
     bytes_in_flight: int
     lag: Mapping[tuple[str, int], int]
     parked_keys: int
+    held_keys: int
     failed: int
     retried: int
     dead_letters: int
@@ -152,6 +154,12 @@ METRICS: tuple[ObservedMetric[Reading], ...] = (
     ),
     up_down_counter(
         "penstock.key.parked", "{key}", "Keys that wait for the retry of their message.", lambda it: it.parked_keys
+    ),
+    up_down_counter(
+        "penstock.key.held",
+        "{key}",
+        "Keys whose message is held for good by its handler's choice.",
+        lambda it: it.held_keys,
     ),
     counter("penstock.handler.failures", "{call}", "Calls of a handler that raised.", lambda it: it.failed),
     counter(

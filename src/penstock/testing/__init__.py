@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.testing.app import TestApp
+from penstock.testing.memory.assignor import Place
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.consumer_client import MemoryConsumer
@@ -19,6 +20,7 @@ __all__ = [
     "MemoryProducer",
     "Offset",
     "Operation",
+    "Place",
     "TestApp",
     "TestBroker",
     "TestClock",

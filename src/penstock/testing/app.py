@@ -325,7 +325,7 @@ class TestApp:
                 f"app {self.app.name} does not consume {topic}; name one of {', '.join(self.app.handlers)}"
             )
         letters = one.dead_letter_topic.replace("{topic}", topic)
-        # The topic is made by an app with dead_letter=True when it starts.
+        # The topic is made by an app with on_failure="dead_letter" when it starts.
         self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
         return self.records(letters)
 

@@ -20,7 +20,7 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.middleware import Middleware
+from penstock.consumer.handlers.middleware import MiddlewareSpec
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.polling.back_pressure import GRACE_S
@@ -222,7 +222,7 @@ class SteppedConsumer:
         handlers: a handler for each topic.
         settings: the options.
         broker: where it runs.
-        middlewares: what is put around every handler.
+        middlewares: functions around every handler.
         wait: called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
             work, or to move the clock.
     """
@@ -233,7 +233,7 @@ class SteppedConsumer:
         handlers: Mapping[str, Handler],
         settings: ConsumerSettings,
         broker: TestBroker,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         *,
         wait: Callable[[float], None],
     ) -> None:
@@ -269,6 +269,10 @@ class SteppedConsumer:
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many partitions each topic has."""
         return self._broker.require_topics(topics)
+
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has."""
+        return self._broker.topics()
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.consumer import Handler, retry
-from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.handler import orderings_of
 from penstock.consumer.handlers.route import Route
 from penstock.message import FixedRecord, Record
 from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
@@ -25,8 +25,9 @@ def row(
     return FixedRecord(topic, 0, offset, key, value, headers, None)
 
 
-def route(one: Handler) -> Route:
-    return Route(one, Ordering(one.order, one.keyless, 1, one.key), one.function)
+def routes_of(handlers: Mapping[str, Handler]) -> dict[str, Route]:
+    orderings = orderings_of(handlers, 1)
+    return {topic: Route(one, orderings[topic], one.function) for topic, one in handlers.items()}
 
 
 def waits(seconds: float = 1.0, attempts: int = 3) -> Any:
@@ -54,7 +55,6 @@ def queues_of(
     max_parked_bytes: int = 1 << 30,
 ) -> tuple[KeyQueues, Iterator[Record]]:
     taken = iter(rows)
-    routes = {topic: route(one) for topic, one in handlers.items()}
     return KeyQueues(
-        taken, routes, letters or Letters(), max_parked=max_parked, max_parked_bytes=max_parked_bytes
+        taken, routes_of(handlers), letters or Letters(), max_parked=max_parked, max_parked_bytes=max_parked_bytes
     ), taken

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.app import App
-from penstock.consumer import DeadLetterLimit, Middleware
+from penstock.consumer import CallNext, DeadLetterLimit
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing import TestApp
 
 
-class Quiet(Middleware):
-    """Does nothing."""
+def quiet(message: Message, call_next: CallNext) -> object:
+    return call_next(message)
 
 
 def app_of_two() -> App:
@@ -24,10 +24,10 @@ def app_of_two() -> App:
         max_parked=77,
         max_concurrency=5,
         dead_letter_limit=DeadLetterLimit(consecutive=3),
-        middlewares=[Quiet()],
+        middlewares=[quiet],
     )
 
-    @app.handler("orders", dead_letter=True)
+    @app.handler("orders", on_failure="dead_letter")
     def order(message: Message) -> None:
         pass
 

@@ -54,6 +54,30 @@ def test_a_parked_key_delays_no_other_key() -> None:
     assert bench.seen == [(0, 0), (0, 1), (0, 3), (5, 0), (10, 0), (10, 2)]
 
 
+@pytest.mark.parametrize(
+    ("key_space", "order"), [(None, ["user", "order", "user"]), ("customer", ["user", "user", "order"])]
+)
+def test_a_parked_key_delays_the_key_of_another_handler_only_where_they_share_a_key_space(
+    key_space: str | None, order: list[str]
+) -> None:
+    bench = Bench({0: 1})
+    seen: list[str] = []
+
+    def users(message: Message) -> None:
+        seen.append("user")
+        bench(message)
+
+    handlers = {
+        "users": handler(users, key_space=key_space, retry_policy=waits(5.0)),
+        "orders": handler(lambda _: seen.append("order"), key_space=key_space),
+    }
+    queues, _ = queues_of([row(b"42", 0, "users"), row(b"42", 1, "orders")], handlers)
+
+    runners.run(queues, bench.time, bench.sleep)
+
+    assert seen == order
+
+
 def test_at_the_bound_the_task_waits_for_the_earliest_retry_and_takes_nothing_in() -> None:
     bench = Bench({0: 1})
 
@@ -92,7 +116,9 @@ def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
         bench(message)
         raise RetryLater(7.0)
 
-    queues, _ = queues_of([row(b"a", 0)], {"orders": handler(later, retry_policy=waits(), dead_letter=True)}, letters)
+    queues, _ = queues_of(
+        [row(b"a", 0)], {"orders": handler(later, retry_policy=waits(), on_failure="dead_letter")}, letters
+    )
     runners.run(queues, bench.time, bench.sleep)
 
     assert bench.seen == [(0, 0), (7, 0), (14, 0)]
@@ -115,7 +141,9 @@ def test_a_value_that_cannot_be_decoded_is_never_tried_again() -> None:
     letters = Letters()
     bench = Bench()
 
-    queues = bench.run([row(b"a", 0, value=b"{"), row(b"a", 1, value=b"{}")], letters, decoder="json", dead_letter=True)
+    queues = bench.run(
+        [row(b"a", 0, value=b"{"), row(b"a", 1, value=b"{}")], letters, decoder="json", on_failure="dead_letter"
+    )
 
     assert letters.places == [("orders", 0)]
     assert [offset for _, offset in bench.seen] == [1]
@@ -147,7 +175,7 @@ def test_a_key_function_that_fails_costs_its_message_and_no_other() -> None:
             raise KeyError("name")
         return b"k"
 
-    bench.run([row(b"a", 0), row(b"a", 1)], letters, key=key, dead_letter=True)
+    bench.run([row(b"a", 0), row(b"a", 1)], letters, key=key, on_failure="dead_letter")
 
     assert letters.places == [("orders", 0)]
     assert [offset for _, offset in bench.seen] == [1]
@@ -236,7 +264,7 @@ def test_batches_hold_messages_of_one_topic_only() -> None:
 
 
 def test_a_handler_that_puts_its_completion_off_fails_the_task() -> None:
-    queues, _ = queues_of([row(b"a", 0)], {"orders": handler(lambda _: DeferredCompletion(), dead_letter="drop")})
+    queues, _ = queues_of([row(b"a", 0)], {"orders": handler(lambda _: DeferredCompletion(), on_failure="drop")})
 
     with pytest.raises(SinkError, match="returned a DeferredCompletion, which cannot be put off on an executor"):
         runners.run(queues, lambda: 0.0, lambda _: None)
@@ -247,7 +275,7 @@ def test_a_dead_letter_that_cannot_be_written_fails_the_task() -> None:
         raise PenstockError("no broker")
 
     queues, _ = queues_of(
-        [row(b"a", 0)], {"orders": handler(Bench({0: 1}), dead_letter=True, retry_policy=retry(1))}, refuse
+        [row(b"a", 0)], {"orders": handler(Bench({0: 1}), on_failure="dead_letter", retry_policy=retry(1))}, refuse
     )
 
     with pytest.raises(PenstockError, match="no broker"):

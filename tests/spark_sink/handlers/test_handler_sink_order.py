@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from key_queue_rows import Letters, Place, nothing, queues_of, route, row, waits
+from key_queue_rows import Letters, Place, nothing, queues_of, routes_of, row, waits
 
 from penstock.consumer import Handler, handler
 from penstock.consumer.handlers.route import Failed
@@ -39,8 +39,9 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         "batches": {"orders": draw(st.sampled_from([1, 1, 3])), "payments": draw(st.sampled_from([1, 1, 4]))},
         "filtered": draw(st.sets(st.integers(0, count - 1), max_size=5)),
         "undecodable": draw(st.sets(st.integers(0, count - 1), max_size=3)),
-        "dead_letter": draw(st.sampled_from([True, "drop"])),
+        "on_failure": draw(st.sampled_from(["dead_letter", "drop"])),
         "order": draw(st.sampled_from(["key", "key", "partition", "none"])),
+        "key_space": draw(st.sampled_from([None, "customer"])),
         "keyless": draw(st.sampled_from(["partition", "together", "spread"])),
         "concurrency": draw(st.sampled_from([1, 2, 5])),
         "max_parked": draw(st.sampled_from([1, 3, 100])),
@@ -56,10 +57,9 @@ class Simulation:
         handlers = {topic: self.handler(topic) for topic in ("orders", "payments")}
         rows = [row(one.key(), one.offset(), one.topic(), b"%d" % one.offset()) for one in world["rows"]]
         self.letters = Letters()
+        routes = routes_of(handlers)
         self.queues, self.taken = queues_of(rows, handlers, self.letters, max_parked=world["max_parked"])
-        self.identity = {
-            (one.topic(), one.offset()): route(handlers[one.topic()]).ordering.identity(one) for one in rows
-        }
+        self.identity = {(one.topic(), one.offset()): routes[one.topic()].ordering.identity(one) for one in rows}
         self.tried: Counter[Place] = Counter()
         self.handled: list[Place] = []
         self.calls: list[HandlerCall] = []
@@ -69,12 +69,13 @@ class Simulation:
         return handler(
             nothing,
             order=self.world["order"],
+            key_space=self.world["key_space"],
             keyless=self.world["keyless"],
             batch=self.world["batches"][topic],
             filter=lambda message: message.offset not in self.world["filtered"],
             decoder=self.decode,
             retry_policy=waits(),
-            dead_letter=self.world["dead_letter"],
+            on_failure=self.world["on_failure"],
         )
 
     def decode(self, value: bytes) -> bytes:
@@ -95,7 +96,7 @@ class Simulation:
         return (
             place in self.handled
             or place[1] in self.world["filtered"]
-            or (unread and (place in self.letters.places or self.world["dead_letter"] == "drop"))
+            or (unread and (place in self.letters.places or self.world["on_failure"] == "drop"))
             or self.exhausted(place)
         )
 
@@ -162,7 +163,7 @@ def test_whatever_fails_and_whenever_it_ends_each_row_ends_once_in_order_and_no_
     assert sorted(one.handled) == sorted(places - filtered - given_up)
     assert counts.rows == counts.done == len(places)
     assert (counts.handled, counts.filtered) == (len(one.handled), len(filtered))
-    if world["dead_letter"] is True:
+    if world["on_failure"] == "dead_letter":
         assert (counts.dead_letters, counts.dropped) == (len(given_up), 0)
         assert sorted(one.letters.places) == sorted(given_up)
     else:

@@ -151,12 +151,12 @@ def test_async_and_batch_handlers_keep_their_order_their_filter_and_their_dead_l
     policy = retry(2, wait=lambda _: 0.01)
     sink = HandlerSink(
         {
-            prices: handler(price, key="header:account", retry_policy=policy, dead_letter=True),
+            prices: handler(price, key="header:account", retry_policy=policy, on_failure="dead_letter"),
             orders: handler(
                 store,
                 batch=10,
                 decoder="json",
-                dead_letter=True,
+                on_failure="dead_letter",
                 dead_letter_topic=f"lost.{orders}",
                 dead_letter_format="spring",
                 filter=lambda message: message.offset != 4,

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from handler_rows import Row, run_task
 
 from penstock.clients.rights import MissingRightError
-from penstock.consumer import DeadLetterLimit, DeferredCompletion, Middleware, WorkerResource, handler, retry
+from penstock.consumer import CallNext, DeadLetterLimit, DeferredCompletion, WorkerResource, handler, retry
 from penstock.errors import BatchError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers import task as task_module
@@ -95,7 +95,7 @@ def test_a_task_reports_what_became_of_its_rows_and_its_largest_lane() -> None:
         rows,
         {
             "orders": handler(
-                work, retry_policy=quickly(2), dead_letter="drop", filter=lambda message: message.offset != 7
+                work, retry_policy=quickly(2), on_failure="drop", filter=lambda message: message.offset != 7
             )
         },
     )
@@ -103,19 +103,6 @@ def test_a_task_reports_what_became_of_its_rows_and_its_largest_lane() -> None:
     assert (report.task, report.attempt, report.rows, report.heaviest_lane) == (2, 1, 8, 4)
     assert (report.handled, report.dropped, report.filtered, report.dead_letters) == (6, 1, 1, 0)
     assert (report.failed, report.retried) == (3, 2)
-
-
-class Hooks(Middleware):
-    """Writes down what it is told."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def before(self, message: Message) -> None:
-        self.log.append(f"before {message.offset}")
-
-    def after(self, message: Message, error: BaseException | None) -> None:
-        self.log.append(f"after {message.offset} {type(error).__name__}")
 
 
 def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_order() -> None:
@@ -141,17 +128,22 @@ def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_
     def work(message: Message) -> None:
         log.append(resource.get())
 
+    def around(message: Message, call_next: CallNext) -> None:
+        log.append(f"before {message.offset}")
+        call_next(message)
+        log.append(f"after {message.offset}")
+
     run_task(
         [Row(b"a", 0), Row(b"b", 1)],
         {"orders": handler(work)},
         lifespans=(first, second),
         resources=(resource,),
-        middlewares=(Hooks(log),),
+        middlewares=(around,),
     )
 
     assert log == [
-        *("first begins", "second begins", "before 0", "session opens", "session", "after 0 NoneType"),
-        *("before 1", "session", "after 1 NoneType", "session closes", "second ends", "first ends"),
+        *("first begins", "second begins", "before 0", "session opens", "session", "after 0"),
+        *("before 1", "session", "after 1", "session closes", "second ends", "first ends"),
     ]
 
 
@@ -267,7 +259,7 @@ def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_o
 
     report = run_task(
         [Row(b"a", 0, "invoices"), Row(b"a", 1), Row(b"b", 2)],
-        {"invoices": handler(plain), "orders": handler(later)},
+        {"invoices": handler(plain, key_space="k"), "orders": handler(later, key_space="k")},
         resources=(resource,),
     )
 
@@ -318,7 +310,7 @@ def test_a_cancellation_that_a_handler_raises_itself_is_its_failure() -> None:
         if message.offset == 0:
             raise asyncio.CancelledError
 
-    report = run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE, dead_letter="drop")})
+    report = run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE, on_failure="drop")})
 
     assert (report.handled, report.dropped) == (1, 1)
 
@@ -342,7 +334,7 @@ def test_dead_letters_are_on_the_broker_before_the_task_reports_and_tell_where_t
 
     report = run_task(
         [Row(b"a", 5, headers=[("trace", b"1")], value=b"body"), Row(b"a", 6)],
-        {"orders": handler(failing, retry_policy=quickly(2), dead_letter=True)},
+        {"orders": handler(failing, retry_policy=quickly(2), on_failure="dead_letter")},
         producer={"bootstrap.servers": "there"},
     )
 
@@ -364,7 +356,7 @@ def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is
     producer.error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 
     with pytest.raises(SinkError, match=r"dead letters could not be written: dlq.orders: .*MSG_SIZE_TOO_LARGE"):
-        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)})
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
 
 
 @pytest.mark.parametrize(
@@ -378,7 +370,7 @@ def test_a_dead_letter_that_may_not_be_written_names_the_right(producer: FakePro
     producer.error = KafkaError(code)
 
     with pytest.raises(MissingRightError, match=right):
-        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)})
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
 
 
 def test_what_a_handler_raised_is_told_by_its_kind_and_place_without_its_text() -> None:
@@ -395,7 +387,7 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProd
     with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
         run_task(
             [Row(b"k%d" % n, n) for n in range(9)],
-            {"orders": handler(failing, retry_policy=ONCE, dead_letter=True)},
+            {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")},
             limit=DeadLetterLimit(consecutive=3),
         )
 
@@ -406,6 +398,6 @@ def test_a_task_that_drops_everything_is_stopped_by_the_limit() -> None:
     with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
         run_task(
             [Row(b"k%d" % n, n) for n in range(9)],
-            {"orders": handler(failing, retry_policy=ONCE, dead_letter="drop")},
+            {"orders": handler(failing, retry_policy=ONCE, on_failure="drop")},
             limit=DeadLetterLimit(consecutive=3),
         )

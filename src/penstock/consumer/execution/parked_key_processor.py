@@ -110,7 +110,7 @@ class ParkedKeyProcessor:
 
 
 def _may_be_tried(key: Hashable, parked: ConsumerParked, now: float) -> bool:
-    if parked.state in (KeyState.STOPPING, KeyState.HELD):
+    if parked.state in (KeyState.STOPPING, KeyState.HELD, KeyState.UNSCHEDULED):
         return False
     # A head that waits for its first try waits for a limit, which may have changed.
     return now >= parked.due_at or not (parked.attempts or isinstance(key, NotDue))

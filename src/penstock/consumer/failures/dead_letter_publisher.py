@@ -73,6 +73,7 @@ class ExhaustedMessage:
         attempts: how often it was tried here.
         retry: for the retry topic, how often it has been there; None for the dead-letter topic.
         shed: what its headers leave out.
+        hold: called in place of `on_written` where no retry topic takes it and its handler holds it then.
     """
 
     fetch: Fetch
@@ -82,6 +83,7 @@ class ExhaustedMessage:
     attempts: int
     retry: int | None
     shed: Shed = Shed.NOTHING
+    hold: Callable[[], None] | None = field(default=None, repr=False)
 
     @property
     def place(self) -> tuple[Assignment, int]:
@@ -222,14 +224,17 @@ class DeadLetterPublisher:
         place = f"{one.fetch.assignment}@{one.record.offset()}"
         if one.retry is not None and handler.on_failure is not OnFailure.STOP:
             _log.error(
-                "%s is not taken by %s: %s; it is given up at once\n%s",
+                "%s is not taken by %s: %s; it %s\n%s",
                 place,
                 topic,
                 reason(error),
+                "is held" if handler.on_failure is OnFailure.HOLD else "is given up at once",
                 failure_text(one.error, texts=self.exception_texts),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
                 self._queue.append((replace(one, retry=None), on_written, True))
+            elif handler.on_failure is OnFailure.HOLD and one.hold is not None:
+                self._finish(one, one.hold)
             else:
                 self.dropped += 1
                 self._finish(one, on_written)
@@ -255,8 +260,10 @@ class DeadLetterPublisher:
         handler = assignment.route.handler
         source = assignment.route.source or assignment.topic
         if one.retry is not None:
-            due = self._clock.time() + handler.retry_delays[one.retry]
-            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+            delay = handler.retry_delays[one.retry]
+            due = self._clock.time() + delay
+            fields = retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+            return retry_topic(self._group, source, delay), fields
         tries = tries_before(one.record, source) + one.attempts
         origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=tries)
         if one.shed is not Shed.NOTHING:

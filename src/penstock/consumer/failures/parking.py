@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock.clients.cluster import Clock
@@ -199,7 +199,7 @@ class Parking:
             _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, due_at - now)
             if math.isinf(due_at):
                 # By a policy whose wait has no end, the key waits until its partition goes.
-                parked.state = KeyState.HELD
+                parked.state = KeyState.UNSCHEDULED
                 return
             parked.state = KeyState.WAITING
             parked.due_at = due_at
@@ -229,6 +229,17 @@ class Parking:
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
             parked.send_out(KeyState.SENDING)
             self._send(ExhaustedMessage(fetch, index, record, error, parked.tries, again), lane, key, parked)
+        elif handler.on_failure is OnFailure.HOLD:
+            parked.state = KeyState.HELD
+            _log.error(
+                "%s is held: %s failed it %d times, last with %s; its key waits and its offset is not committed, "
+                "everything else goes on: mend the cause and start the app again\n%s",
+                place,
+                handler.name,
+                parked.attempts,
+                type(error).__name__,
+                failure_text(error, texts=self._publisher.exception_texts),
+            )
         elif handler.on_failure is OnFailure.DROP:
             try:
                 self._publisher.limits.check(place, error)
@@ -252,7 +263,8 @@ class Parking:
             parked.state = KeyState.STOPPING
             stop = PenstockError(
                 f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
-                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
+                "the consumer stops and keeps the offset: mend the handler, or choose on_failure='dead_letter', 'drop' "
+                "or 'hold'"
             )
             stop.__cause__ = error
             self._fail(stop)
@@ -270,14 +282,18 @@ class Parking:
         return known[tries]
 
     def _send(self, message: ExhaustedMessage, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Have an exhausted message written to another topic; its key waits until the broker has it."""
+        """Have an exhausted message written to another topic; its key waits until a broker has it or refuses it."""
 
         def on_written() -> None:
             self._complete((message.fetch, message.index, message.record))
             parked.resolve(KeyState.DONE)
             self._wake_key(lane, key)
 
-        self._publisher.publish(message, on_written)
+        def hold() -> None:
+            parked.resolve(KeyState.HELD)
+            self._wake_key(lane, key)
+
+        self._publisher.publish(replace(message, hold=hold), on_written)
 
     @staticmethod
     def _complete(item: Item) -> None:

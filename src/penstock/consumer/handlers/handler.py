@@ -11,9 +11,9 @@ from enum import Enum
 
 from penstock import options as check
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec, decoder_of
-from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, key_function
+from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, Ordering, key_function
 from penstock.consumer.handlers.retry_policy import RetryPolicy, retry
-from penstock.consumer.retry_topics import retry_topic
+from penstock.consumer.retry_topics import retry_topics
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
 from penstock.message import Message
@@ -31,8 +31,14 @@ MAX_RETRY_DELAY_S = 7 * 24 * 3600.0
 class OnFailure(Enum):
     """What becomes of a message whose retries are exhausted."""
 
+    #: It is written to the dead-letter topic; then its offset is done.
     DEAD_LETTER = "dead_letter"
+    #: It is logged and counted; then its offset is done.
     DROP = "drop"
+    #: Its key stays parked and its offset open, and everything else goes on. The log, `statistics().held_keys` and
+    #: `explain()` say so. The next owner of its partition tries it again.
+    HOLD = "hold"
+    #: The app stops, and the offset stays open.
     STOP = "stop"
 
 
@@ -55,6 +61,7 @@ class Handler:
         order: which messages wait for each other.
         keyless: how messages without a key are ordered under `Order.KEY`.
         key: what stands for the record's key, or None for the key itself.
+        key_space: name of the key space it shares with others, or None for one of its own.
         filter: which messages are handled at all.
         decoder: makes a message's `body` of its value, or None.
         batch: how many messages are given at once, at most; 1 gives messages, more gives lists.
@@ -74,6 +81,7 @@ class Handler:
     order: Order
     keyless: Keyless
     key: KeyFunction | None
+    key_space: str | None
     filter: Filter | None
     decoder: Decoder | None
     batch: int
@@ -90,7 +98,7 @@ class Handler:
     @property
     def name(self) -> str:
         """The function's name, for logs and reports."""
-        return _name(self.function)
+        return name_of(self.function)
 
 
 def handler(  # noqa: C901, PLR0912 - one check for each option
@@ -99,13 +107,14 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
     order: str | Order = Order.KEY,
     keyless: str | Keyless = Keyless.PARTITION,
     key: str | KeyFunction | None = None,
+    key_space: str | None = None,
     filter: Filter | None = None,  # noqa: A002 - the word of the field
     decoder: DecoderSpec = None,
     batch: int = 1,
     linger: float = 0.0,
     retry_policy: RetryPolicy | None = None,
     retry_delays: Sequence[float] = (),
-    dead_letter: bool | str = False,
+    on_failure: str | OnFailure = OnFailure.STOP,
     dead_letter_topic: str | None = None,
     dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
     rate: float | None = None,
@@ -120,6 +129,8 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         order: "key" (default), "partition" or "none".
         keyless: "partition" (default), "together" or "spread".
         key: the name of a header as "header:name", or a function of the message that returns bytes, text or None.
+        key_space: name that handlers share whose keys mean the same: their messages of one key wait for each other.
+            None (default): the keys are this handler's own, in all of its topics.
         filter: called with a message; where it returns false the message is done at once, and counted.
         decoder: "json", a pydantic model, a msgspec struct, or a callable of the value's bytes. The handler finds the
             result in `message.body`; a value that cannot be decoded is never handed over nor tried again.
@@ -127,10 +138,10 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
             batches again, and each message alone before it is given up; see `BatchError`.
         linger: seconds that a batch which is not full waits for more.
         retry_policy: made by `penstock.retry`; five tries with growing waits when left out.
-        retry_delays: seconds; when the tries are exhausted the message goes through a retry topic, once for each. All
-            share it: behind `max_parked` messages of a partition that wait for a long one, a short one waits too.
-        dead_letter: what becomes of a message whose retries are exhausted. True: it goes to the dead-letter topic.
-            "drop": it is logged and counted. "stop", or False (default): the consumer stops and keeps the offset.
+        retry_delays: seconds; when the tries are exhausted the message goes through a retry topic of each, one after
+            the other.
+        on_failure: what becomes of a message whose retries are exhausted: "stop" (default), "dead_letter", "drop" or
+            "hold"; see `OnFailure`.
         dead_letter_topic: name of the dead-letter topic; by the format, `dlq.{topic}` or `{topic}-dlt`.
         dead_letter_format: "kafka" (default, KIP-1191) or "spring".
         rate: messages/s, over all keys; 0 holds all; None (default) for no limit.
@@ -143,16 +154,18 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
     """
     check.a_callable("handler", function)
     _require_parameter(function)
-    if inspect.isgeneratorfunction(_called(function)) or inspect.isasyncgenfunction(_called(function)):
-        raise ConfigurationError(f"handler {_name(function)} has a `yield`: called, it would do nothing; take it out")
+    if inspect.isgeneratorfunction(called_by(function)) or inspect.isasyncgenfunction(called_by(function)):
+        raise ConfigurationError(f"handler {name_of(function)} has a `yield`: called, it would do nothing; take it out")
     for option, given in (("filter", filter), ("decoder", decoder), ("key", key)):
-        if callable(given) and _is_async(given):
+        if callable(given) and is_async(given):
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
     if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
         raise ConfigurationError(
             f"retry must be made by penstock.retry(...), but is a {type(retry_policy).__name__}; "
             "pass tenacity's stop, wait and retry objects to penstock.retry"
         )
+    if key_space is not None:
+        check.not_empty("key_space", key_space)
     if filter is not None:
         check.a_callable("filter", filter)
     check.positive_int("batch", batch)
@@ -177,44 +190,42 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
         check.positive("retry_delays", delay)
         if delay > MAX_RETRY_DELAY_S:
             raise ConfigurationError(f"retry_delays holds {delay:g} s; the longest delay is {MAX_RETRY_DELAY_S:g} s")
+    fate = check.choice("on_failure", on_failure, OnFailure)
     letter_format = check.choice("dead_letter_format", dead_letter_format, DeadLetterFormat)
     topic = default_topic(letter_format) if dead_letter_topic is None else dead_letter_topic
-    if dead_letter is True:
-        on_failure = OnFailure.DEAD_LETTER
-        check.not_empty("dead_letter_topic", topic)
-    elif dead_letter is False:
-        on_failure = OnFailure.STOP
-    elif dead_letter in (OnFailure.DROP.value, OnFailure.STOP.value):
-        on_failure = OnFailure(dead_letter)
-    else:
-        raise ConfigurationError(f"dead_letter must be True, False, 'drop' or 'stop', but is {dead_letter!r}")
-    for option, told in (
+    check.not_empty("dead_letter_topic", topic)
+    for option, is_given in (
         ("dead_letter_topic", dead_letter_topic is not None),
         ("dead_letter_format", letter_format is not DeadLetterFormat.KAFKA),
     ):
-        if told and on_failure is not OnFailure.DEAD_LETTER:
+        if is_given and fate is not OnFailure.DEAD_LETTER:
             raise ConfigurationError(
-                f"{option} has no use with dead_letter={dead_letter!r}, which writes no dead letters; give "
-                f"dead_letter=True, or leave {option} out"
+                f"{option} has no use with on_failure={fate.value!r}, which writes no dead letters; give "
+                f"on_failure='dead_letter', or leave {option} out"
             )
     order, keyless = check.choice("order", order, Order), check.choice("keyless", keyless, Keyless)
-    for option, told in (("key", key is not None), ("keyless", keyless is not Keyless.PARTITION)):
+    for option, told in (
+        ("key", key is not None),
+        ("key_space", key_space is not None),
+        ("keyless", keyless is not Keyless.PARTITION),
+    ):
         if told and order is not Order.KEY:
             # Refusing would be too much: an app may give all of its handlers the same options.
-            _log.warning("handler %s: %s means nothing with order=%r", _name(function), option, order.value)
+            _log.warning("handler %s: %s means nothing with order=%r", name_of(function), option, order.value)
     return Handler(
         function=function,
-        kind=Kind.TASK if _is_async(function) else Kind.THREAD,
+        kind=Kind.TASK if is_async(function) else Kind.THREAD,
         order=order,
         keyless=keyless,
         key=key_function(key),
+        key_space=key_space,
         filter=filter,
         decoder=decoder_of(decoder),
         batch=batch,
         linger=linger,
         retry=retry_policy or retry(),
         retry_delays=retry_delays,
-        on_failure=on_failure,
+        on_failure=fate,
         dead_letter_topic=topic,
         dead_letter_format=letter_format,
         rate=rate,
@@ -223,18 +234,36 @@ def handler(  # noqa: C901, PLR0912 - one check for each option
     )
 
 
+def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool = False) -> dict[str, Ordering]:
+    """Return the ordering of each topic's handler, with the key spaces numbered as they come.
+
+    Args:
+        handlers: a handler for each topic.
+        lanes: number of lanes.
+        batches: whether batches are gathered from lanes: then messages that nothing orders share them in rows.
+    """
+    numbers: dict[str | int, int] = {}
+    found = {}
+    for topic, one in handlers.items():
+        space = numbers.setdefault(id(one) if one.key_space is None else one.key_space, len(numbers))
+        together = one.batch if batches else 1
+        found[topic] = Ordering(one.order, one.keyless, lanes, one.key, space=space, together=together)
+    return found
+
+
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
     """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves."""
     for topic, one in handlers.items():
-        if one.retry_delays and (retries := retry_topic(group, topic)) in handlers:
+        retries = retry_topics(group, topic, one.retry_delays)
+        for name in retries.keys() & handlers.keys():
             raise ConfigurationError(
-                f"topic {retries} has a handler, but it is where messages of {topic} wait for their retry and are "
+                f"topic {name} has a handler, but it is where messages of {topic} wait for their retry and are "
                 f"given to {one.name}; leave it out"
             )
         way, at = [topic], topic
         while at in handlers and handlers[at].on_failure is OnFailure.DEAD_LETTER:
             at = handlers[at].dead_letter_topic.replace("{topic}", at)
-            if at in (topic, *((retry_topic(group, topic),) if one.retry_delays else ())):
+            if at in (topic, *retries):
                 raise ConfigurationError(
                     f"dead letters of {' go to '.join([*way, at])}, whose handler gets them again: one message would "
                     "go round for ever; give dead_letter_topic another name"
@@ -253,7 +282,7 @@ def _require_parameter(function: HandlerFunction) -> None:
         signature.bind(None)
     except TypeError:
         raise ConfigurationError(
-            f"handler {_name(function)}{signature} cannot be called with a message; give it one parameter, and those "
+            f"handler {name_of(function)}{signature} cannot be called with a message; give it one parameter, and those "
             "beside it defaults"
         ) from None
 
@@ -271,7 +300,7 @@ def check_paced(order: Order) -> None:
         )
 
 
-def _called(function: HandlerFunction) -> HandlerFunction:
+def called_by(function: HandlerFunction) -> HandlerFunction:
     """Return the function or method that runs when this is called."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -279,12 +308,14 @@ def _called(function: HandlerFunction) -> HandlerFunction:
     return function if plain else getattr(function, "__call__", function)  # noqa: B004 - the bound method is what is inspected
 
 
-def _is_async(function: HandlerFunction) -> bool:
+def is_async(function: HandlerFunction) -> bool:
+    """Tell whether calling this gives something to await."""
     # The first sees what was marked as one without being one.
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_called(function))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called_by(function))
 
 
-def _name(function: HandlerFunction) -> str:
+def name_of(function: object) -> str:
+    """Return a function's name, for logs and reports."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 
@@ -295,7 +326,11 @@ __all__ = [
     "HandlerFunction",
     "Kind",
     "OnFailure",
+    "called_by",
     "check_paced",
     "handler",
+    "is_async",
+    "name_of",
+    "orderings_of",
     "require_own_topics",
 ]

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
+from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.handlers.ordering import key_of
 from penstock.consumer.inspection.causes import Causes, Place, parked_ahead
+from penstock.consumer.inspection.statistics import PartitionStatistics, partition_statistics
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
 #: The state of a partition of which it is not known where the group stands.
 UNKNOWN = "position not known yet"
+#: The state of a message that is the head of a parked key, by the state of that; "put off" where another thread has it.
+_STATES = {
+    KeyState.WAITING: "parked",
+    KeyState.UNSCHEDULED: "parked",
+    KeyState.STOPPING: "parked",
+    KeyState.HELD: "held",
+}
+#: What is added for a key that its handler holds.
+_HELD = "its tries are exhausted, and its handler holds it; mend the cause and start the app again"
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(PartitionStatistics):
     """One assigned partition at one moment.
 
+    The counts are those of its statistics. `partition` is -1 where the group does not take this member, and `paused`
+    says why.
+
     Attributes:
-        topic: name of the topic.
-        partition: number of the partition; -1 where the group does not take this member.
         handler: name of its handler.
-        lag: offsets from the watermark to the end of the log, or None while one of them is not known.
-        watermark: lowest offset not done; 0 while no position is known.
-        position: next offset to fetch; 0 while it is not known.
-        in_flight: messages taken in and not done.
-        parked: how many of them are set aside, as `max_parked` counts them.
-        bytes_in_flight: bytes of those in flight.
         gaps: ranges of offsets done above the watermark.
-        paused: why the partition is paused, or why the group does not take this member; or None.
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
         state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
+            "held" (its tries are exhausted, by `on_failure="hold"`),
             "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
             the group does not take this member and "no partition" where it gives it none;
             "position not known yet" where the group has no offset, or did not tell it, and no message came.
@@ -49,17 +56,8 @@ class Explanation:
             what gives it; or None.
     """
 
-    topic: str
-    partition: int
     handler: str
-    lag: int | None
-    watermark: int
-    position: int
-    in_flight: int
-    parked: int
-    bytes_in_flight: int
-    gaps: int
-    paused: str | None
+    gaps: int = 0
     blocking_offset: int | None = None
     state: str = "idle"
     key: object = field(default=None, repr=False)
@@ -154,6 +152,8 @@ def _with_causes(
     if place in ahead and (head := _head(ahead[place])) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"
+        if ahead[place].state is KeyState.HELD:
+            detail += ", which its handler holds"
         if (words := causes.publishing.get(first)) is not None:
             detail += f", of which {words}"
         return replace(explanation, state="behind its key", detail=detail)
@@ -164,17 +164,8 @@ def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: s
     """Return an explanation of each topic for a consumer that has no partition."""
     return [
         Explanation(
-            topic,
-            -1,
-            one.name,
-            None,
-            -1,
-            -1,
-            0,
-            0,
-            0,
-            0,
-            paused=why,
+            *(topic, -1, -1, -1, 0, 0, 0, None, why),
+            handler=one.name,
             state=state,
             trouble=causes.missing_rights(topic) or causes.topic_trouble(topic),
         )
@@ -195,28 +186,28 @@ def _explain(
     parked_heads: dict[tuple[Assignment, int], tuple[object, ConsumerParked]],
     now: float,
 ) -> Explanation:
-    tracker = assignment.tracker
-    watermark, in_flight = tracker.watermark, tracker.in_flight
+    counts = partition_statistics(assignment)
     blocking: dict[str, object] = {} if assignment.known else {"state": UNKNOWN}
-    if in_flight:
-        place = (assignment, watermark)
-        blocking = {"blocking_offset": watermark, "state": "queued"}
+    if counts.in_flight:
+        place = (assignment, counts.watermark)
+        blocking = {"blocking_offset": counts.watermark, "state": "queued"}
         token_bucket = assignment.route.token_bucket
         if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
             blocking |= {"state": "held by rate", "rate": rate}
         if place in parked_heads:
             key, parked = parked_heads[place]
             state = parked.state
-            waits = state in (KeyState.WAITING, KeyState.HELD, KeyState.STOPPING)
             blocking |= {
-                "state": "held by rate" if parked.awaits_token else "parked" if waits else "put off",
+                "state": "held by rate" if parked.awaits_token else _STATES.get(state, "put off"),
+                "detail": _HELD if state is KeyState.HELD else None,
                 "rate": rate if parked.awaits_token else None,
-                "key": key,
+                "key": key_of(key.key if isinstance(key, NotDue) else key),
                 "attempt": parked.attempts,
                 "age": max(0.0, now - parked.since) if parked.since else None,
                 "due_in": max(0.0, parked.due_at - now) if state is KeyState.WAITING else None,
             }
         if place in in_handler:
+            blocking.pop("detail", None)
             slot = in_handler[place]
             record = slot.record
             blocking |= {
@@ -228,17 +219,9 @@ def _explain(
                 "worker": slot.name,
             }
     return Explanation(
-        topic=assignment.topic,
-        partition=assignment.partition,
+        **asdict(counts),
         handler=assignment.route.handler.name,
-        lag=assignment.lag(watermark),
-        watermark=watermark,
-        position=tracker.position,
-        in_flight=in_flight,
-        parked=tracker.parked[0],
-        bytes_in_flight=tracker.bytes_in_flight,
-        gaps=len(tracker.gaps()),
-        paused=None if assignment.paused is None else assignment.paused.value,
+        gaps=len(assignment.tracker.gaps()),
         **blocking,  # type: ignore[arg-type] # keys and types are those set above
     )
 

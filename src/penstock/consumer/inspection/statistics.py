@@ -60,6 +60,7 @@ class ConsumerStatistics:
         filtered: messages that a handler's filter refused.
         in_flight: messages taken in and not done.
         parked_keys: keys whose head message waits.
+        held_keys: how many of them their handler holds for good, by `on_failure="hold"`: an alarm.
         deferred: completions that are put off.
         stalls: messages that were reported for being in a handler for too long.
         commits: commits the group took.
@@ -88,6 +89,7 @@ class ConsumerStatistics:
     filtered: int
     in_flight: int
     parked_keys: int
+    held_keys: int
     deferred: int
     stalls: int
     commits: int
@@ -116,6 +118,7 @@ class ConsumerStatistics:
             bytes_in_flight=sum(one.bytes_in_flight for one in self.partitions),
             lag={(one.topic, one.partition): one.lag for one in self.partitions if one.lag is not None},
             parked_keys=self.parked_keys,
+            held_keys=self.held_keys,
             failed=self.failed,
             retried=self.retried,
             dead_letters=self.dead_letters,

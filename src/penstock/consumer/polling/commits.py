@@ -82,7 +82,7 @@ class Commits:
         self.succeeded = 0
         self.failed = 0
 
-    def tick(self, consumer: ConsumerClient, now: float) -> None:
+    def tick(self, client: ConsumerClient, now: float) -> None:
         """Commit what has changed, when it is time, without waiting for the answer."""
         if now < self._next:
             return
@@ -92,13 +92,13 @@ class Commits:
         assignments = self._assignments.all()
         for assignment in assignments:
             # As of the client's last fetch: no request is made.
-            known = consumer.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
+            known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
-        self._advance_idle(consumer, assignments)
-        self._commit(consumer, assignments, now, self._map_chars)
+        self._advance_idle(client, assignments)
+        self._commit(client, assignments, now, self._map_chars)
 
-    def repeat(self, consumer: ConsumerClient, now: float) -> None:
+    def repeat(self, client: ConsumerClient, now: float) -> None:
         """Commit one point that the group has already, where nothing was committed for a while.
 
         To be called when all topics are known to be those that were read: in one that was made anew, a position of the
@@ -110,9 +110,9 @@ class Commits:
         had = [one for one in self._assignments.all() if one.known and one.acknowledged][:1]
         for assignment in had:
             assignment.acknowledged = False
-        self._commit(consumer, had, now, self._map_chars)
+        self._commit(client, had, now, self._map_chars)
 
-    def commit_drained(self, consumer: ConsumerClient, now: float) -> bool:
+    def commit_drained(self, client: ConsumerClient, now: float) -> bool:
         """Commit what has changed at the end of a drain; return whether the group has all of it.
 
         To be asked again between polls, which bring the answers: waiting for one in the client would know no bound
@@ -122,11 +122,11 @@ class Commits:
             self._draining = True
             self._next = now + self.interval_s
             assignments = self._assignments.all()
-            self._advance_idle(consumer, assignments)
-            self._commit(consumer, assignments, now, self._map_chars)
+            self._advance_idle(client, assignments)
+            self._commit(client, assignments, now, self._map_chars)
         return not self._under_way and all(one.acknowledged for one in self._assignments.all())
 
-    def commit_revoked(self, consumer: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
+    def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit what has changed of revoked partitions, from within a rebalance callback.
 
         A commit that is waited for in the client knows no bound while the coordinator is away: as long as a session, or
@@ -136,7 +136,7 @@ class Commits:
         order.
 
         Args:
-            consumer: the client.
+            client: the client.
             assignments: what is revoked.
             wait_s: seconds to wait until the group is known to have it. Nothing is waited for where the last commit
                 failed or stays out, for then the coordinator may be away.
@@ -144,12 +144,12 @@ class Commits:
         now = self._clock.monotonic()
         late = self._under_way > 0 and now - self._sent_at > _LATE_S
         end = now if late or self._failing else now + wait_s
-        sent = self._commit(consumer, assignments, now, self._map_chars)
-        missing = self._not_taken(consumer, sent, end)
+        sent = self._commit(client, assignments, now, self._map_chars)
+        missing = self._not_taken(client, sent, end)
         if missing and any(one.committed.metadata for one in missing):
             # It may be the map that the broker refuses, and for these partitions there is no next commit.
-            self._commit(consumer, missing, now, 0)
-            missing = self._not_taken(consumer, missing, end)
+            self._commit(client, missing, now, 0)
+            missing = self._not_taken(client, missing, end)
         if missing is None or missing:
             _log.warning(
                 "the group is not known to have the commit of %s, which were revoked, %.1f s after it was sent; where "
@@ -159,12 +159,12 @@ class Commits:
             )
 
     def _not_taken(
-        self, consumer: ConsumerClient, assignments: Sequence[Assignment], end: float
+        self, client: ConsumerClient, assignments: Sequence[Assignment], end: float
     ) -> list[Assignment] | None:
         """Return which of these the group answers to have another commit of than was sent; None without an answer.
 
         Args:
-            consumer: the client.
+            client: the client.
             assignments: of what the last commit is asked for.
             end: when the answer is waited for no longer.
         """
@@ -174,7 +174,7 @@ class Commits:
         if wait_s <= 0:
             return None
         try:
-            found = consumer.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
+            found = client.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
         except KafkaException as error:
             _log.info("the group's offsets are not known: %s", reason(error))
             return None
@@ -187,7 +187,7 @@ class Commits:
         return missing
 
     def _commit(
-        self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
+        self, client: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
     ) -> list[Assignment]:
         """Send what has changed, with at most so many characters of offset maps; return of which it was sent."""
         points: list[TopicPartition] = []
@@ -208,7 +208,7 @@ class Commits:
         if not points:
             return []
         try:
-            consumer.commit(offsets=points, asynchronous=True)
+            client.commit(offsets=points, asynchronous=True)
             self._overtaken = self._overtaken or self._under_way > 0
             self._under_way += 1
             self._sent_at = now
@@ -216,13 +216,13 @@ class Commits:
             self._note_failure(_error_of(error), points)
         return sent
 
-    def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
+    def _advance_idle(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Move past markers and aborted ranges at the tail: only the client's position shows them."""
         idle = [one for one in assignments if not one.tracker.in_flight and (one.known or not one.is_sought)]
         if not idle:
             return
         try:
-            positions = consumer.position([TopicPartition(one.topic, one.partition) for one in idle])
+            positions = client.position([TopicPartition(one.topic, one.partition) for one in idle])
         except KafkaException as error:
             _log.debug("positions are not known now: %s", reason(error))
             return

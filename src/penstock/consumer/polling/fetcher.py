@@ -25,7 +25,7 @@ SATURATED_S = 0.002
 Polled = Callable[[str, dict[int, int], float], None]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Fetcher:
     """On the poll thread only.
 

@@ -25,7 +25,7 @@ _RENEW_S = 5.0
 _LEAVE_S = 5.0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Membership:
     """On the poll thread only, save where it says otherwise.
 

@@ -32,7 +32,7 @@ _POLL_S = 0.05
 _FLUSH_S = 1.0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class PollLoop:
     """Runs the parts of a consumer, in turn, on one thread."""
 

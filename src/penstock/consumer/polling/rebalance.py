@@ -30,7 +30,7 @@ _LOOK_S = 0.005
 _COMMIT_S = 0.5
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Rebalance:
     """Serves the client's rebalance callbacks.
 
@@ -58,12 +58,12 @@ class Rebalance:
     revoked: int = field(default=0, init=False)
     lost: int = field(default=0, init=False)
 
-    def on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+    def on_assign(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Take partitions over from where the group stands."""
         if not partitions:
             return
         try:
-            committed = consumer.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
+            committed = client.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
         except KafkaException as error:
             # Without the map only work is repeated; without the offset the client asks for it itself.
             _log.warning("the group's offsets are not known yet: %s; work above them may repeat", reason(error))
@@ -74,12 +74,12 @@ class Rebalance:
         made = [self.make_assignment(one) for one in committed]
         for assignment in made:
             self.assignments.put(assignment)
-        consumer.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
-        self.back_pressure.pause_if_full(consumer, made)
+        client.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
+        self.back_pressure.pause_if_full(client, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 
-    def on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+    def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""
         if not partitions:
             return
@@ -94,8 +94,8 @@ class Rebalance:
                 _names(partitions),
                 self.clock.monotonic() - begun,
             )
-        self.commits.commit_revoked(consumer, revoked, max(_COMMIT_S, self._left(begun)))
-        self._drop(consumer, partitions, revoked)
+        self.commits.commit_revoked(client, revoked, max(_COMMIT_S, self._left(begun)))
+        self._drop(client, partitions, revoked)
         self.revoked += len(partitions)
         _log.info("revoked: %s", _names(partitions))
 
@@ -104,15 +104,15 @@ class Rebalance:
         # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
         return min(begun + self.revoke_timeout, self.stop_request.end_by) - self.clock.monotonic()
 
-    def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+    def on_lost(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop partitions that another member may own already: nothing of them may be committed."""
         lost = self.assignments.deactivate((one.topic, one.partition) for one in partitions)
-        self._drop(consumer, partitions, lost)
+        self._drop(client, partitions, lost)
         self.lost += len(partitions)
         _log.warning("lost without a commit: %s; what was not committed is handled again", _names(partitions))
 
     def _drop(
-        self, consumer: ConsumerClient, partitions: list[TopicPartition], assignments: Sequence[Assignment]
+        self, client: ConsumerClient, partitions: list[TopicPartition], assignments: Sequence[Assignment]
     ) -> None:
         self.assignments.remove(assignments)
         self.on_dropped()
@@ -120,11 +120,11 @@ class Rebalance:
         paused = [TopicPartition(one.topic, one.partition) for one in assignments if one.paused is not None]
         try:
             if paused:
-                consumer.resume(paused)
+                client.resume(paused)
         except KafkaException as error:
             _log.debug("not assigned any more: %s", reason(error))
         try:
-            consumer.incremental_unassign(partitions)
+            client.incremental_unassign(partitions)
         except KafkaException as error:
             # The client has dropped them itself, as it does when the group is left.
             _log.debug("not assigned any more: %s", reason(error))

@@ -100,7 +100,7 @@ class Router:
     ) -> None:
         if offsets[0] < assignment.tracker.position:
             assignment = self._went_back(assignment, offsets[0])
-        block = assignment.tracker.register(offsets, None, total_size_in_bytes(records, assignment))
+        block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
         self.restored += len(offsets) - block.left
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)

@@ -8,7 +8,7 @@ from penstock.clients.cluster import Cluster
 from penstock.clients.kafka import TopicSpec
 from penstock.consumer.handlers.handler import Handler, OnFailure
 from penstock.consumer.polling.health.rights_watch import RightsWatch
-from penstock.consumer.retry_topics import retry_topic
+from penstock.consumer.retry_topics import retry_topics
 
 #: Bytes that the headers of a dead letter may take, beside those that the message had.
 _HEADERS_BYTES = 65_536
@@ -24,22 +24,23 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
         if one.on_failure is OnFailure.DEAD_LETTER:
             name = one.dead_letter_topic.replace("{topic}", topic)
             outputs[name] = (*outputs.get(name, ()), topic)
-        if one.retry_delays:
-            outputs[retry_topic(group, topic)] = (topic,)
+        outputs |= dict.fromkeys(retry_topics(group, topic, one.retry_delays), (topic,))
     return outputs
 
 
-def prepare_topics(
-    cluster: Cluster, handlers: Mapping[str, Handler], outputs: OutputTopics, rights: RightsWatch
-) -> None:
-    """Check topics and rights, and create the topics for dead letters and retries that are absent.
+def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:
+    """Check rights, and create the topics for dead letters and retries that are absent.
+
+    Args:
+        cluster: the cluster.
+        partitions: how many partitions each topic has that is read.
+        outputs: the topics for dead letters and retries.
+        rights: knows which rights are needed.
 
     Raises:
         BrokerConnectionError: no broker answered.
-        TopicNotFoundError: a topic that is read does not exist.
         MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.
     """
-    partitions = cluster.require_topics(handlers)
     unknown = rights.require()
     limits = cluster.message_limits({topic for sources in outputs.values() for topic in sources})
     cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in outputs.items())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.consumer import ConsumerSettings, Handler, Middleware, WorkerResource
+from penstock.consumer import ConsumerSettings, Handler, MiddlewareSpec, WorkerResource
 from penstock.errors import ConfigurationError
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
 #: What runs around an app's handlers: its middlewares, lifespans and worker resources.
-HandlerEnvironment = tuple[Sequence[Middleware], Sequence[Callable[[], Any]], Sequence[WorkerResource[Any]]]
+HandlerEnvironment = tuple[Sequence[MiddlewareSpec], Sequence[Callable[[], Any]], Sequence[WorkerResource[Any]]]
 
 
 def sink_of(

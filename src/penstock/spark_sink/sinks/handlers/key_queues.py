@@ -307,7 +307,7 @@ class KeyQueues:
             # Not chained: Spark writes stacks of tasks into logs and events, and their texts may hold the message.
             raise SinkError(
                 f"{handler.name} failed {place} {tries} times, last with {raised_where(error)}; the query ends and "
-                "the batch comes again: mend the handler, or choose dead_letter=True or 'drop'"
+                "the batch comes again: mend the handler, or choose on_failure='dead_letter' or 'drop'"
             ) from None
         self._give_up(record, route, error, tries)
         if handler.on_failure is OnFailure.DEAD_LETTER:

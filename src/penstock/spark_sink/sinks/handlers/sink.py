@@ -24,8 +24,9 @@ from penstock.clients import require_travelling
 from penstock.clients.granted_rights import require_rights
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, Middleware, OnFailure, WorkerResource
-from penstock.consumer.handlers.handler import Kind, require_own_topics
+from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
+from penstock.consumer.handlers.handler import Kind, name_of, orderings_of, require_own_topics
+from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
@@ -80,7 +81,7 @@ class HandlerSink:
         parallelism: tasks a batch is spread over; more than the cluster has cores wait for one another.
         bootstrap_servers: brokers of the dead-letter topics; needed where a handler has some.
         config: client settings by librdkafka's names, for those; never shown.
-        middlewares: hooks around every call, made anew for each task.
+        middlewares: functions around every call, made anew for each task.
         lifespans: generator functions that run around each task; one that raises fails the task.
         resources: what `App.worker_resource` made; closed at the end of each task.
         max_concurrency: `async def` handlers under way at once in a task.
@@ -100,7 +101,7 @@ class HandlerSink:
     parallelism: int = field(kw_only=True)
     bootstrap_servers: str | None = field(default=None, kw_only=True)
     config: ClientConfig = field(default_factory=dict, repr=False, kw_only=True)
-    middlewares: Sequence[Middleware] = field(default=(), kw_only=True)
+    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
     lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
     resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
     max_concurrency: int = field(default=1_000, kw_only=True)
@@ -121,8 +122,10 @@ class HandlerSink:
         object.__setattr__(self, "handlers", dict(self.handlers))
         for option in ("middlewares", "lifespans", "resources"):
             object.__setattr__(self, option, tuple(getattr(self, option)))
+        middlewares_of(self.middlewares)
         for topic, one in self.handlers.items():
             _refuse_what_cannot_be_kept(topic, one)
+            wrap(one, self.middlewares)
         require_own_topics(self.group, self.handlers)
         asynchronous = any(one.kind is Kind.TASK for one in self.handlers.values())
         if not asynchronous and any(inspect.isasyncgenfunction(one) for one in self.lifespans):
@@ -226,8 +229,7 @@ class HandlerSink:
         )
 
     def _orderings(self) -> dict[str, Ordering]:
-        lanes = self.parallelism * _LANES_PER_TASK
-        return {topic: Ordering(one.order, one.keyless, lanes, one.key) for topic, one in self.handlers.items()}
+        return orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
 
     def _lane_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""
@@ -274,7 +276,7 @@ class HandlerSink:
                 require_packable(f"the {option} of {called[4:]}", given)
             require_packable(f"the retry policy of {called[4:]}", one.retry)
         for middleware in self.middlewares:
-            require_packable(f"the middleware {type(middleware).__name__}", middleware)
+            require_packable(f"the middleware {name_of(middleware)}", middleware)
         for lifespan in self.lifespans:
             require_packable(f"the lifespan {getattr(lifespan, '__qualname__', lifespan)}", lifespan)
         for resource in self.resources:
@@ -302,6 +304,11 @@ def _refuse_what_cannot_be_kept(topic: str, one: Handler) -> None:
     if one.retry_delays:
         raise ConfigurationError(
             f"{name} has retry_delays, but a query does not read retry topics; use retry=, or a consumer"
+        )
+    if one.on_failure is OnFailure.HOLD:
+        raise ConfigurationError(
+            f"{name} has on_failure='hold', but a batch ends only when all of its messages are done; use 'stop', "
+            "'dead_letter' or 'drop', or a consumer"
         )
     if one.rate is not None or one.key_rate is not None:
         raise ConfigurationError(

@@ -21,10 +21,11 @@ from penstock import clients
 from penstock.clients.cluster import ProducerClient
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.execution.event_loop import new_event_loop
-from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.middleware import Middleware, WorkerResource, surround
+from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
+from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
+from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import runners
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings, TaskDeadLetters
@@ -47,7 +48,7 @@ class TaskWork:
 
     Attributes:
         handlers: a handler for each topic.
-        middlewares: hooks around every call.
+        middlewares: functions around every call.
         lifespans: generator functions that run around each task.
         resources: what handlers have one of in a thread; closed at the task's end.
         dead_letters: where dead letters go.
@@ -57,7 +58,7 @@ class TaskWork:
     """
 
     handlers: Mapping[str, Handler]
-    middlewares: Sequence[Middleware]
+    middlewares: Sequence[MiddlewareSpec]
     lifespans: Sequence[Callable[[], Any]]
     resources: Sequence[WorkerResource[Any]]
     dead_letters: DeadLetterSettings
@@ -78,9 +79,9 @@ class TaskWork:
         """
         begun = time.monotonic()
         lanes: Counter[int] = Counter()
+        orderings = orderings_of(self.handlers, 1)
         routes = {
-            topic: Route(one, Ordering(one.order, one.keyless, 1, one.key), surround(one, self.middlewares))
-            for topic, one in self.handlers.items()
+            topic: Route(one, orderings[topic], wrap(one, self.middlewares)) for topic, one in self.handlers.items()
         }
         dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer)
         queues = KeyQueues(
