@@ -17,8 +17,9 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.execution.event_loop import TaskPool
 from penstock.consumer.execution.threads import WorkerPool
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.handlers.handler import Handler, check_paced, require_own_topics
+from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
+from penstock.consumer.handlers.option_checks import check_paced
 from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.causes import NO_PARTITION
