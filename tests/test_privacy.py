@@ -216,7 +216,7 @@ def _fields() -> Iterator[tuple[str, str]]:
             if not isinstance(kind, type) or kind.__module__ != module.name:
                 continue
             shown: dict[str, object] = {}
-            if dataclasses.is_dataclass(kind):
+            if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.repr:
                 shown = {field.name: field.type for field in dataclasses.fields(kind) if field.repr}
             elif hasattr(kind, "_fields") and "collections" in kind.__repr__.__code__.co_filename:
                 shown = dict(kind.__annotations__)

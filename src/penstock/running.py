@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.consumer.inspection.explain_server import answering
+from penstock.consumer.inspection.explain_server import explain_server
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
@@ -100,7 +100,7 @@ class RunningApp:
                 self._consumer.start()
             if self._sinks is not None:
                 self._sinks.start()
-            self._entered.enter_context(answering(partial(self.explanation, name)))
+            self._entered.enter_context(explain_server(partial(self.explanation, name)))
         except BaseException:
             try:
                 self.stop()

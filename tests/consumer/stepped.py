@@ -36,7 +36,7 @@ class Stepped:
             self.broker,
             wait=wait or self.broker.advance,
         )
-        if self.consumer.engine.has_tasks:
+        if self.consumer.engine.lane_plan.has_tasks:
             self.consumer.resize(self.consumer.engine.settings.max_concurrency, Kind.TASK)
         self.loop = self.consumer.connect()
         self.poll(_POLLS)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import cast
 
 from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
+from penstock.consumer.execution.executor import ManualExecutor
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -62,14 +62,18 @@ class SteppedEngine:
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
         self.engine.dead_letter_publisher.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
-        #: What would have stopped the consumer.
-        self.failures: list[BaseException] = []
-        self.engine.loop = SimpleNamespace(fail=self.failures.append)  # type: ignore[assignment] # what failing needs of it
         self.slots: list[ExecutionSlot] = []
-        self.engine.slots = lambda: self.slots
+        self.engine.executor = executor = ManualExecutor()
+        executor.slots = self.slots
         self._ends: dict[str, int] = {}
         for topic in handlers:
             self.assign(topic)
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """What would have stopped the consumer."""
+        failure = self.engine.stop_request.failure
+        return [] if failure is None else [failure]
 
     def assign(self, topic: str, start: int = 0) -> Assignment:
         """Begin a new incarnation of a topic's only partition; the former becomes inactive."""
@@ -82,7 +86,7 @@ class SteppedEngine:
         """Drop a topic's partition, as a rebalance does, without waiting for anybody."""
         gone = self.engine.assignments.deactivate([(topic, 0)])
         self.engine.assignments.remove(gone)
-        self.engine.rebalance._let_go()
+        self.engine.wake_all()
 
     def of(self, topic: str) -> Assignment:
         """Return the present incarnation of a topic's only partition."""
@@ -112,7 +116,7 @@ class SteppedEngine:
             )
             if lane is None:
                 return
-            task = self.engine.has_tasks and queue == self.engine.task_queue
+            task = self.engine.lane_plan.has_tasks and queue == self.engine.lane_plan.task_queue
             at = slot or ExecutionSlot(Kind.TASK if task else Kind.THREAD, f"slot-{len(self.slots)}")
             self.slots.append(at)
             processing, outcome = processor.process(lane, at), cast("Outcome", None)

@@ -11,10 +11,10 @@ from confluent_kafka import TopicPartition
 
 from penstock.clients.cluster import ConsumerClient
 from penstock.consumer import handler
-from penstock.consumer.assignments import Assignment
+from penstock.consumer.assignments import Assignment, PauseReason
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.polling.back_pressure import BYTES, FULL, GRACE_S, MAP, PARKED, BackPressure
+from penstock.consumer.polling.back_pressure import GRACE_S, BackPressure
 from penstock.message import Message
 from penstock.offsets import MAX_METADATA_CHARS, Block, decode
 
@@ -44,18 +44,18 @@ class Taker:
         self.assignments = [Assignment("t", number, route, start=0) for number in range(partitions)]
         self.now = 0.0
 
-    def admit(self) -> bool:
+    def apply(self) -> bool:
         """Ask long enough for a partition that stays full to be paused; return whether anything may be fetched."""
         answer = False
         for _ in range(3):
-            answer = self.back_pressure.admit(cast("ConsumerClient", self.client), self.assignments, self.now)
+            answer = self.back_pressure.apply(cast("ConsumerClient", self.client), self.assignments, self.now)
             self.now += GRACE_S
         return answer
 
     def fetch(self, count: int, weight: int = KIB, partition: int = 0, stride: int = 1) -> Block:
         tracker = self.assignments[partition].tracker
         first = tracker.position
-        return tracker.register(range(first, first + count * stride, stride), None, count * weight)
+        return tracker.register(range(first, first + count * stride, stride), count * weight)
 
     def reason(self, partition: int = 0) -> str | None:
         return self.assignments[partition].paused
@@ -82,18 +82,18 @@ def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half()
     block = one.fetch(100)
     tracker = one.assignments[0].tracker
 
-    at_once = one.back_pressure.admit(cast("ConsumerClient", one.client), one.assignments, one.now)
+    at_once = one.back_pressure.apply(cast("ConsumerClient", one.client), one.assignments, one.now)
     before = set(one.client.paused)
-    one.admit()
+    one.apply()
     after = set(one.client.paused)
     tracker.complete(block, range(50))
-    one.admit()
+    one.apply()
     at_half = set(one.client.paused)
     tracker.complete(block, range(50, 51))
-    one.admit()
+    one.apply()
 
     assert (at_once, before, after, at_half, one.client.paused) == (False, set(), {0}, {0}, set())
-    assert one.back_pressure.pauses[FULL] == 1
+    assert one.back_pressure.pauses[PauseReason.IN_FLIGHT] == 1
 
 
 def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() -> None:
@@ -101,7 +101,7 @@ def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() 
     client = cast("ConsumerClient", one.client)
 
     def may_fetch() -> bool:
-        return one.back_pressure.admit(client, one.assignments, one.now)
+        return one.back_pressure.apply(client, one.assignments, one.now)
 
     one.fetch(100)
     beside_a_hungry_one = may_fetch()
@@ -121,14 +121,14 @@ def test_a_full_partition_takes_nothing_more_for_a_hungry_one_where_another_limi
     one = taker(in_flight=100, in_flight_bytes=150 * KIB, parked=10, partitions=2)
     client = cast("ConsumerClient", one.client)
     one.fetch(100)
-    below_the_bytes = one.back_pressure.admit(client, one.assignments, one.now)
+    below_the_bytes = one.back_pressure.apply(client, one.assignments, one.now)
     one.fetch(50)
     tracker = one.assignments[0].tracker
     # The hungry one is paused for the bytes already; only the one that is full by number is asked about.
-    one.back_pressure.pause(client, one.assignments[1], BYTES)
-    at_the_bytes = one.back_pressure.admit(client, one.assignments, one.now)
+    one.back_pressure.pause(client, one.assignments[1], PauseReason.BYTES)
+    at_the_bytes = one.back_pressure.apply(client, one.assignments, one.now)
     tracker.park(10, 40 * KIB)
-    parked_full = one.back_pressure.admit(client, one.assignments, one.now)
+    parked_full = one.back_pressure.apply(client, one.assignments, one.now)
 
     assert (below_the_bytes, at_the_bytes, parked_full) == (True, False, False)
 
@@ -138,21 +138,21 @@ def test_parked_messages_do_not_count_as_in_flight_until_their_own_limit_is_reac
     tracker = one.assignments[0].tracker
 
     for _ in range(5):
-        assert one.admit()
+        assert one.apply()
         assert one.reason() is None
         one.fetch(99)
         tracker.park(99, 99 * KIB)
-    assert one.admit()
+    assert one.apply()
     one.fetch(10)
     tracker.park(5, 5 * KIB)
-    one.admit()
+    one.apply()
     full = one.reason(), one.reason(1)
     tracker.park(-255, -255 * KIB)
-    one.admit()
+    one.apply()
 
-    assert full == (PARKED, None)
+    assert full == (PauseReason.PARKED, None)
     # 245 wait yet, but what waited is in flight now.
-    assert one.reason() == FULL
+    assert one.reason() == PauseReason.IN_FLIGHT
 
 
 def test_parked_bytes_pause_only_partitions_that_have_parked_messages() -> None:
@@ -161,9 +161,9 @@ def test_parked_bytes_pause_only_partitions_that_have_parked_messages() -> None:
     one.fetch(10, partition=1)
     one.assignments[0].tracker.park(1000, 1000 * KIB)
 
-    one.admit()
+    one.apply()
 
-    assert (one.reason(0), one.reason(1)) == (PARKED, None)
+    assert (one.reason(0), one.reason(1)) == (PauseReason.PARKED, None)
 
 
 def test_small_messages_parked_out_of_fetches_of_large_ones_do_not_stop_the_rest() -> None:
@@ -175,7 +175,7 @@ def test_small_messages_parked_out_of_fetches_of_large_ones_do_not_stop_the_rest
         tracker.complete(block, [1])
         tracker.park(1, 300)
 
-    assert one.admit()
+    assert one.apply()
     assert (one.reason(0), one.reason(1)) == (None, None)
 
 
@@ -186,9 +186,9 @@ def test_large_messages_that_are_parked_lend_no_room_to_others() -> None:
     one.assignments[0].tracker.park(1, 9_000 * KIB)
     one.fetch(1001, partition=1)
 
-    one.admit()
+    one.apply()
 
-    assert one.reason(1) == BYTES
+    assert one.reason(1) == PauseReason.BYTES
 
 
 def test_a_partition_that_holds_little_fetches_though_others_have_all_the_bytes() -> None:
@@ -196,16 +196,16 @@ def test_a_partition_that_holds_little_fetches_though_others_have_all_the_bytes(
     one.fetch(900)
     one.fetch(60, partition=1)
 
-    may_fetch = one.admit()
-    first, room = [one.reason(number) for number in range(4)], one.back_pressure.room
+    may_fetch = one.apply()
+    first, room = [one.reason(number) for number in range(4)], one.back_pressure.fetch_limit
     while one.reason(2) is None:
-        one.fetch(one.back_pressure.room, partition=2)
-        one.admit()
+        one.fetch(one.back_pressure.fetch_limit, partition=2)
+        one.apply()
     taken = one.assignments[2].tracker.in_flight
-    one.admit()
+    one.apply()
 
     # A quarter of the even part of four: 50 KiB.
-    assert (may_fetch, first) == (True, [BYTES, BYTES, None, None])
+    assert (may_fetch, first) == (True, [PauseReason.BYTES, PauseReason.BYTES, None, None])
     assert room == 50
     assert taken == 50
     assert one.reason(3) is None
@@ -215,28 +215,28 @@ def test_what_is_kept_for_partitions_that_hold_little_comes_out_of_the_bytes_of_
     one = taker(in_flight_bytes=800 * KIB, partitions=2)
     one.fetch(700)
 
-    one.admit()
+    one.apply()
     at_700 = one.reason(0)
     one.fetch(90, partition=1)
-    one.admit()
+    one.apply()
 
     # 100 KiB are kept for the other; once it has them in flight there is nothing to keep.
-    assert at_700 == BYTES
-    assert (one.reason(0), one.reason(1)) == (BYTES, None)
+    assert at_700 == PauseReason.BYTES
+    assert (one.reason(0), one.reason(1)) == (PauseReason.BYTES, None)
 
 
 def test_a_partition_that_has_little_left_goes_on_before_the_others() -> None:
     one = taker(in_flight_bytes=800 * KIB, partitions=2)
     one.fetch(600)
     block = one.fetch(300, partition=1)
-    one.admit()
+    one.apply()
     both = one.reason(0), one.reason(1)
 
     one.assignments[1].tracker.complete(block, range(251))
-    one.admit()
+    one.apply()
 
-    assert both == (BYTES, BYTES)
-    assert (one.reason(0), one.reason(1)) == (BYTES, None)
+    assert both == (PauseReason.BYTES, PauseReason.BYTES)
+    assert (one.reason(0), one.reason(1)) == (PauseReason.BYTES, None)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
@@ -245,11 +245,11 @@ def test_the_smallest_limits_let_one_message_after_the_other_through(limit: int)
     tracker = one.assignments[0].tracker
 
     for _ in range(3):
-        one.admit()
+        one.apply()
         assert one.reason() is None
         block = one.fetch(3)
         tracker.park(1, KIB)
-        one.admit()
+        one.apply()
         assert one.reason() is not None
         tracker.park(-1, -KIB)
         tracker.complete(block, range(3))
@@ -262,14 +262,14 @@ def test_limits_that_are_changed_count_at_once_in_both_directions() -> None:
     reasons = []
     for limit in (20, 5, 15, 100):
         one.back_pressure.max_in_flight = limit
-        one.admit()
+        one.apply()
         reasons.append(one.reason())
     one.assignments[0].tracker.complete(block, range(6))
     one.back_pressure.max_in_flight = 15
-    one.admit()
+    one.apply()
 
     # At 15 it stays as it is until half is left.
-    assert reasons == [None, FULL, FULL, None]
+    assert reasons == [None, PauseReason.IN_FLIGHT, PauseReason.IN_FLIGHT, None]
     assert one.reason() is None
 
 
@@ -286,7 +286,7 @@ def test_limits_that_are_changed_count_at_once_in_both_directions() -> None:
         (0.5, 26_000, 7, 10_000),
     ],
 )
-def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_the_intake_goes_on_after(
+def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_fetching_goes_on_after(
     undone: float, offsets: int, stride: int, fetch_size: int
 ) -> None:
     draw = random.Random(f"{undone} {stride} {fetch_size}")  # noqa: S311 - the same pattern at each run
@@ -295,10 +295,10 @@ def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_the
     waiting: list[tuple[Block, int]] = []
     taken = 0
 
-    while one.admit():
+    while one.apply():
         if one.reason() is not None:
             break
-        count = one.back_pressure.room
+        count = one.back_pressure.fetch_limit
         block = one.fetch(count, stride=stride)
         taken += count
         places = draw.sample(range(count), count)
@@ -313,15 +313,15 @@ def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_the
             check_map(one)
         assert taken < 1_000_000, "nothing stopped back-pressure"
 
-    assert one.reason() == MAP
+    assert one.reason() == PauseReason.OFFSET_MAP
     # It did not stop before it had to, by more than what is in flight may cost.
     assert taken >= offsets / 3
     for block, place in waiting:
         tracker.complete(block, [place])
     tracker.park(-len(waiting), -len(waiting) * KIB)
-    one.admit()
+    one.apply()
     assert one.reason() is None
-    assert one.back_pressure.room >= min(fetch_size, 10_000)
+    assert one.back_pressure.fetch_limit >= min(fetch_size, 10_000)
 
 
 def check_map(one: Taker) -> None:

@@ -14,8 +14,8 @@ from penstock.app import App
 from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, LitePushConsumer, handler, retry
 from penstock.consumer.assignments import Assignment, Fetch
-from penstock.consumer.failures import dead_letter_publisher as outbox_module
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, Outgoing
+from penstock.consumer.failures import dead_letter_publisher as publisher_module
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
@@ -57,7 +57,7 @@ def consumer_of(
         ),
     ],
 )
-def test_a_limit_stops_the_consumer_in_order_though_more_letters_wait_and_keeps_their_offsets(
+def test_a_limit_stops_the_consumer_in_order_though_more_dead_letters_wait_and_keeps_their_offsets(
     broker: DevBroker, new_topic: NewTopic, admin: AdminClient, limit: DeadLetterLimit, expected: tuple[int, str]
 ) -> None:
     written, says = expected
@@ -161,7 +161,7 @@ class FixedClock:
         self.now += seconds
 
 
-def outgoing(count: int) -> Sequence[Outgoing]:
+def exhausted(count: int) -> Sequence[ExhaustedMessage]:
     def function(message: Message) -> None:
         raise AssertionError
 
@@ -169,26 +169,26 @@ def outgoing(count: int) -> Sequence[Outgoing]:
     assignment = Assignment("t", 0, route, start=0)
     fetch = Fetch(assignment, assignment.tracker.register(range(count)), 0.0)
     records = [FixedRecord("t", 0, offset, b"k%d" % offset, b"v", (), None) for offset in range(count)]
-    return [Outgoing(fetch, place, one, PoisonError(), 1, None) for place, one in enumerate(records)]
+    return [ExhaustedMessage(fetch, place, one, PoisonError(), 1, None) for place, one in enumerate(records)]
 
 
-def test_a_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
+def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
     clock, timers, durable = FixedClock(), Timers(), []
     producer = BrokenProducer(refuses=6)
     publisher = DeadLetterPublisher("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
     publisher.connect(producer)
-    for one in outgoing(2):
-        publisher.put(one, lambda one=one: durable.append(one))
+    for one in exhausted(2):
+        publisher.publish(one, lambda one=one: durable.append(one))
 
     for _ in range(4):
         publisher.serve()
-        clock.now += outbox_module.RESEND_AFTER_S
+        clock.now += publisher_module.RESEND_AFTER_S
         timers.serve(clock.now)
     publisher.serve()
 
     assert producer.refused == 6
     assert len(durable) == 2
-    assert publisher.unsettled == 0
+    assert publisher.unwritten == 0
 
 
 def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
@@ -197,8 +197,8 @@ def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
         "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0)
     )
     publisher.connect(producer)
-    for one in outgoing(3):
-        publisher.put(one, lambda: None)
+    for one in exhausted(3):
+        publisher.publish(one, lambda: None)
     with pytest.raises(PenstockError, match="in a row"):
         publisher.serve()
 
@@ -210,7 +210,7 @@ def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
 def test_a_dead_letter_topic_that_is_gone_holds_its_keys_and_nothing_else_until_it_is_back(
     broker: DevBroker, new_topic: NewTopic, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "RESEND_AFTER_S", 0.3)
+    monkeypatch.setattr(publisher_module, "RESEND_AFTER_S", 0.3)
     topic = new_topic()
     letters = f"dlq.{topic}"
     handled: list[bytes | None] = []

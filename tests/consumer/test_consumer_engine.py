@@ -226,7 +226,7 @@ def test_only_aborted_messages_move_the_commit_too(broker: DevBroker, new_topic:
     assert seen.calls == []
 
 
-def test_intake_pauses_at_the_limit_with_a_reason_and_goes_on_below_half(
+def test_fetching_pauses_at_the_limit_with_a_reason_and_goes_on_below_half(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic = new_topic()

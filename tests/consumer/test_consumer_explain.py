@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 import penstock
 from penstock.clients.topic_ids import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
-from penstock.consumer.polling.topic_watch import TopicWatch
+from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
 

@@ -13,6 +13,7 @@ from stepped_engine import SteppedEngine
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
 from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.inspection.causes import Causes
 from penstock.consumer.inspection.explain import explain
 from penstock.errors import BatchError, PenstockError
 from penstock.message import FixedRecord, Message
@@ -48,6 +49,9 @@ class Batches:
         error = self._fail(values)
         if error is not None:
             raise error
+
+
+NO_CAUSES = Causes({}, lambda _topic: None, lambda _topic: None)
 
 
 def test_a_put_off_head_holds_its_key_and_its_offset_and_no_other_key() -> None:
@@ -278,7 +282,7 @@ def test_a_completion_is_still_out_until_the_lane_that_goes_on_because_of_it_is_
     stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
     stepped.serve()
     out_when_woken: list[int] = []
-    stepped.engine.on_ready = lambda _: out_when_woken.append(len(stepped.engine.processor.deferred))
+    stepped.engine.executor.wake = lambda _: out_when_woken.append(len(stepped.engine.processor.deferred))  # type: ignore[method-assign] # heard
 
     puts.out[b"1"].complete()
 
@@ -342,7 +346,7 @@ def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> No
     with pytest.raises(StopIteration) as decided:
         processor.process(lane, ExecutionSlot(Kind.THREAD, "deciding")).send(None)
     # The drain sets its mark and finds the lane held, so it cannot wake it.
-    processor.hurry = True
+    processor.draining = True
     processor.wake_lane(lane)
     processor.give_back(lane, decided.value.value)
     stepped.serve()
@@ -613,7 +617,7 @@ def test_a_key_that_waits_for_ever_is_free_again_once_its_partition_is_gone() ->
     stepped.serve()
     stepped.pass_time(1e9)
     while_assigned = list(calls)
-    found = explain([stepped.of("t")], stepped.slots, stepped.engine.scheduler, stepped.clock.monotonic())
+    found = explain([stepped.of("t")], stepped.slots, stepped.engine.scheduler, stepped.clock.monotonic(), NO_CAUSES)
 
     stepped.revoke("t")
     stepped.serve()

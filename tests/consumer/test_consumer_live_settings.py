@@ -145,7 +145,7 @@ def test_a_retry_gets_its_turn_though_more_waits_than_the_rate_lets_through(
     assert handled < 400
 
 
-def test_each_key_keeps_its_own_pace_and_a_quicker_one_reaches_those_that_wait(
+def test_each_key_keeps_its_own_rate_and_a_quicker_one_reaches_those_that_wait(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
@@ -231,7 +231,7 @@ def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(  # noqa: P
     def narrowed(width: int) -> bool:
         """Tell whether those too many have ended: a smaller width holds from then on."""
         if kind == "tasks":
-            return consumer._tasks is not None and consumer._tasks._running <= width
+            return consumer._executor.tasks is not None and consumer._executor.tasks._running <= width
         names = [thread.name for thread in threading.enumerate()]
         return sum(name.startswith(f"penstock-worker-g-{topic}-") for name in names) <= width
 

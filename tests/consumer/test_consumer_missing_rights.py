@@ -11,7 +11,6 @@ from stepped import Stepped
 from penstock.app import App
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, topic_right
 from penstock.consumer import Explanation, handler, retry
-from penstock.consumer.inspection.explain import shut_out as shut_out_explanations
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
 
@@ -191,7 +190,7 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_on
         world.poll()
     while_missing, shut_out = world.consumer.client, world.loop.shut_out()
     engine = world.consumer.engine
-    said = str(shut_out_explanations(engine.handlers, shut_out or "", engine.context())[0])
+    said = str(engine.explain()[0])
     assigned, failed = engine.assignments.all(), engine.commits.failed
     world.broker.missing_rights.clear()
     while world.consumer.client is ended:
@@ -212,6 +211,6 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_on
     assert said == f"t: no partition; {shut_out}"
     assert group_right("g").command("User:test") in shut_out
     assert world.consumer.client is not ended
-    assert world.loop.failure is None
+    assert world.loop.stop_request.failure is None
     assert handled == [b"1"]
     assert world.committed("t") == 1

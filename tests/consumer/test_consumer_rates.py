@@ -129,7 +129,7 @@ def test_a_held_meter_wakes_nobody_and_a_later_rate_wakes_all() -> None:
 
 
 @given(rate=st.floats(0.1, 100.0), asks=st.lists(st.tuples(st.sampled_from(b"abc"), st.floats(0.0, 2.0)), max_size=80))
-def test_a_key_keeps_its_pace_whatever_the_others_do(rate: float, asks: list[tuple[int, float]]) -> None:
+def test_a_key_keeps_its_rate_whatever_the_others_do(rate: float, asks: list[tuple[int, float]]) -> None:
     key_rate_limiter, now = KeyRateLimiter(rate), 10.0
     last: dict[int, float] = {}
 
@@ -143,7 +143,7 @@ def test_a_key_keeps_its_pace_whatever_the_others_do(rate: float, asks: list[tup
             assert now - last[key] < 1 / rate + SLACK
 
 
-def test_a_key_that_waits_follows_a_pace_that_changes() -> None:
+def test_a_key_that_waits_follows_a_rate_that_changes() -> None:
     key_rate_limiter = KeyRateLimiter(0.001)
     key_rate_limiter.begin(b"k", 10.0)
 

@@ -32,13 +32,12 @@ def running(one: Handler, max_concurrency: int = 1) -> Iterator[SteppedEngine]:
     pool = TaskPool(
         "t",
         max_concurrency=max_concurrency,
-        queue=stepped.engine.task_queue,
+        queue=stepped.engine.lane_plan.task_queue,
         scheduler=stepped.engine.scheduler,
         processor=stepped.engine.processor,
         closing=lambda: None,
     )
-    stepped.engine.on_ready = pool.wake
-    stepped.engine.slots = lambda: pool.slots
+    stepped.engine.executor = pool
     pool.start()
     try:
         yield stepped

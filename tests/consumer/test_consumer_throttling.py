@@ -79,7 +79,7 @@ def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: in
         running = test._running()
         for route in running.engine.routes.values():
             route.change(retry=None, rate=None, key_rate=None)
-        running.engine.look_again()
+        running.engine.wake_all()
         for number in range(300):
             test.send("slow", b"x", key=b"k%d" % (number % 30))
         test.settle()
@@ -139,7 +139,7 @@ def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
     assert len(seen) >= 59
 
 
-def test_a_held_lane_stands_in_the_line_once_and_lets_go_of_what_was_revoked() -> None:
+def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoked() -> None:
     stepped = SteppedEngine({"slow": handler(nothing, rate=0), "free": handler(nothing)})
     token_bucket = stepped.engine.routes["slow"].token_bucket
     stepped.feed("slow", *((b"k%d" % number, b"x") for number in range(500)))
@@ -161,7 +161,7 @@ def test_a_held_lane_stands_in_the_line_once_and_lets_go_of_what_was_revoked() -
         wake()
     stepped.serve()
     assert stepped.of("slow").tracker.in_flight == 0
-    assert stepped.engine.scheduler.lanes[0].held == {}
+    assert stepped.engine.scheduler.lanes[0].throttled == {}
 
 
 def nothing(_message: Message) -> None:
@@ -169,7 +169,7 @@ def nothing(_message: Message) -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 10_000])
-def test_a_hot_key_with_a_pace_holds_no_cold_ones_until_its_messages_fill_the_parked_limit(limit: int) -> None:
+def test_a_hot_key_with_a_rate_holds_no_cold_ones_until_its_messages_fill_the_parked_limit(limit: int) -> None:
     app = penstock.App("paced", bootstrap_servers="memory:0", max_parked=limit)
     seen: list[bytes | None] = []
 

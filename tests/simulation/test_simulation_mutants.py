@@ -8,7 +8,8 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -51,7 +52,7 @@ def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
     """A dead letter that failed completes its offset."""
-    patch.setattr(DeadLetterPublisher, "_hold", lambda self, one, durable, *rest, **options: durable())
+    patch.setattr(DeadLetterPublisher, "_hold", lambda self, one, on_written, *rest, **options: on_written())
 
 
 def keeps_handling_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
@@ -168,7 +169,7 @@ def counts_what_is_parked_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def takes_in_without_a_limit(patch: pytest.MonkeyPatch) -> None:
     """Full or not, more is fetched."""
-    patch.setattr(BackPressure, "admit", lambda self, consumer, assignments, now: True)
+    patch.setattr(BackPressure, "apply", lambda self, consumer, assignments, now: True)
 
 
 def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
     revoke = Rebalance.on_revoke
 
     def on_revoke(self: Rebalance, consumer: Any, partitions: Any) -> None:
-        self._revoke_timeout, self._end_by = 600.0, lambda: inf
+        self.revoke_timeout, self.stop_request = 600.0, cast("Any", SimpleNamespace(end_by=inf))
         revoke(self, consumer, partitions)
 
     patch.setattr(Rebalance, "on_revoke", on_revoke)

@@ -172,7 +172,7 @@ class ConsumerSettings:
 
 #: Of `message.max.bytes` the most that the client library lets a producer be told. A topic's own limit counts for what
 #: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
-#: in failed_batch.
+#: in company.
 _PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}
 
 

@@ -103,7 +103,7 @@ class TestApp:
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in app.handlers)
         middlewares = app._middlewares  # noqa: SLF001 - as above
         consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)
-        if consumer.engine.has_tasks:
+        if consumer.engine.lane_plan.has_tasks:
             self._tasks = TaskRunner(consumer, self._patience)
         self._consumer = consumer
         try:
@@ -144,9 +144,9 @@ class TestApp:
             return True
         consumer, loop = self._running(), self._running().loop
         try:
-            if loop is None or loop.failure is not None:
+            if loop is None or loop.stop_request.failure is not None:
                 return False
-            deadline = loop.begin_drain()
+            deadline = loop.drain.begin()
             over = False
             while not over:
                 before = self._traces()
@@ -154,9 +154,9 @@ class TestApp:
                 worked = self._work()
                 if not over and not worked and self._traces() == before:
                     self._move(min(deadline, consumer.next_due()))
-            if loop.failure is not None:
-                raise loop.failure
-            return loop.drained
+            if loop.stop_request.failure is not None:
+                raise loop.stop_request.failure
+            return loop.drain.finished
         finally:
             self._end()
 
@@ -257,9 +257,9 @@ class TestApp:
             before = self._traces()
             consumer.step(loop.step)
             worked = self._work()
-            if loop.failure is not None:
+            if loop.stop_request.failure is not None:
                 self._end()
-                raise loop.failure
+                raise loop.stop_request.failure
             quiet = 0 if worked or self._traces() != before else quiet + 1
             if quiet == _QUIET_TURNS:
                 return
@@ -362,7 +362,7 @@ class TestApp:
             engine.router.received,
             engine.router.stale,
             (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
-            (publisher.waiting, publisher.unsettled, publisher.dead_letters, publisher.put_off, publisher.failures),
+            (publisher.waiting, publisher.unwritten, publisher.dead_letters, publisher.retries, publisher.failures),
             (engine.commits.succeeded, engine.commits.failed),
             [assignment.paused for assignment in engine.assignments.all()],
             self.broker.generation(engine.group),

@@ -73,7 +73,7 @@ class Instance:
         self.consumer = SteppedConsumer(
             app.name, app.handlers, settings, broker, middlewares, wait=lambda seconds: wait(self, seconds)
         )
-        if self.consumer.engine.has_tasks:
+        if self.consumer.engine.lane_plan.has_tasks:
             self.consumer.resize(settings.max_concurrency, Kind.TASK)
         #: Which partitions it has, by its callbacks.
         self.owned: set[Place] = set()
@@ -119,7 +119,7 @@ class Instance:
         waited = self._clock.monotonic() - begun
         held = [one for one in self._busy() if one.assignment in revoked]
         # A drain whose time is over has waited before.
-        due = min(self.consumer.engine.settings.revoke_timeout, max(0.0, self.loop.end_by - begun))
+        due = min(self.consumer.engine.settings.revoke_timeout, max(0.0, self.loop.stop_request.end_by - begun))
         if held and waited < due - _ROUNDING_S:
             raise InvariantBroken(f"{self} gave {places} back after {waited:g} s while {held[0].messages} is under way")
 
@@ -149,7 +149,7 @@ class Instance:
 
         try:
             self.consumer.step(drain if self.state is State.DRAINING else self.loop.step)
-            if over or self.loop.failure is not None:
+            if over or self.loop.stop_request.failure is not None:
                 self.loop.leave()
                 self.state = State.GONE
         finally:
@@ -158,7 +158,7 @@ class Instance:
     def stop(self) -> None:
         """Begin to drain."""
         if self.state is State.RUNNING:
-            self._drain_until = self.loop.begin_drain()
+            self._drain_until = self.loop.drain.begin()
             self.state = State.DRAINING
 
     # Its workers

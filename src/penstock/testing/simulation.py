@@ -237,7 +237,7 @@ class Simulation:
         """Change settings of a running instance; those left out stay."""
         self._note(f"{instance.name} changes: {workers=} {max_in_flight=} {max_in_flight_bytes=} {max_parked=}")
         back_pressure, engine = instance.consumer.engine.back_pressure, instance.consumer.engine
-        if workers is not None and engine.has_threads and not engine.settings.pinned:
+        if workers is not None and engine.lane_plan.has_threads and not engine.settings.pinned:
             instance.consumer.resize(workers, Kind.THREAD)
         back_pressure.max_in_flight = max_in_flight or back_pressure.max_in_flight
         back_pressure.max_parked = max_parked or back_pressure.max_parked
@@ -252,7 +252,7 @@ class Simulation:
             if topic in (name, route.source):
                 paced = key_rate if route.handler.order is Order.KEY else None
                 route.change(retry=None, rate=rate, key_rate=paced)
-        engine.look_again()
+        engine.wake_all()
 
     # Steps of an instance
 

@@ -17,11 +17,12 @@ from penstock.clients.kafka import TopicSpec
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
+from penstock.consumer.execution.executor import ManualExecutor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.middleware import MiddlewareSpec
-from penstock.consumer.inspection.explain import Explanation, explain
-from penstock.consumer.inspection.statistics import ConsumerStatistics, statistics_of
+from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.polling.back_pressure import GRACE_S
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
@@ -241,12 +242,12 @@ class SteppedConsumer:
         #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
         self.engine = Engine(group, handlers, settings, self.clock, middlewares)
-        self.engine.slots = self._slots
+        self.engine.executor = self._executor = ManualExecutor()
         self.workers: list[SteppedWorker] = []
         self._past: list[ExecutionSlot] = []
         self.loop: PollLoop | None = None
         self._client: SteppedClient | None = None
-        if self.engine.has_threads:
+        if self.engine.lane_plan.has_threads:
             self.resize(settings.workers, Kind.THREAD)
 
     # The cluster its engine sees
@@ -302,25 +303,20 @@ class SteppedConsumer:
             raise AssertionError("a consumer has a client once it is connected")
         return self._client
 
-    @property
-    def slots(self) -> list[ExecutionSlot]:
-        """Where messages may be in a handler, those of workers that are gone included."""
-        return [*(worker.slot for worker in self.workers), *self._past]
-
-    def _slots(self) -> list[ExecutionSlot]:
-        return self.slots
-
     def resize(self, count: int, kind: Kind) -> None:
         """Have so many workers of a kind; those too many go when they are between lanes, at the next call of this."""
         mine = [worker for worker in self.workers if worker.slot.kind is kind]
         for number in range(len(mine), count):
-            queue = self.engine.task_queue if kind is Kind.TASK else number if self.engine.settings.pinned else 0
+            queue = (
+                self.engine.lane_plan.task_queue if kind is Kind.TASK else number if self.engine.settings.pinned else 0
+            )
             slot = ExecutionSlot(kind, f"penstock-stepped-{kind.value}-{self.engine.group}-{number}")
             self.workers.append(SteppedWorker(self.engine, slot, queue))
         for worker in mine[count:]:
             if worker.lane is None:
                 self.workers.remove(worker)
                 self._past.append(worker.slot)
+        self._executor.slots = [*(worker.slot for worker in self.workers), *self._past]
 
     def connect(self) -> PollLoop:
         """Check the topics, make the clients and ask to join.
@@ -329,7 +325,7 @@ class SteppedConsumer:
             TopicNotFoundError: a topic does not exist.
         """
         self.loop = self.engine.connect(self)
-        self.loop.join()
+        self.loop.membership.join()
         return self.loop
 
     def step(self, take: Callable[[], object]) -> None:
@@ -354,13 +350,11 @@ class SteppedConsumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return the counts of this moment, taken from live state."""
-        return statistics_of(self.engine, self.slots, len(self.workers))
+        return self.engine.statistics(len(self.workers))
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
-        engine = self.engine
-        now, context = self.clock.monotonic(), engine.context()
-        return explain(engine.assignments.all(), self.slots, engine.scheduler, now, context)
+        return self.engine.explain()
 
 
 __all__ = ["SteppedClient", "SteppedClock", "SteppedConsumer", "SteppedWorker"]

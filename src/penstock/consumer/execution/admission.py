@@ -1,4 +1,4 @@
-"""Admission: whether a message may be handed over now, and what is noted where it may not. Called by visits."""
+"""Admission: whether a message may be handed over now, by filter, decoder, key function and rates."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
 
-#: A message must wait for those of its key that are in the batch being gathered.
-LATER = RateLimited()
+#: A message must wait for those of its key that are in the batch under way.
+AFTER_BATCH = RateLimited()
 
 
 class Admission:
-    """Asks filter, decoder, key function and rates. Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        parking: where messages wait.
-    """
+    """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
 
-    def ask(  # noqa: PLR0911 - one for each way that a message can go
+    def admit(  # noqa: PLR0911 - one for each way that a message can go
         self,
         lane: ConsumerLane,
         route: Route,
@@ -37,13 +33,13 @@ class Admission:
         arrival: int,
         gathered: Container[Hashable] = (),
     ) -> tuple[Hashable, Message | Failed | RateLimited | None]:
-        """Return a message's identity, and what to hand over; None when it was seen to: refused, or made to wait.
+        """Return a message's identity, and what to hand over; None when it was refused, or is parked now.
 
         `arrival` is that of the run. A key of those `gathered` is not parked: should its messages in the batch fail,
         they come before this one.
         """
         record = item[2]
-        # Before its key is asked: of what the filter refuses nothing is expected.
+        # Before its key: of what the filter refuses nothing is expected.
         passes = route.screen(record)
         if not passes:
             self.filtered(item, slot)
@@ -59,11 +55,11 @@ class Admission:
             self._parking.wake_at(at, lane, alone)
             return alone, None
         if key in lane.parked:
-            self._parking.behind(lane, key, item)
+            self._parking.append(lane, key, item)
             return key, None
         answer = passes if isinstance(passes, Failed) else route.admit(key, record, now, arrival + item[1])
         if isinstance(answer, (Failed, float)) and key in gathered:
-            return key, LATER
+            return key, AFTER_BATCH
         if isinstance(answer, float):
             self._parking.park(lane, key, item).due_at = answer
             self._parking.wake_at(answer, lane, key)
@@ -71,7 +67,7 @@ class Admission:
         return key, answer
 
     @staticmethod
-    def answer(route: Route, key: Hashable, record: Record, now: float, attempts: int) -> Answer | None:
+    def readmit(route: Route, key: Hashable, record: Record, now: float, attempts: int) -> Answer | None:
         """Return what to hand over for a message of a parked key, why not now, or None where it is refused.
 
         `attempts` is how often it was tried since it was fetched.
@@ -105,4 +101,4 @@ def _fetch_of(item: Item) -> Fetch:
     return item[0]
 
 
-__all__ = ["LATER", "Admission"]
+__all__ = ["AFTER_BATCH", "Admission"]

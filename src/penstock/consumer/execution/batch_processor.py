@@ -1,8 +1,8 @@
-"""Batch calls: how batches are gathered, of new messages and of those that wait, and what becomes of their messages.
+"""The batch processor: it gathers batches of new messages and of parked ones, and sorts out what became of each.
 
 Messages that wait come back in batches too. A batch that failed as a whole is tried again as it was, for it may have
 been the database; only when the policy gives it up is each of its messages tried alone, so that none is given up for
-the failure of another. A message that the handler named is tried alone at once: with it, those behind it in its line
+the failure of another. A message that the handler named is tried alone at once: otherwise those behind it of its key
 would be handled once more for each of its tries.
 """
 
@@ -15,7 +15,7 @@ from itertools import islice
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Item
-from penstock.consumer.execution.admission import LATER, Admission
+from penstock.consumer.execution.admission import AFTER_BATCH, Admission
 from penstock.consumer.execution.batches import failures, not_for_batches
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
@@ -26,23 +26,17 @@ from penstock.routing import KeyState
 
 
 class BatchProcessor:
-    """Gathers batches and sees to what came of them. Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        clock: the engine's clock.
-        admission: says what may be handed over.
-        parking: where failed messages wait.
-    """
+    """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(self, clock: Clock, admission: Admission, parking: Parking) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking
 
-    def serve(
+    def process(
         self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, _deadline: float
     ) -> Generator[Work, Outcome, bool]:
-        """Gather a batch of one assignment's messages and serve it. Returns whether the rate is used up."""
+        """Gather a batch of one assignment's messages and hand it over. Returns whether no token is left."""
         assignment = runs[0].owner.assignment
         now = self._now()
         slot.started = now
@@ -55,13 +49,15 @@ class BatchProcessor:
                 break
             while run.next < len(run.records) and len(batch) < route.batch:
                 item = (run.owner, run.indexes[run.next], run.records[run.next])
-                key, message = self._admission.ask(lane, route, item, now, slot, arrival=run.arrival, gathered=gathered)
+                key, message = self._admission.admit(
+                    lane, route, item, now, slot, arrival=run.arrival, gathered=gathered
+                )
                 if isinstance(message, RateLimited):
-                    full, over = message is not LATER, True
+                    full, over = message is not AFTER_BATCH, True
                     break
                 run.next += 1
                 if isinstance(message, Failed):
-                    self._parking.set_aside(lane, key, item, message, slot)
+                    self._parking.park_unfinished(lane, key, item, message, slot)
                 elif message is not None:
                     batch.append((key, item, message))
                     gathered.add(key)
@@ -69,17 +65,17 @@ class BatchProcessor:
                 runs.popleft()
         if batch:
             outcome = yield from self._hand_over(batch, slot)
-            self._settle_new(lane, batch, outcome, slot)
+            self._finish_new(lane, batch, outcome, slot)
         return full
 
-    def serve_parked(
+    def process_parked(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, first: Message, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, None]:
         """Try the head of a parked key, with what may be tried with it, given the head's message."""
         now = self._now()
         keys = [key]
         batch = [(key, parked.waiting[0], first)]
-        if not parked.alone:
+        if not parked.tried_alone:
             keys += self._ready_batch_keys(lane, parked, now)
             batch += self._gather(lane, keys, now)
             batch.sort(key=lambda one: one[1][2].offset())
@@ -88,13 +84,13 @@ class BatchProcessor:
             if head.attempts == 0:
                 head.since = now
         outcome = yield from self._hand_over(batch, slot)
-        self._settle_parked(lane, batch, heads, outcome, slot)
+        self._finish_parked(lane, batch, heads, outcome, slot)
         for other in keys[1:]:
             waits = lane.parked[other]
             if not waits.waiting:
                 del lane.parked[other]
             elif other in heads and waits.attempts == 0 and waits.state is KeyState.WAITING:
-                # Its head is done, and its own hint to look at it may have come before.
+                # Its head is done, and what woke it may have come before.
                 lane.due.append(other)
 
     @staticmethod
@@ -108,9 +104,8 @@ class BatchProcessor:
                 one is not None
                 and one is not parked
                 and one.state is KeyState.WAITING
-                and one.settled is None
-                and not one.asked
-                and not one.alone
+                and not one.awaits_token
+                and not one.tried_alone
                 and one.due_at <= now
                 and one.waiting[0][0].assignment is assignment
             ):
@@ -122,13 +117,13 @@ class BatchProcessor:
         assignment = lane.parked[keys[0]].waiting[0][0].assignment
         route = assignment.route
         found: list[tuple[Hashable, Item, Message]] = []
-        # Of each line, the place of its next message.
+        # Of each key, the place of its next message.
         places = Counter(keys[:1])
         lines = [
             _waiting(key, lane.parked[key], assignment, 1 if place == 0 else 0, route.batch)
             for place, key in enumerate(keys)
         ]
-        # Lines at whose next message nothing more may be handed over: it is seen to when it is the head.
+        # Keys at whose next message nothing more may be handed over: that is decided when it is the head.
         ended: set[Hashable] = set()
         for key, item in heapq.merge(*lines, key=_offset):
             if 1 + len(found) == route.batch or len(ended) == len(keys):
@@ -137,7 +132,7 @@ class BatchProcessor:
                 continue
             place, parked = places[key], lane.parked[key]
             attempts = parked.tries_behind(place) if place else parked.tries
-            message = self._admission.answer(route, key, item[2], now, attempts)
+            message = self._admission.readmit(route, key, item[2], now, attempts)
             places[key] += 1
             if isinstance(message, Message):
                 found.append((key, item, message))
@@ -153,31 +148,31 @@ class BatchProcessor:
         outcome = yield [message for _, _, message in batch]
         return not_for_batches() if isinstance(outcome, DeferredCompletion) else outcome
 
-    def _settle_new(
+    def _finish_new(
         self,
         lane: ConsumerLane,
         batch: list[tuple[Hashable, Item, Message]],
         outcome: Failed | None,
         slot: ExecutionSlot,
     ) -> None:
-        """Complete what is done of new messages; of each line, set aside the first that failed with all behind it."""
+        """Complete what is done of new messages; of each key, park the first that failed with all behind it."""
         failed = {} if outcome is None else failures(outcome, len(batch))
         failed_batch = _failed_batch(batch, outcome, failed)
         done = []
         behind: Counter[Hashable] = Counter()
         for place, (key, item, _) in enumerate(batch):
             if key in lane.parked:
-                self._parking.behind(lane, key, item)
+                self._parking.append(lane, key, item)
                 behind[key] += 1
             elif place in failed:
-                self._parking.set_aside(lane, key, item, failed[place], slot, failed_batch=failed_batch)
+                self._parking.park_unfinished(lane, key, item, failed[place], slot, failed_batch=failed_batch)
             else:
                 done.append(item)
         self._admission.done(done, slot)
         for key, count in behind.items():
             lane.parked[key].count_behind(count)
 
-    def _settle_parked(
+    def _finish_parked(
         self,
         lane: ConsumerLane,
         batch: list[tuple[Hashable, Item, Message]],
@@ -185,7 +180,7 @@ class BatchProcessor:
         outcome: Failed | None,
         slot: ExecutionSlot,
     ) -> None:
-        """Complete what is done of messages that waited; what is behind the first that failed of its line waits on."""
+        """Complete what is done of parked messages; what is behind the first that failed of its key waits on."""
         failed = {} if outcome is None else failures(outcome, len(batch))
         failed_batch = _failed_batch(batch, outcome, failed)
         stuck: dict[Hashable, Failed] = {}
@@ -200,11 +195,11 @@ class BatchProcessor:
                 done.append((key, item))
         self._admission.done([item for _, item in done], slot)
         for key, _ in done:
-            # Those of a line stand in the batch as they wait.
+            # Those of a key have the same order in the batch.
             self._parking.next_head(heads[key], slot)
         for key, failure in stuck.items():
             heads[key].count_behind(behind[key])
-            self._parking.failed(lane, key, heads[key], failure, slot, failed_batch=failed_batch)
+            self._parking.fail_head(lane, key, heads[key], failure, slot, failed_batch=failed_batch)
 
 
 def _failed_batch(

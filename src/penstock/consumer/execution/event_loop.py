@@ -1,11 +1,11 @@
 """Tasks: `async def` handlers on one event loop, as many at once as `max_concurrency` says, under the same order rules.
 
 The loop runs on a thread of its own. All fields of the pool are that thread's, save where it says otherwise; others
-reach it through `call_soon_threadsafe`. A task is a queue: it serves lane after lane until none is ready, and ends.
+reach it through `call_soon_threadsafe`. A task serves lane after lane until none is ready, and ends.
 
 A task for each message would cost more than the message. So one serves many, as long as they leave nothing behind: once
-a handler has changed a context variable, or was asked to cancel and went on, its task hands what is next to a new one,
-in the middle of a lane too. What a handler finds is what the loop began with.
+a handler has changed a context variable, or was asked to cancel and went on, its task leaves what is next to a new one,
+in the middle of a lane too. Each handler finds the context variables that the loop began with.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 #: Time slices of a thread that a task has with a lane. There are many more tasks than threads, so a lane that is ready
-#: finds a free one sooner; and a visit costs more beside an `await` that costs little.
+#: finds a free one sooner; and taking a lane costs more beside an `await` that costs little.
 _SLICES = 5
 #: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
 _JOIN_S = 5.0
@@ -59,11 +60,6 @@ class TaskPool:
     """The event loop of a consumer and its tasks.
 
     Args:
-        name: name of the consumer, for the thread's name.
-        max_concurrency: how many handlers may be under way at once.
-        queue: the scheduler's queue of lanes for tasks.
-        scheduler: where lanes come from.
-        processor: what serves them.
         closing: called on the loop's thread before it ends.
     """
 
@@ -87,7 +83,7 @@ class TaskPool:
         self._limit = max_concurrency
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pump_asked = False
+        self._pump_scheduled = False
         self._round_at = 0.0
         self._ended = False
         # Whether handlers did not end though they were cancelled. Written and read by who ends the pool.
@@ -111,11 +107,16 @@ class TaskPool:
         """Return the time by which `alive_at` goes. Not the loop's: uvloop's stands still while the loop is blocked."""
         return time.monotonic()
 
+    def loop_lag(self) -> LoopLag:
+        """Return for how long the loop has not come round. Any thread."""
+        lag = self.time() - self.alive_at if self.thread.is_alive() else 0.0
+        return LoopLag(lag, self.thread.ident)
+
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served. Any thread."""
-        # One call is enough for all that was made ready before it runs. Set before the call, cleared before the look.
-        if queues and not self._pump_asked:
-            self._pump_asked = True
+        # One call is enough for all that became ready before it runs. Set before it, cleared before lanes are taken.
+        if queues and not self._pump_scheduled:
+            self._pump_scheduled = True
             self._call(self._pump)
 
     def resize(self, max_concurrency: int) -> None:
@@ -167,7 +168,7 @@ class TaskPool:
 
     def _pump(self) -> None:
         """Begin tasks for ready lanes, as many as may be."""
-        self._pump_asked = False
+        self._pump_scheduled = False
         while self._running < self._limit and not self._ended and self._scheduler.waiting(self._queue):
             slot = self._free.pop() if self._free else self._slot()
             lane = self._scheduler.take(self._queue, slot.owed_s)
@@ -184,7 +185,7 @@ class TaskPool:
         processing: LaneProcessing | None = None,
         work: Work | None = None,
     ) -> None:
-        """Let a new task serve a lane; of a visit that another task began, from what is to be handled next on."""
+        """Let a new task serve a lane; where another task has begun with it, from what is to be handled next on."""
         task = self._loop.create_task(self._serve_lanes(lane, slot, processing, work), context=self._context.copy())
         slot.task = task
         self._tasks.add(task)
@@ -257,7 +258,7 @@ class TaskPool:
                         # The lane may be ready again: this task looks next, and finds it or one that is older.
                         ready = give_back(lane) if linger is None else self._processor.give_back(lane, linger)
                         if ready is not None and ready != queue:
-                            # Its next work is for a thread, and none looks by itself.
+                            # Its next work is for a thread, which must be woken.
                             self._processor.wake((ready,))
                 if moved:
                     self._begin(lane, slot, processing, work)

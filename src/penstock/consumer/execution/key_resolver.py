@@ -1,4 +1,4 @@
-"""KeyResolver: the users' `key=` functions are called here, on a thread of its own, and messages put on their lanes.
+"""The key resolver: it calls the users' `key=` functions, on a thread of its own, and puts messages on their lanes.
 
 A lane cannot be chosen before the key is known, and a function that looks a key up may take its time, or hang: on the
 poll thread that would cost the membership of the group. All fetches of handlers with such a function go through
@@ -30,16 +30,9 @@ Unkeyed = tuple[Fetch, int, Sequence[Record], Sequence[int]]
 class KeyResolver:
     """Puts messages on lanes by keys that users' functions give.
 
-    Until `start` is called, each fetch is put on its lanes by who brings it, at once: so it is where an engine is
-    driven by hand. Afterwards `put` never waits, and a thread does it, whose `slot` says what it is at. A revocation
-    waits for that slot as for a worker's: it sets `fetch` before it looks whether the assignment is active.
-
-    Args:
-        name: name of the consumer, for the thread's name.
-        clock: the engine's clock.
-        scheduler: the lanes.
-        wake: called with the queues of lanes that became ready.
-        fail: called with an error that must stop the consumer.
+    Until `start` is called, `put` itself puts each fetch on its lanes: so it is where an engine is driven by hand.
+    Afterwards `put` never waits, and a thread does it, whose `slot` says what it is at. A revocation waits for that
+    slot as for a worker's: it sets `fetch` before it reads whether the assignment is active.
     """
 
     def __init__(
@@ -65,28 +58,31 @@ class KeyResolver:
         self._lock = threading.Lock()
         self._runs: dict[int, ConsumerRun] = {}
         self._flush_at = 0.0
-        # Fetches that were put here, written by the poll thread, and those that are on their lanes, by this one's.
-        self._put = self._laid = 0
+        # Fetches that were put here, written by the poll thread, and those that are on their lanes, by its own.
+        self._put = self._done = 0
 
     @property
     def idle(self) -> bool:
         """Whether all that was put here is on its lanes. On the poll thread: nothing is put meanwhile."""
-        return self._laid == self._put
+        return self._done == self._put
 
     def start(self) -> None:
-        """Have a thread do it from now on."""
+        """Have a thread call the functions from now on."""
         self._threaded = True
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, after the message it is at. It is not waited for: what it waits for may never come."""
+        """End the thread, after the message it is at. It is not waited for: the user's function may never return."""
         self._retired = True
         self._queue.put(None)
 
     def put(self, fetch: Fetch, arrival: int, records: Sequence[Record], indexes: Sequence[int]) -> None:
         """Take messages of a fetch that are to be put on their lanes. On the poll thread."""
         if not self._threaded:
-            self._lay(fetch, arrival, records, indexes)
+            try:
+                self._assign_lanes(fetch, arrival, records, indexes)
+            finally:
+                self.slot.leave()
             return
         self._put += 1
         self._queue.put((fetch, arrival, records, indexes))
@@ -96,15 +92,15 @@ class KeyResolver:
         try:
             while (unkeyed := self._queue.get()) is not None:
                 try:
-                    self._lay(*unkeyed)
+                    self._assign_lanes(*unkeyed)
                 finally:
                     self.slot.leave()
-                # After its lanes were told: who sees this finds them claimed, or their messages done.
-                self._laid += 1
+                # After its lanes are ready: who sees this finds them claimed, or their messages done.
+                self._done += 1
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
             self._fail(raised())
 
-    def _lay(self, fetch: Fetch, arrival: int, records: Sequence[Record], indexes: Sequence[int]) -> None:
+    def _assign_lanes(self, fetch: Fetch, arrival: int, records: Sequence[Record], indexes: Sequence[int]) -> None:
         slot, assignment, runs = self.slot, fetch.assignment, self._runs
         slot.fetch = fetch
         ordering = assignment.route.ordering
@@ -126,11 +122,11 @@ class KeyResolver:
                 else:
                     run.records.append(record)
                     run.indexes.append(index)
-            self.relieve()
+            self.flush_due()
         with self._lock:
             self._flush()
 
-    def relieve(self) -> None:
+    def flush_due(self) -> None:
         """Put what has been collected for long enough on its lanes. Also by the poll thread, for this one may hang."""
         if self._runs and self._now() >= self._flush_at:
             with self._lock:
@@ -144,7 +140,7 @@ class KeyResolver:
             lane.append(run)
         runs.clear()
         self._flush_at = self._now() + _FLUSH_S
-        # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
+        # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(lanes))
 
 

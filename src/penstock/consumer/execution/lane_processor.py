@@ -1,13 +1,13 @@
-"""A visit: what the holder of a lane does with it, step by step, whoever calls the handlers.
+"""The lane processor: what the holder of a lane does with it, step by step, whoever calls the handlers.
 
 `LaneProcessor.process` is a generator. It yields what the handler in `slot.invoke` is to be given, is sent the outcome,
 and returns how the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
 simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
 
-A visit alone holds its lane (the scheduler sees to that), so what it does to the lane's queue, parked keys and held
-runs needs no lock. Revocation: the poll thread sets `assignment.active = False` and then looks at every slot's
-`fetch`; a visit sets `fetch` first and then looks at `active`. Whichever comes second sees the other, so a handler
-either is waited for or does not start. Offsets are completed before `fetch` is let go of, so who waited sees them.
+One generator at a time holds a lane (the scheduler sees to that), so what it does to the lane's runs, parked keys and
+throttled runs needs no lock. Revocation: the poll thread sets `assignment.active = False` and then reads every slot's
+`fetch`; the holder sets `fetch` first and then reads `active`. Whichever comes second sees the other, so a handler
+either is waited for or does not start. Offsets are completed before `fetch` is cleared, so who waited sees them done.
 """
 
 from __future__ import annotations
@@ -33,16 +33,10 @@ from penstock.routing import Scheduler
 
 
 class LaneProcessor:
-    """Serves lanes. Thread-safe: each visit works on the lane it holds.
+    """Processes lanes. Thread-safe: each call works on the lane that its caller holds.
 
     Args:
-        clock: the engine's clock.
-        run_seconds: a visit's time slice.
-        scheduler: the lanes.
-        timers: where retries wait.
-        publisher: where exhausted messages go.
-        wake: called with the queues of lanes that became ready.
-        fail: called with an error that must stop the consumer.
+        run_seconds: the time slice of a lane.
     """
 
     def __init__(
@@ -60,45 +54,45 @@ class LaneProcessor:
         self._run_seconds = run_seconds
         self._scheduler = scheduler
         self._timers = timers
-        #: Has the ready lanes of these queues served. Any thread.
+        #: Has the lanes of these ready queues processed. Any thread.
         self.wake = wake
         self.fail = fail
-        #: Whether batches that are not full are served at once: set when the consumer drains. Any thread.
-        self.hurry = False
-        #: What waits for a rate.
+        #: Whether batches that are not full are processed at once: set when the consumer drains. Any thread.
+        self.draining = False
+        #: What waits for tokens.
         self.throttling = Throttling(self.wake_key)
         self._parking = Parking(clock, timers=timers, publisher=publisher, wake_key=self.wake_key, fail=fail)
-        #: Completions that are out, with what they belong to. Any thread may look.
+        #: Deferred completions that are out, with what they belong to. Any thread may read it.
         self.deferred = self._parking.deferred
         self._admission = Admission(self._parking)
         self._batches = BatchProcessor(clock, self._admission, self._parking)
-        self._parked = ParkedKeyProcessor(clock, self._admission, self._parking, self.throttling, self._batches)
+        self._parked_keys = ParkedKeyProcessor(clock, self._admission, self._parking, self.throttling, self._batches)
 
     def give_back(self, lane: ConsumerLane, linger: LingerUntil | None) -> int | None:
-        """Give a lane back as its visit said; returns its queue when it is ready again."""
+        """Give a lane back as `process` returned; returns its ready queue when it is ready again."""
         if linger is None:
             return self._scheduler.give_back(lane)
         queue = self._scheduler.linger(lane, linger.appended)
-        # Only now: what brings it back finds the lane free, or held by one who asks for himself.
+        # Only now: what wakes it finds the lane free, or held by another who looks at it himself.
         linger.schedule_wake()
         return queue
 
     def wake_key(self, lane: ConsumerLane, key: Hashable) -> None:
-        """Have a parked key, or the runs that a token bucket throttles, looked at. Any thread."""
+        """Wake a parked key, or the runs that a token bucket throttles. Any thread."""
         self.wake(self._scheduler.wake(lane, key))
 
     def wake_lane(self, lane: ConsumerLane) -> None:
-        """Have a lane at rest looked at. Any thread."""
+        """Wake a lane that lingers. Any thread."""
         self.wake(self._scheduler.ready((lane,)))
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
-        """Serve a lane until it is empty, its work is of another kind, or the time slice is over."""
+        """Process a lane until it is empty, its work is of another kind, or the time slice is over."""
         began = self._now()
         deadline = began + self._run_seconds * slot.slices
-        # A worker that owed_s runs their time takes them where it finds them.
+        # A worker that owes time to runs takes those that it finds.
         if lane.due and lane.serves_due and not (slot.owed_s and lane.runs and _of_kind(lane.runs[0], slot)):
-            goes_on = yield from self._serve_due(lane, slot, deadline)
-            # Runs that waited meanwhile get as much before the next turn of what is woken, here and of this worker.
+            goes_on = yield from self._process_woken(lane, slot, deadline)
+            # Runs that waited meanwhile get as much time before what is woken next, in this lane and from this worker.
             lane.owed_s = slot.owed_s = self._now() - began
             if not goes_on:
                 return None
@@ -119,11 +113,11 @@ class LaneProcessor:
                 continue
             if route.gated or route.batch > 1:
                 if route.batch > 1 and (linger := self._lingers(lane, run, route)) is not None:
-                    # They are not ready to be served, so what was woken is.
+                    # Its runs are not ready, so they are owed no time.
                     lane.owed_s = slot.owed_s = 0.0
                     return linger
                 began = self._now()
-                serve = self._batches.serve if route.batch > 1 else self._serve_gated
+                serve = self._batches.process if route.batch > 1 else self._process_gated
                 if (yield from serve(lane, lane.runs, route, slot, deadline)):
                     self.throttling.begin(lane, route.token_bucket)
                 time = self._now()
@@ -144,7 +138,7 @@ class LaneProcessor:
                 record = records[place]
                 if parked_keys and (key := identity(record)) in parked_keys:
                     self._complete(run, first, place, slot)
-                    self._parking.behind(lane, key, (fetch, run.indexes[place], record))
+                    self._parking.append(lane, key, (fetch, run.indexes[place], record))
                     place = first = run.next = place + 1
                     continue
                 slot.started = time
@@ -154,7 +148,7 @@ class LaneProcessor:
                 if outcome is not None:
                     self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
-                    self._parking.set_aside(lane, identity(record), item, outcome, slot)
+                    self._parking.park_unfinished(lane, identity(record), item, outcome, slot)
                     # Before the next record is begun: see `ExecutionSlot.finished`.
                     first = run.next = place
                 time = now()
@@ -169,15 +163,17 @@ class LaneProcessor:
                 return None
         return None
 
-    def _serve_due(self, lane: ConsumerLane, slot: ExecutionSlot, deadline: float) -> Generator[Work, Outcome, bool]:
-        """Serve what was woken in a lane. Returns False when the visit is over."""
+    def _process_woken(
+        self, lane: ConsumerLane, slot: ExecutionSlot, deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Process what was woken in a lane. Returns False when the lane is to be given back."""
         while lane.due:
             owner = lane.due_owner()
             if owner is not None and owner.assignment.route.kind is not slot.kind:
                 return False
             key = lane.due.pop(0)
             parked, throttled = lane.parked.get(key), lane.throttled.get(key)
-            if parked is not None and not (yield from self._parked.serve(lane, key, parked, slot, deadline)):
+            if parked is not None and not (yield from self._parked_keys.process(lane, key, parked, slot, deadline)):
                 return False
             if throttled is not None and not (yield from self._process_throttled(lane, key, throttled, slot, deadline)):
                 return False
@@ -192,8 +188,8 @@ class LaneProcessor:
     def _process_throttled(
         self, lane: ConsumerLane, key: Hashable, throttled: ConsumerThrottled, slot: ExecutionSlot, deadline: float
     ) -> Generator[Work, Outcome, bool]:
-        """Serve runs that waited for their handler's rate, as far as it goes. Returns False when the visit is over."""
-        self.throttling.sweep(throttled)
+        """Process throttled runs as far as tokens go. Returns False when the lane is to be given back."""
+        self.throttling.drop_inactive(throttled)
         while throttled.runs:
             fetch = slot.fetch = throttled.runs[0].owner
             route = fetch.assignment.route
@@ -204,21 +200,21 @@ class LaneProcessor:
                 lane.due.insert(0, key)
                 return False
             slot.invoke = route.invoke
-            serve = self._batches.serve if route.batch > 1 else self._serve_gated
+            serve = self._batches.process if route.batch > 1 else self._process_gated
             if (yield from serve(lane, throttled.runs, route, slot, deadline)):
-                self.throttling.line_up(lane, route.token_bucket, throttled)
+                self.throttling.await_token(lane, route.token_bucket, throttled)
                 return True
-        # Those that stand in the line stay, though there are none: so a lane stands there once.
-        if not throttled.asked:
+        # A waiter of the token bucket stays, though no runs are left: so a lane has one at most.
+        if not throttled.awaits_token:
             del lane.throttled[key]
         return True
 
-    def _serve_gated(
+    def _process_gated(
         self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, deadline: float
     ) -> Generator[Work, Outcome, bool]:
-        """Serve a run whose handler has a filter, a decoder, a key function or a rate: message by message.
+        """Process a run whose handler has a filter, a decoder, a key function or a rate: message by message.
 
-        Returns whether the rate is used up: the first of the runs is at a message that must wait.
+        Returns whether no token is left: the first of the runs is at a message that must wait for one.
         """
         run = runs[0]
         fetch, assignment = run.owner, run.owner.assignment
@@ -229,7 +225,7 @@ class LaneProcessor:
             now = self._now()
             if now >= deadline or not assignment.active:
                 return False
-            key, message = self._admission.ask(lane, route, item, now, slot, arrival=run.arrival)
+            key, message = self._admission.admit(lane, route, item, now, slot, arrival=run.arrival)
             if isinstance(message, RateLimited):
                 return True
             run.next += 1
@@ -240,23 +236,27 @@ class LaneProcessor:
             if outcome is None:
                 self._admission.done((item,), slot)
             else:
-                self._parking.set_aside(lane, key, item, outcome, slot)
+                self._parking.park_unfinished(lane, key, item, outcome, slot)
         runs.popleft()
         return False
 
     def _lingers(self, lane: ConsumerLane, run: ConsumerRun, route: Route) -> LingerUntil | None:
-        """Tell whether a lane's next batch should wait for more."""
+        """Return until when a lane's next batch should wait for more, or None where it should not."""
         appended = lane.appended
         until = run.owner.arrived + route.linger
-        if self._now() >= until or self.hurry or available(lane.runs, run.owner.assignment, route.batch) >= route.batch:
+        if (
+            self._now() >= until
+            or self.draining
+            or available(lane.runs, run.owner.assignment, route.batch) >= route.batch
+        ):
             return None
         return LingerUntil(appended, partial(self._linger, lane, until))
 
     def _linger(self, lane: ConsumerLane, until: float) -> None:
-        """Bring a lane back that was given back to wait for a full batch."""
+        """Have a lane woken when its batch has waited long enough."""
         self._timers.add(until, partial(self.wake_lane, lane))
-        # A drain that began since the look found the lane held, and could not wake it.
-        if self.hurry:
+        # A drain that began since `_lingers` found the lane held, and could not wake it.
+        if self.draining:
             self.wake_lane(lane)
 
     def busy_with(self, slots: Iterable[ExecutionSlot], assignments: Sequence[Assignment]) -> list[str]:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from penstock import options as check
 from penstock.errors import ConfigurationError, PenstockError
-
-if TYPE_CHECKING:
-    from penstock.consumer.failures.dead_letter_publisher import ExhaustedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class DeadLetterLimit:
 
 
 class DeadLetterLimits:
-    """Counts what is given up against a limit. Thread-safe: the poll thread asks for dead letters, visits for drops.
+    """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops.
 
     Args:
         limit: the limit, or None for none.
@@ -62,8 +58,12 @@ class DeadLetterLimits:
         self._in_a_row = 0
         self._handled_then = 0
 
-    def check(self, outgoing: ExhaustedMessage) -> None:
+    def check(self, place: str, error: BaseException) -> None:
         """Count a message that is about to be given up.
+
+        Args:
+            place: its topic, partition and offset.
+            error: what its last try raised.
 
         Raises:
             PenstockError: it would be one too many; it is not given up, and its offset is kept.
@@ -85,9 +85,9 @@ class DeadLetterLimits:
             why = f"{count - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
         if why is not None:
             raise PenstockError(
-                f"{why}: {outgoing.fetch.assignment}@{outgoing.record.offset()} is not given up and the consumer "
-                "stops; find what fails every message, then start again"
-            ) from outgoing.error
+                f"{why}: {place} is not given up and the consumer stops; find what fails every message, then start "
+                "again"
+            ) from error
 
 
 __all__ = ["DeadLetterLimit", "DeadLetterLimits"]

@@ -1,16 +1,14 @@
-"""What a consumer tells about itself: frozen values, taken from live state."""
+"""The statistics of a consumer: frozen values, taken from live state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
-from penstock.routing import KeyState
+from penstock.consumer.assignments import Assignment
 
 if TYPE_CHECKING:
-    from penstock.consumer.engine import Engine
     from penstock.telemetry import Reading
 
 
@@ -134,60 +132,21 @@ class ConsumerStatistics:
         )
 
 
-def statistics_of(engine: Engine, slots: Sequence[ExecutionSlot], workers: int) -> ConsumerStatistics:
-    """Return the counts of an engine at this moment, from live state. Any thread."""
-    complete_finished(slots)
-    partitions = []
-    for one in engine.assignments.all():
-        watermark = one.tracker.watermark
-        partitions.append(
-            PartitionStatistics(
-                one.topic,
-                one.partition,
-                watermark,
-                one.tracker.position,
-                one.tracker.in_flight,
-                one.tracker.parked[0],
-                one.tracker.bytes_in_flight,
-                None if one.end is None or not one.known else max(0, one.end - watermark),
-                one.paused,
-            )
-        )
-    scheduler = engine.scheduler
-    return ConsumerStatistics(
-        received=engine.router.received,
-        restored=engine.router.restored,
-        handled=sum(slot.handled_so_far for slot in slots),
-        failed=sum(slot.failed for slot in slots),
-        retried=sum(slot.retried for slot in slots),
-        dead_letters=engine.dead_letter_publisher.dead_letters,
-        dead_letter_failures=engine.dead_letter_publisher.failures,
-        retry_topic=engine.dead_letter_publisher.put_off,
-        dropped=sum(slot.dropped for slot in slots) + engine.dead_letter_publisher.dropped,
-        filtered=sum(slot.filtered for slot in slots),
-        in_flight=sum(one.in_flight for one in partitions),
-        parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
-        held_keys=sum(
-            parked.state is KeyState.HELD
-            for lane in scheduler.lanes
-            if lane.parked
-            for parked in lane.parked.copy().values()  # in one step: the holder changes the dictionary meanwhile
-        ),
-        deferred=len(engine.processor.deferred),
-        stalls=engine.watchdog.stalls,
-        commits=engine.commits.succeeded,
-        failed_commits=engine.commits.failed,
-        pauses=dict(engine.back_pressure.pauses),
-        assigned=engine.rebalance.assigned,
-        revoked=engine.rebalance.revoked,
-        lost=engine.rebalance.lost,
-        stale=engine.router.stale,
-        workers=workers,
-        busy_workers=sum(slot.record is not None for slot in slots),
-        lanes=len(scheduler.lanes),
-        ready_lanes=sum(scheduler.waiting(queue) for queue in range(scheduler.queues)),
-        partitions=tuple(partitions),
+def partition_statistics(assignment: Assignment) -> PartitionStatistics:
+    """Return the counts of a partition at this moment. Any thread."""
+    tracker = assignment.tracker
+    watermark = tracker.watermark
+    return PartitionStatistics(
+        assignment.topic,
+        assignment.partition,
+        watermark,
+        tracker.position,
+        tracker.in_flight,
+        tracker.parked[0],
+        tracker.bytes_in_flight,
+        assignment.lag(watermark),
+        None if assignment.paused is None else assignment.paused.value,
     )
 
 
-__all__ = ["ConsumerStatistics", "PartitionStatistics", "statistics_of"]
+__all__ = ["ConsumerStatistics", "PartitionStatistics", "partition_statistics"]

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
+from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.handlers.handler import Kind
 from penstock.message import Record
@@ -22,23 +23,23 @@ _MAX_FRAMES = 12
 
 
 class Watchdog:
-    """Looks at the slots of a consumer. On the poll thread only.
+    """Watches the slots of a consumer. On the poll thread only.
 
     Args:
         stall_after: seconds in a handler after which a message is reported, once, and again each time that has doubled.
-        slots: returns the places where handlers are called.
-        loop_behind: returns for how many seconds the event loop has not come round, and its thread.
+        slots: returns where handlers are called.
+        loop_lag: returns for how long the event loop has not come round.
     """
 
     def __init__(
         self,
         stall_after: float,
         slots: Callable[[], Iterable[ExecutionSlot]],
-        loop_behind: Callable[[], tuple[float, int | None]],
+        loop_lag: Callable[[], LoopLag],
     ) -> None:
         self._stall_after = stall_after
         self._slots = slots
-        self._loop_behind = loop_behind
+        self._loop_lag = loop_lag
         self._next = 0.0
         self._reported: dict[str, tuple[Record, float]] = {}
         self._loop_reported = False
@@ -46,16 +47,12 @@ class Watchdog:
         self.stalls = 0
         self.blocked_loops = 0
 
-    def look(self, now: float) -> None:
-        """Report what has been in a handler for too long.
-
-        Args:
-            now: the time on the engine's clock.
-        """
+    def check(self, now: float) -> None:
+        """Report what has been in a handler for too long."""
         if now < self._next:
             return
         self._next = now + min(_INTERVAL_S, self._stall_after / 2)
-        self._look_at_loop()
+        self._check_loop()
         for slot in self._slots():
             record, fetch, age = slot.record, slot.fetch, now - slot.started
             if record is None or fetch is None or age < self._stall_after:
@@ -79,19 +76,19 @@ class Watchdog:
                 assignment,
                 watermark,
                 ", held by this message" if watermark == record.offset() else "",
-                "".join(stack_of(slot)) or "(not to be had)",
+                "".join(stack_of(slot)) or "(not available)",
             )
 
-    def _look_at_loop(self) -> None:
-        behind, thread = self._loop_behind()
-        blocked = behind >= self._stall_after
+    def _check_loop(self) -> None:
+        lag = self._loop_lag()
+        blocked = lag.seconds >= self._stall_after
         if blocked and not self._loop_reported:
             self.blocked_loops += 1
             _log.warning(
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
                 "every other handler on the loop waits with it; its stack:\n%s",
-                behind,
-                "".join(_lines(_frame(thread))),
+                lag.seconds,
+                "".join(_lines(_frame(lag.thread_id))),
             )
         self._loop_reported = blocked
 

@@ -23,12 +23,8 @@ class Router:
     """Puts batches on lanes. Belongs to the poll thread.
 
     Args:
-        assignments: the partitions of this process.
-        scheduler: the lanes.
-        wake: called with the queues of lanes that became ready.
-        let_go: called once an assignment is inactive: what waited for it goes on.
-        topics: the topics that are consumed.
-        key_resolver: who puts messages on lanes whose keys a user's function gives.
+        on_dropped: called once an assignment is inactive: what waited for it goes on.
+        key_resolver: puts messages on lanes whose keys a user's function gives.
     """
 
     def __init__(
@@ -36,7 +32,7 @@ class Router:
         assignments: Assignments,
         scheduler: Scheduler[Fetch, Record],
         wake: Callable[[Sequence[int]], None],
-        let_go: Callable[[], None],
+        on_dropped: Callable[[], None],
         topics: Collection[str],
         *,
         key_resolver: KeyResolver | None = None,
@@ -46,7 +42,7 @@ class Router:
         self._assignments = assignments
         self._scheduler = scheduler
         self._wake = wake
-        self._let_go = let_go
+        self._on_dropped = on_dropped
         self._key_resolver = key_resolver
         #: The arrival of the next message: they are counted from 1, for 0 is older than all.
         self._arrival = 1
@@ -76,7 +72,7 @@ class Router:
             for rising, offsets in _rising(records):
                 self._put(self._assignments.get(topic, partition) or assignment, rising, offsets, touched)
                 self._arrival += len(rising)
-        # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
+        # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
 
     @property
@@ -84,10 +80,10 @@ class Router:
         """Whether all that was taken in is on its lanes. On the poll thread."""
         return self._key_resolver is None or self._key_resolver.idle
 
-    def relieve(self) -> None:
+    def flush_due(self) -> None:
         """Put on its lanes what waits behind a slow key function. On the poll thread."""
         if self._key_resolver is not None:
-            self._key_resolver.relieve()
+            self._key_resolver.flush_due()
 
     def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
         """Return where each message comes from; its partition alone where there is one topic only."""
@@ -104,7 +100,7 @@ class Router:
     ) -> None:
         if offsets[0] < assignment.tracker.position:
             assignment = self._went_back(assignment, offsets[0])
-        block = assignment.tracker.register(offsets, None, total_size_in_bytes(records, assignment))
+        block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
         self.restored += len(offsets) - block.left
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
@@ -141,7 +137,7 @@ class Router:
         return self.begin_again(former, offset)
 
     def begin_again(self, former: Assignment, start: int | None) -> Assignment:
-        """Put a new incarnation of a partition in the place of the former, whose messages are let go.
+        """Put a new incarnation of a partition in the place of the former, whose messages are dropped.
 
         Args:
             former: the one that has it now.
@@ -151,7 +147,7 @@ class Router:
         assignment.paused = former.paused
         assignment.is_sought = start is None
         self._assignments.put(assignment)
-        self._let_go()
+        self._on_dropped()
         return assignment
 
 

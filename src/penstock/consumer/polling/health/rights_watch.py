@@ -1,8 +1,8 @@
-"""Which rights a consumer needs, and which of them it lacks while it runs.
+"""The rights watch: which rights a consumer needs, and which of them it lacks while it runs.
 
-A missing right is met in many places: a fetch, a heartbeat, a commit, a dead letter; some of them are told by nobody.
-So the brokers are asked every few seconds what this client may do. What is missing is said once, stands in `explain`
-as long as it is missing, and is said again when it was given. The client goes on by itself then.
+A missing right shows in many places: a fetch, a heartbeat, a commit, a dead letter; some of them raise nothing. So the
+brokers are asked every few seconds what this client may do. What is missing is logged once, stands in `explain` as long
+as it is missing, and is logged again when it was given. The client goes on by itself then.
 
 Of the group they are asked only once it has refused something, as it refuses commits: a question to a group whose
 broker goes away at that moment may end the process (librdkafka 2.16, issue 4605).
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two questions.
 _EVERY_S = 4.0
-#: Seconds between two lines of the log that say of the same right that it is missing.
-_SAY_AGAIN_S = 60.0
+#: Seconds between two log lines about the same missing right.
+_LOG_AGAIN_S = 60.0
 
 _CONSEQUENCES = {
     Operation.READ: "nothing more of it is handled",
@@ -59,8 +59,7 @@ def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Ite
 def check_rights(needed: Iterable[Right], consumed: Iterable[str], cluster: Cluster) -> tuple[Rights, str]:
     """Return which of the rights the clients have, and whom the brokers take them for.
 
-    Of a topic that does not exist nothing is told: one for dead letters or retries is created at the start, with the
-    right to create it.
+    Those for a topic that does not exist are not known: one for dead letters or retries is created at the start.
 
     Raises:
         BrokerConnectionError: no broker answered.
@@ -76,7 +75,6 @@ class RightsWatch:
     """Asks for the rights of a consumer. On the poll thread once that runs, save `trouble` and `is_shut_out`.
 
     Args:
-        group: the consumer group.
         needed: what it has to be allowed, with the topics that each right matters to.
         principal: whom the brokers take it for.
         ask: asks the brokers, without waiting.
@@ -99,11 +97,11 @@ class RightsWatch:
         self._missing: tuple[Right, ...] = ()
         # Whether the group has refused something, and is not known to have let this client in since.
         self._suspects_group = False
-        # When each was said last.
-        self._said: dict[Right, float] = {}
+        # When each was logged last.
+        self._logged_at: dict[Right, float] = {}
 
     def require(self, only: Iterable[Right] | None = None) -> tuple[Right, ...]:
-        """Ask, and wait for the answer; return of which of them nothing was told.
+        """Ask, and wait for the answer; return which of them are unknown.
 
         Args:
             only: some of the rights; all when left out.
@@ -120,16 +118,12 @@ class RightsWatch:
             raise MissingRightError(f"group {self._group} cannot start", found.missing, self._principal)
         return found.unknown
 
-    def hurry(self) -> None:
-        """Ask at the next look, of the group as well: something was refused."""
+    def check_now(self) -> None:
+        """Ask at the next `check`, of the group as well: something was refused."""
         self._next, self._suspects_group = 0.0, True
 
-    def look(self, now: float) -> None:
-        """Hear what was answered; ask again when it is time.
-
-        Args:
-            now: the time on the engine's clock.
-        """
+    def check(self, now: float) -> None:
+        """Take the answer where there is one; ask again when it is time."""
         if self._asked is not None:
             found = self._asked.answer()
             if found is None:
@@ -147,22 +141,22 @@ class RightsWatch:
         return [right for right in self._needed if self._suspects_group or right.resource is not Resource.GROUP]
 
     def _compare(self, found: Rights, now: float) -> None:
-        # Of what nothing is told, as while brokers are away, what was known last still counts.
+        # Where a right is not known, as while brokers are away, the last answer still counts.
         missing = (*found.missing, *(right for right in self._missing if right in found.unknown))
         for right in self._missing:
             if right not in missing:
-                self._said.pop(right, None)
+                self._logged_at.pop(right, None)
                 _log.info("%s has the right %s now: what waited for it goes on", self._principal, right)
         for right in missing:
-            self._say(right, now)
+            self._log_missing(right, now)
         self._missing = missing
         if any(right.resource is Resource.GROUP for right in found.held):
             self._suspects_group = False
 
-    def _say(self, right: Right, now: float) -> None:
+    def _log_missing(self, right: Right, now: float) -> None:
         """Log that a right is missing, unless that was done a moment ago."""
-        if now - self._said.get(right, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-            self._said[right] = now
+        if now - self._logged_at.get(right, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
+            self._logged_at[right] = now
             _log.error("%s; it goes on by itself once it is given", self._text(right))
 
     def _text(self, right: Right) -> str:
@@ -191,11 +185,11 @@ class RightsWatch:
             topic: the topic it was about, where it was about one.
             now: the time on the engine's clock.
         """
-        self.hurry()
+        self.check_now()
         right = group_right(self._group)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
             right = topic_right(Operation.READ, topic)
-        self._say(right, now)
+        self._log_missing(right, now)
         return self._text(right)
 
 

@@ -1,9 +1,9 @@
-"""Whether the topics are still those that they were: one that was deleted and created again begins anew.
+"""The topic watch: whether topics are still those that they were, or were deleted and created again.
 
-The client reads a topic that was made anew from where it stood in the old one, without a word, where no metadata showed
-it gone in between. What the new one holds below that would be lost and committed. Topic ids tell (KIP-516), and the
-client does not look at them (librdkafka 2.16), so the brokers are asked every few seconds. The same answers say whether
-a topic is gone, and whether brokers answer at all.
+The client reads a recreated topic from its position in the old one, silently, where no metadata showed it absent in
+between. What the new one holds below that would be lost and committed. Topic ids differ (KIP-516), and the client
+does not compare them (librdkafka 2.16), so the brokers are asked every few seconds. The same answers show whether a
+topic is absent, and whether brokers answer at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class TopicWatch:
     """Asks for the ids of topics. On the poll thread only, save `trouble`.
 
     Args:
-        topics: names of the topics.
         ask: asks the brokers, without waiting.
     """
 
@@ -36,45 +35,41 @@ class TopicWatch:
         self._ids: dict[str, str] = {}
         # What is wrong with a topic, in words. Replaced as a whole, so that any thread may read it.
         self._troubles: dict[str, str] = {}
-        #: Whether the look that was just taken has brought the answer that all topics are those that they were.
+        #: Whether the last `check` has brought the answer that all topics are those that they were.
         self.all_same = False
 
-    def hurry(self) -> None:
-        """Ask at the next look: the client has found something wrong."""
+    def check_now(self) -> None:
+        """Ask at the next `check`: the client has found something wrong."""
         self._next = 0.0
 
-    def look(self, now: float) -> list[str]:
-        """Return the topics that were found to be made anew; ask again when it is time.
-
-        Args:
-            now: the time on the engine's clock.
-        """
-        anew: list[str] = []
+    def check(self, now: float) -> list[str]:
+        """Return the topics that were found to be recreated; ask again when it is time."""
+        recreated: list[str] = []
         self.all_same = False
         if self._asked is not None:
             found = self._asked.answer()
             if found is None:
                 return []
             self._asked = None
-            anew = self._compare(found)
-            self.all_same = not anew and all(topic in found.ids for topic in self._topics)
+            recreated = self._compare(found)
+            self.all_same = not recreated and all(topic in found.ids for topic in self._topics)
         if now >= self._next:
             self._next = now + _EVERY_S
             try:
                 self._asked = self._ask(self._topics)
             except KafkaException as error:
                 self._troubles = dict.fromkeys(self._topics, f"the client cannot ask the brokers: {reason(error)}")
-        return anew
+        return recreated
 
     def _compare(self, found: TopicIds) -> list[str]:
         known = self._ids
-        anew = [topic for topic, one in found.ids.items() if known.get(topic, one) != one]
+        recreated = [topic for topic, one in found.ids.items() if known.get(topic, one) != one]
         self._ids = {**known, **found.ids}
         self._troubles = {
             topic: "the topic does not exist" if topic in found.absent else f"brokers do not tell of the topic: {why}"
             for topic, why in found.failures.items()
         }
-        return anew
+        return recreated
 
     def trouble(self, topic: str) -> str | None:
         """Return what is wrong with a topic, or None. Any thread."""

@@ -1,4 +1,4 @@
-"""Errors of a fetch: which of them end the consumer, which the client mends by itself, and what is said of them.
+"""Fetch errors: which of them end the consumer, which the client mends by itself, and how they are logged.
 
 The client hands them over among the messages, those of the group included.
 """
@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError
 from penstock.clients.cluster import Clock
 from penstock.clients.kafka import reason
 from penstock.clients.rights import is_missing_right
-from penstock.consumer.polling.rights_watch import RightsWatch
-from penstock.consumer.polling.topic_watch import TopicWatch
+from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.errors import PenstockError
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN,
 #: Errors after which the brokers are asked at once what is the matter with the topics.
 _ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
 #: Seconds between two warnings that the brokers refuse this member the same.
-_SAY_AGAIN_S = 60.0
+_LOG_AGAIN_S = 60.0
 
 #: How the client begins the text of an error that ended it, by what it was.
 _ENDED_BY = {
@@ -33,13 +33,7 @@ _ENDED_BY = {
 
 
 class FetchErrors:
-    """Judges errors. On the poll thread, save `shut_out`.
-
-    Args:
-        topic_watch: asks what is the matter with topics.
-        rights_watch: asks which rights are missing.
-        clock: the engine's clock.
-    """
+    """Judges errors. On the poll thread, save `shut_out`."""
 
     def __init__(self, topic_watch: TopicWatch, rights_watch: RightsWatch, clock: Clock) -> None:
         self._topic_watch = topic_watch
@@ -47,7 +41,7 @@ class FetchErrors:
         self._clock = clock
         # When and why the brokers refused this member. Replaced as a whole, so that any thread may read it.
         self._refusal: tuple[float, str] | None = None
-        self._refusal_said = -_SAY_AGAIN_S
+        self._refusal_logged_at = -_LOG_AGAIN_S
 
     def take(self, error: KafkaError, topic: str | None) -> bool:
         """Take an error; return whether it has ended the client, which a new one can follow.
@@ -55,7 +49,7 @@ class FetchErrors:
         Raises:
             PenstockError: it ends the consumer.
         """
-        # A fenced static member hears of it in a message whose error is not marked fatal.
+        # For a fenced static member it comes in a message whose error is not marked fatal.
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - as above
             for code, text in _ENDED_BY.items():
                 # A client of the protocol "consumer" takes a refused heartbeat for its end (librdkafka 2.16). The code
@@ -73,7 +67,7 @@ class FetchErrors:
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
         if error.code() in _ASK_AGAIN:
-            self._topic_watch.hurry()
+            self._topic_watch.check_now()
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             self._refused(
                 f"the group does not take this member: {reason(error)}; the group has members that do not rebalance "
@@ -93,17 +87,17 @@ class FetchErrors:
         self._refusal = (now, self._rights_watch.refused(error, topic, now))
 
     def _refused(self, why: str) -> None:
-        """Say why the group does not take this member; the client tries again every other second."""
+        """Log why the group does not take this member; the client tries again every other second."""
         now = self._clock.monotonic()
         self._refusal = (now, why)
-        if now - self._refusal_said >= _SAY_AGAIN_S:
-            self._refusal_said = now
+        if now - self._refusal_logged_at >= _LOG_AGAIN_S:
+            self._refusal_logged_at = now
             _log.warning("%s", why)
 
     def shut_out(self) -> str | None:
         """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
         refusal = self._refusal
-        lately = refusal is not None and self._clock.monotonic() - refusal[0] < _SAY_AGAIN_S
+        lately = refusal is not None and self._clock.monotonic() - refusal[0] < _LOG_AGAIN_S
         return refusal[1] if refusal is not None and lately else None
 
 
