@@ -14,8 +14,9 @@ from penstock.clients.cluster import Cluster, KafkaCluster
 from penstock.clients.granted_rights import Rights
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
-from penstock.consumer.handlers.handler import Handler, check_paced, require_own_topics
+from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
+from penstock.consumer.handlers.option_checks import check_paced
 from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation

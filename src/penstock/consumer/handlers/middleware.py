@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.consumer.handlers.handler import Handler, Kind, called_by, is_async, name_of
+from penstock.consumer.handlers.functions import is_async, name_of, require_parameters
+from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.errors import BatchError, ConfigurationError, PenstockError, raised
 
 #: Hands a message, or a list of them, on to the next middleware and at last to the handler; awaited in an `async def`.
@@ -34,7 +35,7 @@ class Middleware:
     def __post_init__(self) -> None:
         """Check that each is of its kind."""
         for option, given, wanted in (("plain", self.plain, False), ("async_", self.async_, True)):
-            _require_two_parameters(given)
+            _require_middleware(given)
             if is_async(given) is not wanted:
                 form = "an `async def`" if wanted else "a plain function"
                 raise ConfigurationError(f"Middleware({option}=...) takes {form}, but {name_of(given)} is none")
@@ -59,27 +60,15 @@ def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...
     several = tuple(given)
     for one in several:
         if not isinstance(one, Middleware):
-            _require_two_parameters(one)
+            _require_middleware(one)
     return several
 
 
-def _require_two_parameters(given: Callable[..., object]) -> None:
+def _require_middleware(given: Callable[..., object]) -> None:
     if not callable(given) or inspect.isclass(given):
         what = f"the class {given.__name__}" if inspect.isclass(given) else f"a {type(given).__name__}"
         raise ConfigurationError(f"a middleware must be a function (message, call_next), but one is {what}")
-    if inspect.isgeneratorfunction(called_by(given)) or inspect.isasyncgenfunction(called_by(given)):
-        raise ConfigurationError(f"middleware {name_of(given)} has a `yield`; call call_next(message) in its place")
-    try:
-        signature = inspect.signature(given)
-    except (TypeError, ValueError):
-        return  # of a callable written in C, say: what it takes is seen when it is called
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        raise ConfigurationError(
-            f"middleware {name_of(given)}{signature} cannot be called with a message and call_next; give it these two "
-            "parameters"
-        ) from None
+    require_parameters("middleware", given, "a message and call_next", 2)
 
 
 def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec]) -> Invoke:

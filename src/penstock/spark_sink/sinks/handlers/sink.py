@@ -25,7 +25,8 @@ from penstock.clients.granted_rights import require_rights
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
-from penstock.consumer.handlers.handler import Kind, name_of, orderings_of, require_own_topics
+from penstock.consumer.handlers.functions import name_of
+from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
 from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
