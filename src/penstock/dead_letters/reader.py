@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -217,13 +216,9 @@ class DeadLetterLog:
         self._consumer.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def _at_end(self, message: Message, topic: str, partition: int, end: int) -> bool:

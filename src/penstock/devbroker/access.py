@@ -138,15 +138,7 @@ class AccessControl(ABC):
             DevBrokerError: the broker was started without `acls=True`, or refused.
         """
         self._rights().allow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
+            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
         )
 
     def disallow(
@@ -168,15 +160,7 @@ class AccessControl(ABC):
             DevBrokerError: as for `allow`.
         """
         self._rights().disallow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
+            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
         )
 
     def asked(self, user: User | str) -> list[AskedRight]:

@@ -106,10 +106,10 @@ class Rights:
 def bindings(
     user: str,
     operations: Iterable[str],
-    *,
     topic: str | None,
     group: str | None,
     transactional_id: str | None,
+    *,
     cluster: bool,
     prefix: bool,
 ) -> Iterator[AclBinding]:
