@@ -27,9 +27,6 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        what: what was looked for.
-        good: whether it is there.
-        found: what was found, or what to do.
         required: whether its absence makes the command fail.
     """
 

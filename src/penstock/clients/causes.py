@@ -85,10 +85,6 @@ class ClientWords:
     """Hears one client: stands where the library expects a logger, and an `error_cb`. Passes all on.
 
     Written by the thread that serves the client, read by any: each field is replaced as a whole.
-
-    Args:
-        config: the client's settings; its `error_cb` is called, too.
-        log: where lines go on to.
     """
 
     def __init__(self, config: ClientConfig, log: Any) -> None:

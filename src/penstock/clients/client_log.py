@@ -26,12 +26,7 @@ _BROKER = re.compile(r"[\w.-]+:\d+")
 
 
 class ClientLog:
-    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one.
-
-    Args:
-        log: where lines go on to.
-        clock: monotonic seconds.
-    """
+    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log

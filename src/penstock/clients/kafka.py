@@ -175,12 +175,7 @@ def require_topics(
 ) -> dict[str, int]:
     """Return the number of partitions of each named topic.
 
-    Args:
-        admin: an admin client of the one who will use them.
-        bootstrap_servers: the addresses, for messages.
-        topics: names of the topics.
-        to: what they are needed for: the right to ask for where a topic cannot be seen.
-        principal: whom the brokers take the client for.
+    Where one cannot be seen, the error says that `principal` lacks the right `to` it.
 
     Raises:
         BrokerConnectionError: no broker answered.
@@ -218,14 +213,8 @@ def ensure_topics(
     """Create the topics that do not exist and return the number of partitions of each.
 
     A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
-    and is refused is left out of what is returned, and a warning tells.
-
-    Args:
-        admin: an admin client of the one who will use them.
-        bootstrap_servers: the addresses, for messages.
-        specs: the topics.
-        needs: what topics are needed for, by name: the rights to ask for where one cannot be seen.
-        principal: whom the brokers take the client for.
+    and is refused is left out of what is returned, and a warning tells. Where one cannot be seen, the error says that
+    `principal` lacks what the topic is needed for, by name in `needs`.
 
     Raises:
         BrokerConnectionError: no broker answered.

@@ -60,8 +60,6 @@ class Right:
     """A right of a client on a cluster.
 
     Attributes:
-        operation: what it allows.
-        resource: the kind of what it is held on.
         name: its name; empty for the cluster.
         is_prefix: whether it is held on all that begin with that name.
     """

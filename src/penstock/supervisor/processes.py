@@ -77,11 +77,6 @@ class Processes:
     """Keeps members running until a signal, until all have ended by themselves, or until one cannot be mended.
 
     For the main thread: only that hears signals.
-
-    Args:
-        command: what each member runs.
-        count: how many there are.
-        policy: when one that died is started again.
     """
 
     def __init__(self, command: Sequence[str], count: int, policy: RestartPolicy | None = None) -> None:

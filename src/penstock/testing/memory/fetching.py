@@ -51,14 +51,7 @@ class _Chunk:
 
 
 class Fetcher:
-    """The fetches of one client. The broker's lock guards it.
-
-    Args:
-        state: the broker.
-        reset: `auto.offset.reset`.
-        committed_only: whether the isolation level is read_committed.
-        stored: returns the group's offset of a partition, or None.
-    """
+    """The fetches of one client. The broker's lock guards it."""
 
     def __init__(
         self, state: BrokerState, *, reset: str, committed_only: bool, stored: Callable[[Place], int | None]

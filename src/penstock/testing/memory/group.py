@@ -34,16 +34,7 @@ class Change:
 
 
 class Member:
-    """One member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock.
-
-    Args:
-        name: the id the coordinator gave.
-        instance: `group.instance.id`, or None.
-        topics: what it subscribed to.
-        session_s: seconds without a heartbeat until it is evicted.
-        poll_s: seconds between two polls until it is evicted.
-        now: the time of joining.
-    """
+    """One member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock."""
 
     __slots__ = (
         "assigned",
@@ -97,13 +88,7 @@ class Member:
 
 
 class Group:
-    """The members of one group. The broker's lock guards it.
-
-    Args:
-        name: name of the group.
-        places: returns the partitions of topics.
-        chance: draws whom a moved partition goes to.
-    """
+    """The members of one group. The broker's lock guards it."""
 
     def __init__(self, name: str, places: Callable[[Iterable[str]], list[Place]], chance: random.Random) -> None:
         self.name = name
@@ -176,11 +161,7 @@ class Group:
         member.gone, member.change, member.needs_client = why, None, True
 
     def rebalance(self, *, shuffle: bool = False) -> None:
-        """Prepare a generation.
-
-        Args:
-            shuffle: give partitions to members by chance, whoever has them.
-        """
+        """Prepare a generation; shuffled, partitions go to members by chance, whoever has them."""
         self._preparing = True
         self._shuffle = self._shuffle or shuffle
         self._complete_when_ready()

@@ -24,15 +24,7 @@ _POLL_MS = 300_000
 
 
 class Membership:
-    """Keeps a client in its group.
-
-    Args:
-        config: librdkafka's keys.
-        consumer: what the callbacks are called with.
-        state: the broker, whose lock guards `member` and `fetcher`.
-        fetcher: what follows the callbacks.
-        reachable: whether the coordinator hears the client now.
-    """
+    """Keeps a client in its group. The broker's lock guards `member` and the fetcher, which follows the callbacks."""
 
     def __init__(
         self,
