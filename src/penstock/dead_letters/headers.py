@@ -67,14 +67,9 @@ class DeadLetterOrigin:
     """Where a dead letter comes from and why it died. A field is None where it is not known.
 
     Attributes:
-        topic: name of the topic it was read from.
-        partition: number of the partition.
-        offset: its offset there.
         group: the consumer group that gave it up.
         attempts: how often it was tried; Spring's format does not tell.
         exception: class of the last error, with its module.
-        message: text of the last error.
-        stack: stack of the last error.
     """
 
     topic: str | None = None
@@ -118,10 +113,7 @@ def default_topic(letter_format: DeadLetterFormat) -> str:
 def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOrigin) -> HeaderList:
     """Return the headers of a dead letter: the record's own, then those that tell of its death. Never raises.
 
-    Args:
-        letter_format: whose names to use.
-        record: the record as it was fetched; headers of an earlier death are left out.
-        origin: what to tell; fields that are None are left out.
+    Headers of an earlier death are left out, and so are fields of `origin` that are None.
     """
     fields = _kafka_fields(origin) if letter_format is DeadLetterFormat.KAFKA else _spring_fields(origin, record)
     return [*own_headers(record), *((name, value) for name, value in fields if value is not None)]

@@ -18,9 +18,7 @@ class Kind:
     Attributes:
         origin: original topic and partition; "?" where they are not known.
         exception: class of the error as the header has it, which anybody may have written; "?" where there is none.
-        count: how many there are.
         first_ms: time of the earliest, milliseconds since the epoch; -1 where none has a time.
-        last_ms: time of the latest.
     """
 
     origin: str

@@ -45,11 +45,6 @@ class DeadLetter:
     """One message of a dead-letter topic.
 
     Attributes:
-        topic: the dead-letter topic.
-        partition: number of the partition there.
-        offset: offset there.
-        key: key, or None.
-        value: value, or None for a tombstone.
         headers: all headers; only a mark where the client cannot carry their names.
         timestamp_ms: milliseconds since the epoch; -1 when there is none.
         origin: what the headers tell of its death; None where they tell nothing.
@@ -71,15 +66,7 @@ class DeadLetter:
 
 
 class DeadLetterLog:
-    """Reads one dead-letter topic after another; a context manager. For one thread.
-
-    Args:
-        bootstrap_servers: addresses of brokers.
-        config: settings of the clients.
-
-    Raises:
-        ConfigurationError: the client refused the addresses.
-    """
+    """Reads one dead-letter topic after another; a context manager. For one thread."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -190,12 +177,7 @@ class DeadLetterLog:
         return found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition))
 
     def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
-        """Write down what was replayed, durably.
-
-        Raises:
-            MissingRightError: this user may not commit to the group.
-            PenstockError: it could not be written.
-        """
+        """Write down what was replayed, durably; `PenstockError` where that was not possible."""
         what = (
             f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}, and the last "
             f"{BATCH} messages at most are sent again by the next replay"
@@ -212,7 +194,7 @@ class DeadLetterLog:
                 raise _not_remembered(topic, partition, reason(one.error))
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._consumer.close()
 
     def __enter__(self) -> Self:
@@ -236,13 +218,7 @@ class DeadLetterLog:
         raise PenstockError(f"{what}: {reason(error)}; check that the topic is still there")
 
     def _require_right(self, error: KafkaError, what: str, topic: str) -> None:
-        """Raise `MissingRightError` where that is what a broker refused; return for every other error.
-
-        Args:
-            error: what it answered.
-            what: what was tried.
-            topic: the topic that was to be read.
-        """
+        """Raise `MissingRightError` where a broker refused for want of one; return for every other error."""
         if is_missing_right(error):
             is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
             right = group_right(REPLAY_GROUP) if is_group else topic_right(Operation.READ, topic)

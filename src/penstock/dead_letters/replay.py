@@ -92,12 +92,7 @@ class Replay:
     """Sends the dead letters of one topic back to work. For one thread, and used once.
 
     Args:
-        log: reads the topic and keeps how far a replay got.
-        bootstrap_servers: addresses of brokers, to send to.
-        config: settings of the clients.
-        topic: the dead-letter topic.
         partitions: how many partitions every topic has.
-        choice: which dead letters are meant.
         to: the topic they all go to; their original ones when None.
         limit: how many are sent at most; all when None.
         again: whether those that an earlier replay sent are sent too.

@@ -14,9 +14,7 @@ class DemoOptions:
     """The options of the demo.
 
     Attributes:
-        whole_year: all departures of 2013 in place of those of January.
         input: a CSV file of the user, in place of the flights.
-        columns: which column of that file plays which part.
         keep: whether the SQLite files, the broker's data and the logs stay in a folder here, which is named.
         seed: chooses the poison flight.
         spark: whether the Spark query takes part.

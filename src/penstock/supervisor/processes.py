@@ -232,19 +232,13 @@ class Processes:
         member.outputs.clear()
 
     def _close(self) -> None:
-        """Let go of everything; members that still run, after a failure of our own, end by their lifeline."""
+        """Release everything; members that still run, after a failure of our own, end by their lifeline."""
         self._lifeline.close()
         self._selector.close()
 
 
 def run_processes(target: str, count: int, max_restarts: int) -> int:
-    """Run an app in several processes; return the exit code.
-
-    Args:
-        target: MODULE:APP.
-        count: how many processes.
-        max_restarts: how often in a row a process is started again.
-    """
+    """Run the app MODULE:APP in several processes; return the exit code."""
     # -P: a file of the current folder must not stand in for penstock; `penstock run` puts that folder on the path.
     command = [sys.executable, "-P", "-m", "penstock", "run", target]
     return Processes(command, count, RestartPolicy(max_restarts)).run()

@@ -45,11 +45,7 @@ class Answers:
 
 
 class FlightBook:
-    """The airline's tables, open in one process. Safe to share between its threads: one write at a time.
-
-    Args:
-        path: the SQLite file; made, with its tables, when absent.
-    """
+    """The airline's tables, open in one process. Safe to share between its threads: one write at a time."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -63,8 +59,7 @@ class FlightBook:
     def record(self, flight: Flight, transaction_id: str) -> None:
         """Run the local transaction of one flight: insert it, then commit if it departed and roll back if not.
 
-        Raises:
-            RefusedError: a check was faster and answered ROLLBACK.
+        `RefusedError` where a check was faster and answered ROLLBACK.
         """
         with self._write(commit=flight.departed):
             self._require_unanswered(flight, transaction_id)

@@ -41,9 +41,6 @@ class Commit:
         time: when, in seconds of the clock's `monotonic`.
         member: who committed; empty for a client outside the group.
         generation: of that member.
-        topic: name of the topic.
-        partition: number of the partition.
-        offset: the next offset to read.
         metadata: what was stored with it.
     """
 
