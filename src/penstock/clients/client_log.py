@@ -19,10 +19,10 @@ EVERY_S = 10.0
 _MOST_KINDS = 1_000
 
 #: What differs between lines that say the same: the client's thread, for how long, any numbers.
-_THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
-_AFTER = re.compile(r"\(after [^)]*\)")
+THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
+AFTER = re.compile(r" ?\(after [^)]*\)")
 _NUMBER = re.compile(r"\d+")
-_BROKER = re.compile(r"[\w.-]+:\d+")
+BROKER = re.compile(r"[\w.-]+:\d+")
 
 
 class ClientLog:
@@ -42,10 +42,10 @@ class ClientLog:
             # Whoever asked for those wants to see them.
             self._log.log(level, text, *arguments)
             return
-        said = _THREAD.sub("", str(arguments[-1])) if arguments else text
-        broker = _BROKER.search(said)
+        said = THREAD.sub("", str(arguments[-1])) if arguments else text
+        broker = BROKER.search(said)
         kind = arguments[0] if arguments else None
-        left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", _AFTER.sub("", said))))
+        left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))))
         if left_out is None:
             return
         if left_out:

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients import admin as admin_client
-from penstock.clients.reaching import all_topics, not_answered
+from penstock.clients.reaching import first_answer, not_answered
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
 
@@ -140,7 +140,7 @@ def partition_counts(
     Raises:
         BrokerConnectionError: no broker answered within `timeout_s` seconds; at once where none lets the client in.
     """
-    metadata = all_topics(admin, bootstrap_servers, timeout_s)
+    metadata = first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 

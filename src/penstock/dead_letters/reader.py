@@ -178,20 +178,17 @@ class DeadLetterLog:
 
     def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
         """Write down what was replayed, durably; `PenstockError` where that was not possible."""
-        what = (
-            f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}, and the last "
-            f"{BATCH} messages at most are sent again by the next replay"
-        )
         place = TopicPartition(topic, partition, point.offset, metadata=point.metadata)
+        what = f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}"
+        repeated = f"the last {BATCH} messages at most are sent again by the next replay"
         try:
-            answer = self._consumer.commit(offsets=[place], asynchronous=False) or []
-        except KafkaException as error:
-            self._require_right(error.args[0], what, topic)
-            raise _not_remembered(topic, partition, reason(error)) from error
-        for one in answer:
-            if one.error is not None:
-                self._require_right(one.error, what, topic)
-                raise _not_remembered(topic, partition, reason(one.error))
+            answer = self._consumer.commit(offsets=[place], asynchronous=False) or ()
+            error = next((one.error for one in answer if one.error is not None), None)
+        except KafkaException as refused:
+            error = refused.args[0]
+        if error is not None:
+            self._require_right(error, f"{what}, and {repeated}", topic)
+            raise PenstockError(f"{what}: {reason(error)}; {repeated}") from KafkaException(error)
 
     def close(self) -> None:
         """Close the connections."""
@@ -229,13 +226,6 @@ class DeadLetterLog:
             f"no Kafka broker at {self._bootstrap_servers} told {what}: {why}; "
             "check the address and that the broker runs, and run the command again"
         )
-
-
-def _not_remembered(topic: str, partition: int, why: str) -> PenstockError:
-    return PenstockError(
-        f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}: {why}; "
-        f"the last {BATCH} messages at most are sent again by the next replay"
-    )
 
 
 def _letter(message: Message) -> DeadLetter:

@@ -81,14 +81,8 @@ class Membership:
         now = self._clock.monotonic()
         self._coordinator.tick(now)
         self._told_of_eviction = False
-        self.member = Member(
-            self._coordinator.new_name(),
-            self._instance,
-            self._topics,
-            session_s=self._session_s,
-            poll_s=self._poll_s,
-            now=now,
-        )
+        name = self._coordinator.new_name()
+        self.member = Member(name, self._instance, tuple(self._topics), self._session_s, self._poll_s, now)
         self._group.join(self.member, now)
 
     def serve(self) -> None:
