@@ -24,15 +24,12 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        required: whether its absence makes the command fail.
-    """
+    """One line of the report."""
 
     what: str
     good: bool
     found: str
+    #: Whether its absence makes the command fail.
     required: bool = False
 
 

@@ -57,16 +57,13 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A right of a client on a cluster.
-
-    Attributes:
-        name: its name; empty for the cluster.
-        is_prefix: whether it is held on all that begin with that name.
-    """
+    """A right of a client on a cluster."""
 
     operation: Operation
     resource: Resource
+    #: Its name; empty for the cluster.
     name: str = ""
+    #: Whether it is held on all that begin with that name.
     is_prefix: bool = False
 
     def __str__(self) -> str:

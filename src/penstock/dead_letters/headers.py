@@ -64,19 +64,16 @@ class DeadLetterFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterOrigin:
-    """Where a dead letter comes from and why it died. A field is None where it is not known.
-
-    Attributes:
-        group: the consumer group that gave it up.
-        attempts: how often it was tried; Spring's format does not tell.
-        exception: class of the last error, with its module.
-    """
+    """Where a dead letter comes from and why it died. A field is None where it is not known."""
 
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
+    #: The consumer group that gave it up.
     group: str | None = None
+    #: How often it was tried; Spring's format does not tell.
     attempts: int | None = None
+    #: Class of the last error, with its module.
     exception: str | None = None
     message: str | None = field(default=None, repr=False)
     stack: str | None = field(default=None, repr=False)

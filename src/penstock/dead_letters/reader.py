@@ -42,21 +42,18 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One message of a dead-letter topic.
-
-    Attributes:
-        headers: all headers; only a mark where the client cannot carry their names.
-        timestamp_ms: milliseconds since the epoch; -1 when there is none.
-        origin: what the headers tell of its death; None where they tell nothing.
-    """
+    """One message of a dead-letter topic."""
 
     topic: str
     partition: int
     offset: int
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
+    #: All headers; only a mark where the client cannot carry their names.
     headers: HeaderList = field(repr=False)
+    #: Milliseconds since the epoch; -1 when there is none.
     timestamp_ms: int
+    #: What the headers tell of its death; None where they tell nothing.
     origin: DeadLetterOrigin | None
 
     @property

@@ -48,18 +48,15 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One flight of the schedule.
+    """One flight of the schedule."""
 
-    Attributes:
-        sequence: its place in the schedule, from 0.
-        tail: the aircraft, or None where the file names none.
-        departed: whether it left; a cancelled flight did not.
-    """
-
+    #: Its place in the schedule, from 0.
     sequence: int
+    #: The aircraft, or None where the file names none.
     tail: str | None
     place: str
     delay: int
+    #: Whether it left; a cancelled flight did not.
     departed: bool
 
     @property

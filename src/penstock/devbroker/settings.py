@@ -74,15 +74,12 @@ logger.authorizer.appenderRef.asked.ref = asked
 
 @dataclass(frozen=True, slots=True)
 class SecuredListener:
-    """What a broker with security has beside that.
-
-    Attributes:
-        inside_port: where the broker talks to itself, and we to it, without security.
-        settings: the broker's settings for it; a user's settings win over them.
-    """
+    """What a broker with security has beside that."""
 
     protocol: str
+    #: Where the broker talks to itself, and we to it, without security.
     inside_port: int
+    #: The broker's settings for it; a user's settings win over them.
     settings: Mapping[str, str]
 
 

@@ -36,16 +36,13 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a member that died is started again.
+    """When a member that died is started again."""
 
-    Attributes:
-        max_restarts: how often in a row one member is, before the run ends.
-        reset_after_s: seconds after which a member counts as up, and its earlier deaths as past.
-        wait: seconds before a start, as tenacity's `wait_*`.
-    """
-
+    #: How often in a row one member is, before the run ends.
     max_restarts: int = 10
+    #: Seconds after which a member counts as up, and its earlier deaths as past.
     reset_after_s: float = 60.0
+    #: Seconds before a start, as tenacity's `wait_*`.
     wait: tenacity.wait.wait_base = field(default_factory=lambda: tenacity.wait_exponential(multiplier=0.5, max=30))
 
     def delay_before(self, restart: int) -> float | None:

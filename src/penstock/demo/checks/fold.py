@@ -19,16 +19,13 @@ HANDLER_S = 0.002
 
 @dataclass(slots=True)
 class AircraftState:
-    """What is known of one aircraft after some of its flights.
-
-    Attributes:
-        late_run: how many departed late in a row, up to the last one.
-        longest_late_run: the longest such run so far.
-    """
+    """What is known of one aircraft after some of its flights."""
 
     flights: int = 0
     last_place: str = ""
+    #: How many departed late in a row, up to the last one.
     late_run: int = 0
+    #: The longest such run so far.
     longest_late_run: int = 0
     last_sequence: int = -1
 

@@ -40,18 +40,15 @@ _REPORT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class AirlineSettings:
-    """What a sending process is told.
-
-    Attributes:
-        number: which of the sending processes it is.
-        stand_at: sequence of the flight at which it stops between local commit and decision, or None.
-    """
+    """What a sending process is told."""
 
     bootstrap_servers: str
     topic: str
     schedule: str
     database: str
+    #: Which of the sending processes it is.
     number: int
+    #: Sequence of the flight at which it stops between local commit and decision, or None.
     stand_at: int | None
 
     def to_json(self) -> str:
