@@ -96,10 +96,6 @@ class LastingProducer:
     Nothing is sent by it on its own. What was queued or on its way when the client failed is reported as failed, each
     message once, by `poll` or `flush`; such a message may have been written all the same, as after any error. The new
     client is made when all is reported, so no message of the old one arrives behind one of the new.
-
-    Args:
-        make: makes a client.
-        clock: counts the seconds between two clients.
     """
 
     def __init__(self, make: Callable[[], ProducerClient], clock: Clock) -> None:
@@ -194,12 +190,7 @@ def _close(failed: ProducerClient) -> None:
 
 
 def cause_of(error: KafkaException, poll: Callable[[float], object]) -> KafkaError:
-    """Return what a producer was refused with; where it says no more than that it failed fatally, why that was.
-
-    Args:
-        error: what `produce` raised.
-        poll: the client's, which raises why it failed, once.
-    """
+    """Return why a producer refused; of one that only says that it failed fatally, what its next `poll` raises."""
     found: KafkaError = error.args[0]
     if found.code() == _FATAL:
         try:

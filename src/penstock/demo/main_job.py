@@ -44,14 +44,8 @@ _FILE_WIDTH = 120
 def run(options: DemoOptions, console: Console | None = None) -> int:
     """Run the demo and return its exit code: 0 every promise kept, 1 not, 130 interrupted.
 
-    Starts an embedded broker and child processes, and ends them whatever happens. Call it from one thread.
-
-    Args:
-        options: what to run.
-        console: where to print; standard output when left out.
-
-    Raises:
-        ConfigurationError: the input or the options make no sense; nothing was started.
+    Starts an embedded broker and child processes, and ends them whatever happens. Call it from one thread. Input or
+    options that make no sense are a `ConfigurationError`; then nothing was started.
     """
     console = console or Console()
     if not console.is_terminal:

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
@@ -215,9 +214,7 @@ class DevBroker(AccessControl):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
     def _running_node(self) -> Node:

@@ -124,11 +124,7 @@ class Tracker:
         block.bytes_left = block.size_bytes * block.left // len(block.done)
 
     def complete(self, block: Block, indexes: Sequence[int]) -> None:
-        """Mark a run done. Never waits.
-
-        Args:
-            block: the block as `register` returned it.
-            indexes: places in the block, each completed once; a `range` is the fastest.
+        """Mark a run done: places in a block, each completed once; a `range` is the fastest. Never waits.
 
         A place that was done already is raised by the next read, as `ValueError`: a message was handled twice, and the
         counts would be wrong.
@@ -140,10 +136,6 @@ class Tracker:
 
         The run's own completion names these places again, and may have done so already, in whichever order the two
         come: it is applied first where it was queued before, and passes over what is marked where it comes later.
-
-        Args:
-            block: the block as `register` returned it.
-            indexes: places in the block.
         """
         with self._lock:
             self._apply_updates()
@@ -287,11 +279,7 @@ class Tracker:
         return b"".join(parts)
 
     def commit_point(self, max_chars: int = MAX_METADATA_CHARS) -> CommitPoint:
-        """Return what may be committed now, with the map of what is done above it (I3).
-
-        Args:
-            max_chars: characters of the map, at most; 0 for none.
-        """
+        """Return what may be committed now, with the map of what is done above it in `max_chars` at most (I3)."""
         with self._lock:
             self._apply_updates()
             watermark = self._watermark()

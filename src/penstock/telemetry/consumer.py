@@ -26,13 +26,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class ConsumerTelemetry:
-    """Spans and metrics of one consumer. All methods may be called from any thread.
-
-    Args:
-        telemetry: what the user gave.
-        group: the consumer group.
-        clock: seconds that only rise, for durations.
-    """
+    """Spans and metrics of one consumer. All methods may be called from any thread."""
 
     def __init__(self, telemetry: Telemetry, group: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracer, meter, self._suppressed = telemetry.tracer(), telemetry.meter(), SuppressedErrors(group)
@@ -62,13 +56,7 @@ class ConsumerTelemetry:
         self._observed: Observed[Reading] | None = None
 
     def polled(self, topic: str, messages: Mapping[int, int], duration_s: float) -> None:
-        """Report the messages of one topic in one fetch.
-
-        Args:
-            topic: name of the topic.
-            messages: how many messages of which partition.
-            duration_s: seconds the fetch took.
-        """
+        """Report the messages of one topic in one fetch, as counts by partition; it took `duration_s` seconds."""
         measured = self._measured("poll", topic)
         received: dict[str, AttributeValue] = {**measured, names.OPERATION_TYPE: "receive"}
         attributes = {**received, names.BATCH_MESSAGE_COUNT: sum(messages.values())}
@@ -81,13 +69,10 @@ class ConsumerTelemetry:
             self._report(f"poll {topic}", attributes, duration_s, None)
 
     def committed(self, topic: str, partitions: int, error: str | None = None, duration_s: float | None = None) -> None:
-        """Report the answer to a commit.
+        """Report the answer to a commit of so many partitions of a topic.
 
-        Args:
-            topic: name of the topic.
-            partitions: how many of its partitions the commit named.
-            error: the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it.
-            duration_s: seconds from the request to the answer, or None where nobody measured.
+        `error` is the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it; `duration_s`
+        the seconds to the answer, or None where nobody measured.
         """
         measured = {**self._measured("commit", topic), names.OPERATION_TYPE: "settle"}
         if error is not None:
@@ -102,10 +87,6 @@ class ConsumerTelemetry:
 
         The span is linked to the context that the headers carried, and takes its place in them: from a dead letter the
         way leads to the span that sent it, and from there to who sent the message first.
-
-        Args:
-            topic: name of the topic it is sent to.
-            headers: pairs of name and content.
         """
         given = list(headers)
         sender = extract(given)
@@ -131,16 +112,14 @@ class ConsumerTelemetry:
     def observe(self, read: Callable[[], Reading]) -> None:
         """Show the consumer in the metrics `penstock.*` until `close`; a second call replaces the first.
 
-        Args:
-            read: takes a reading. It is called on the metric readers' threads, once a collection, and must not wait
-                for the poll thread.
+        `read` is called on the metric readers' threads, once a collection, and must not wait for the poll thread.
         """
         self.close()
         self._observed = Observed(self._group, read)
         self._registry.add(self._observed)
 
     def close(self) -> None:
-        """Show the consumer in the metrics no more and let go of `read`. May be called more than once."""
+        """Show the consumer in the metrics no more and drop `read`. May be called more than once."""
         observed, self._observed = self._observed, None
         if observed is not None:
             self._registry.remove(observed)

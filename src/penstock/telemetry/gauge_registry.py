@@ -27,12 +27,7 @@ _Labels = frozenset[tuple[str, str]]
 
 
 class Observed(Generic[ReadingT]):
-    """One consumer, or one coordinator, registered until it is closed.
-
-    Args:
-        name: the consumer group, or what else tells it apart.
-        read: takes a reading; called on the metric readers' threads, by one at a time.
-    """
+    """One consumer or coordinator until it is closed; read on the metric readers' threads, by one at a time."""
 
     def __init__(self, name: str, read: Callable[[], ReadingT]) -> None:
         self.name = name
@@ -73,12 +68,7 @@ class Observed(Generic[ReadingT]):
 
 
 class GaugeRegistry(Generic[ReadingT]):
-    """The observable instruments of one provider and the consumers they show. Thread-safe.
-
-    Args:
-        metrics: what is shown of each.
-        label: the attribute that tells them apart.
-    """
+    """The observable instruments of one provider, and the consumers they show, told apart by a label. Thread-safe."""
 
     def __init__(self, metrics: Sequence[ObservedMetric[ReadingT]], label: str) -> None:
         self._metrics = metrics
@@ -133,13 +123,7 @@ _registries_lock = threading.Lock()
 
 
 def registry_of(telemetry: Telemetry, shown: Sequence[ObservedMetric[ReadingT]], label: str) -> GaugeRegistry[ReadingT]:
-    """Return the gauge registry of a meter provider, with its instruments made.
-
-    Args:
-        telemetry: names the provider.
-        shown: the metrics, the same for each label.
-        label: the attribute that tells apart who is observed.
-    """
+    """Return the gauge registry of a meter provider for a label, whose metrics are always the same."""
     given, current = telemetry.meter_provider, metrics.get_meter_provider()
     is_global = given is None or given is current
     with _registries_lock:

@@ -49,16 +49,7 @@ class _Running(NamedTuple):
 
 
 class Processing:
-    """Wraps handlers. Thread-safe, and safe between the tasks of an event loop.
-
-    Args:
-        tracer: makes the spans.
-        meter: makes the histogram.
-        group: the consumer group.
-        record_keys: whether spans carry keys.
-        clock: seconds that only rise.
-        suppressed: where telemetry's own failures go.
-    """
+    """Wraps handlers. Thread-safe, and safe between the tasks of an event loop."""
 
     def __init__(
         self,

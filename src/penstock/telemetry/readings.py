@@ -81,15 +81,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedMetric(Generic[ReadingT]):
-    """A metric that is read from live state, from a `Reading` of a consumer or from what something else tells.
-
-    Attributes:
-        name: its name.
-        kind: how it adds up.
-        unit: its unit, in UCUM.
-        description: one sentence for whoever charts it.
-        read: returns its value or values.
-    """
+    """A metric that is read from live state; its unit is in UCUM, its description for whoever charts it."""
 
     name: str
     kind: Kind

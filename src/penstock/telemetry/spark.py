@@ -59,13 +59,7 @@ SPARK_METRICS: tuple[ObservedMetric[SparkReading], ...] = (
 
 
 class SparkTelemetry:
-    """Shows the metrics of one query until it is closed. Thread-safe.
-
-    Args:
-        telemetry: what the user gave.
-        query: name of the query.
-        read: takes a reading; called on the metric readers' threads.
-    """
+    """Shows the metrics of one query until closed. Thread-safe; `read` is called on the metric readers' threads."""
 
     def __init__(self, telemetry: Telemetry, query: str, read: Callable[[], SparkReading]) -> None:
         self._query = query

@@ -141,13 +141,7 @@ TRANSACTION_METRICS: tuple[ObservedMetric[CoordinatorReading], ...] = (
 
 
 class CoordinatorTelemetry:
-    """Shows the metrics of one coordinator until it is closed.
-
-    Args:
-        telemetry: what the user gave.
-        prefix: the prefix of its store.
-        read: takes a reading; called on the metric readers' threads.
-    """
+    """Shows the metrics of one coordinator until it is closed; `read` is called on the metric readers' threads."""
 
     def __init__(self, telemetry: Telemetry, prefix: str, read: Callable[[], CoordinatorReading]) -> None:
         self._registry = registry_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
@@ -160,12 +154,7 @@ class CoordinatorTelemetry:
 
 
 class SendSpans:
-    """Makes the `send {topic}` spans of a transactional producer. Thread-safe.
-
-    Args:
-        telemetry: what the user gave.
-        group: the producer group.
-    """
+    """Makes the `send {topic}` spans of a transactional producer. Thread-safe."""
 
     def __init__(self, telemetry: Telemetry, group: str) -> None:
         self._tracer = telemetry.tracer()
@@ -178,10 +167,6 @@ class SendSpans:
         """Report a message whose half is about to be stored, and return its headers with the context of its span.
 
         The span is a child of the current one. Who consumes the message is linked to it.
-
-        Args:
-            topic: the topic it is published to.
-            headers: pairs of name and content.
         """
         measured: dict[str, AttributeValue] = {
             names.SYSTEM: names.KAFKA,

@@ -19,19 +19,13 @@ HANDLER_S = 0.002
 
 @dataclass(slots=True)
 class AircraftState:
-    """What is known of one aircraft after some of its flights.
-
-    Attributes:
-        flights: how many departed.
-        last_place: the airport of the last one.
-        late_run: how many departed late in a row, up to the last one.
-        longest_late_run: the longest such run so far.
-        last_sequence: place in the schedule of the last one.
-    """
+    """What is known of one aircraft after some of its flights."""
 
     flights: int = 0
     last_place: str = ""
+    #: How many departed late in a row, up to the last one.
     late_run: int = 0
+    #: The longest such run so far.
     longest_late_run: int = 0
     last_sequence: int = -1
 
@@ -89,12 +83,8 @@ class FlightFold:
 
     There is no lock around an aircraft's state: the promise under test is that messages of one key are handled
     one at a time, and each handler marks its aircraft busy, so a breach is counted rather than hidden. What
-    belongs to no aircraft (flights without a tail number, the counters) is under `_lock`.
-
-    Args:
-        poison: sequence of the flight that is always refused.
-        ignored: sequences taken from the topic without being folded. Only a test that wants a red verdict
-            gives any.
+    belongs to no aircraft (flights without a tail number, the counters) is under `_lock`. Flights to be `ignored` are
+    taken without being folded: a test that wants a red verdict gives some.
     """
 
     def __init__(self, poison: int, ignored: frozenset[int] = frozenset()) -> None:
@@ -111,11 +101,7 @@ class FlightFold:
         self.poison_attempts = 0
 
     def handle(self, message: Message) -> None:
-        """Fold one flight into the state of its aircraft. Called by many threads at once.
-
-        Raises:
-            PoisonFlightError: it is the planted one.
-        """
+        """Fold one flight into the state of its aircraft. Called by many threads at once."""
         flight = Flight.from_json(message.value or b"")
         if flight.sequence == self._poison:
             with self._lock:

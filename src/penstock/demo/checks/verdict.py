@@ -17,19 +17,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class KilledSender:
-    """The sending process that was killed between its local commit and its decision.
-
-    Attributes:
-        sequence: the flight it was sending.
-        kills: how many processes ended by SIGKILL at that point.
-        recorded: whether its local transaction is in the `flights` table, under the killed transaction.
-        settled_by_check: whether a check of that transaction was answered COMMIT.
-        published: how often its message is in the topic.
-    """
+    """The sending process that was killed between its local commit and its decision."""
 
     sequence: int
+    #: How many processes ended by SIGKILL at that point.
     kills: int
+    #: Whether its local transaction is in the `flights` table, under the killed transaction.
     recorded: bool
+    #: Whether a check of that transaction was answered COMMIT.
     settled_by_check: bool
     published: int
 
@@ -53,46 +48,31 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything the verdict is computed from.
-
-    Attributes:
-        flights: rows taken from the CSV.
-        departed: those that departed, counted in the CSV.
-        recorded: rows of the `flights` table.
-        published: records of the topic, counted by a plain read_committed client.
-        folded: messages the app's handler folded.
-        dead_letters: flights read back from the dead-letter topic.
-        poison: the planted flight.
-        poison_attempts: how often the handler refused it.
-        poison_attempts_wanted: how often its retry policy has it tried.
-        wrong_states: aircraft in a wrong state from the plain loop's.
-        aircraft: aircraft with at least one departed flight.
-        cancelled_seen: cancelled flights among the handled messages.
-        duplicates: flights handled more than once.
-        order_violations: flights handled out of their aircraft's order, or beside another one of it.
-        left_unknown: transactions the senders left to a check, as their schedule asks.
-        settled_by_checks: transactions the checks settled, the killed sender's among them.
-        undecided: transactions that are still undecided.
-        killed: the sender that was killed.
-        spark: what Spark stored, or None when it took no part.
-        rates: how fast it went.
-    """
+    """Everything the verdict is computed from."""
 
     flights: int
     departed: int
     recorded: int
+    #: Records of the topic, counted by a plain read_committed client.
     published: int
     folded: int
+    #: Flights read back from the dead-letter topic.
     dead_letters: Sequence[int]
     poison: int
     poison_attempts: int
+    #: How often its retry policy has it tried.
     poison_attempts_wanted: int
+    #: Aircraft in a wrong state from the plain loop's.
     wrong_states: int
     aircraft: int
+    #: Cancelled flights among the handled messages.
     cancelled_seen: int
     duplicates: int
+    #: Flights handled out of their aircraft's order, or beside another one of it.
     order_violations: int
+    #: Transactions the senders left to a check, as their schedule asks.
     left_unknown: int
+    #: Transactions the checks settled, the killed sender's among them.
     settled_by_checks: int
     undecided: int
     killed: KilledSender

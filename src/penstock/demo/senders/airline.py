@@ -40,22 +40,15 @@ _REPORT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class AirlineSettings:
-    """What a sending process is told.
-
-    Attributes:
-        bootstrap_servers: addresses of the broker.
-        topic: where flights are published.
-        schedule: file of the flights, as `write_schedule` wrote it.
-        database: file of the `flights` table.
-        number: which of the sending processes it is.
-        stand_at: sequence of the flight at which it stops between local commit and decision, or None.
-    """
+    """What a sending process is told."""
 
     bootstrap_servers: str
     topic: str
     schedule: str
     database: str
+    #: Which of the sending processes it is.
     number: int
+    #: Sequence of the flight at which it stops between local commit and decision, or None.
     stand_at: int | None
 
     def to_json(self) -> str:
@@ -64,13 +57,7 @@ class AirlineSettings:
 
 
 class Airline:
-    """One sending process: a producer, a table, and threads that each work off a share of the schedule.
-
-    Args:
-        settings: what it is told.
-        reporter: where it reports.
-        book: the open table; it outlives this object.
-    """
+    """One sending process: a producer, a table, and threads that each work off a share of the schedule."""
 
     def __init__(self, settings: AirlineSettings, reporter: Reporter, book: FlightBook) -> None:
         self._settings = settings
@@ -81,11 +68,7 @@ class Airline:
         self._producer = TransactionalProducer(GROUP, bootstrap_servers=settings.bootstrap_servers, check=self._check)
 
     def run(self) -> None:
-        """Send what the table does not hold yet, and answer checks until the parent wants the end.
-
-        Raises:
-            BaseException: what stopped a thread.
-        """
+        """Send what the table does not hold yet, and answer checks until the parent wants the end or a thread fails."""
         shares, total = self._shares()
         threads = [
             threading.Thread(target=self._work_off, args=(share,), name=f"penstock-demo-sender-{number}", daemon=True)

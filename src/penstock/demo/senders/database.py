@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.demo.flights import Flight
@@ -45,11 +45,7 @@ class Answers:
 
 
 class FlightBook:
-    """The airline's tables, open in one process. Safe to share between its threads: one write at a time.
-
-    Args:
-        path: the SQLite file; made, with its tables, when absent.
-    """
+    """The airline's tables, open in one process. Safe to share between its threads: one write at a time."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -63,39 +59,37 @@ class FlightBook:
     def record(self, flight: Flight, transaction_id: str) -> None:
         """Run the local transaction of one flight: insert it, then commit if it departed and roll back if not.
 
-        Raises:
-            RefusedError: a check was faster and answered ROLLBACK.
+        `RefusedError` where a check was faster and answered ROLLBACK.
         """
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._require_unanswered(flight, transaction_id)
-                self._connection.execute(
-                    "INSERT INTO flights VALUES (?, ?, ?, ?, ?)",
-                    (flight.sequence, flight.tail, flight.place, flight.delay, transaction_id),
-                )
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT" if flight.departed else "ROLLBACK")
+        with self._write(commit=flight.departed):
+            self._require_unanswered(flight, transaction_id)
+            self._connection.execute(
+                "INSERT INTO flights VALUES (?, ?, ?, ?, ?)",
+                (flight.sequence, flight.tail, flight.place, flight.delay, transaction_id),
+            )
 
     def answer(self, transaction_id: str) -> bool:
         """Tell whether the flight of that transaction departed, and see to it that the answer stays true."""
+        with self._write():
+            query = "SELECT 1 FROM flights WHERE transaction_id = ?"
+            departed = self._connection.execute(query, (transaction_id,)).fetchone() is not None
+            self._connection.execute(
+                "INSERT INTO answers VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
+                (transaction_id, departed),
+            )
+        return departed
+
+    @contextmanager
+    def _write(self, *, commit: bool = True) -> Iterator[None]:
+        """Run a write transaction; it is rolled back where an exception passes through."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                row = self._connection.execute(
-                    "SELECT 1 FROM flights WHERE transaction_id = ?", (transaction_id,)
-                ).fetchone()
-                self._connection.execute(
-                    "INSERT INTO answers VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
-                    (transaction_id, row is not None),
-                )
+                yield
             except BaseException:
                 self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
-        return row is not None
+            self._connection.execute("COMMIT" if commit else "ROLLBACK")
 
     def last_recorded(self) -> dict[str, int]:
         """Return, for each aircraft, the last flight in the table: where a restarted sender goes on."""
@@ -131,9 +125,7 @@ class FlightBook:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def _require_unanswered(self, flight: Flight, transaction_id: str) -> None:

@@ -38,8 +38,7 @@ def left_unknown(flight: Flight) -> bool:
 def plan(flights: Sequence[Flight], seed: int) -> Plan:
     """Choose the poison flight by chance, and the killed sender's flight a third into its share.
 
-    Raises:
-        ConfigurationError: there are too few departed flights with a key to choose from.
+    `ConfigurationError` where there are too few departed flights with a key to choose from.
     """
     departed = [flight for flight in flights if flight.departed and flight.tail is not None]
     of_first_sender = [flight for flight in departed if share_of(flight, SENDERS) == 0 and not left_unknown(flight)]

@@ -23,10 +23,7 @@ def share_of(flight: Flight, shares: int) -> int:
 class Share:
     """Flights of some aircraft, given out in schedule order. Used by one thread; reads `published` of another.
 
-    Args:
-        flights: the flights to send, in schedule order.
-        published: sequences of the flights seen in the topic; it grows while the share is worked off.
-        waiting_for: aircraft that wait from the start, each for the flight it waits for (after a restart).
+    `waiting_for` names aircraft that wait from the start, each for a flight, as after a restart.
     """
 
     def __init__(

@@ -38,6 +38,8 @@ _STUCK_AFTER_S = 180.0
 
 _LOOK_INTERVAL_S = 0.2
 
+_LAST_LINES = 20
+
 _log = logging.getLogger("penstock.devbroker")
 
 #: Puts the jars into a folder: the folder for them, a folder for the resolver's own files, whether to show progress.
@@ -197,11 +199,11 @@ def _pyspark_jar(stem: str) -> Path:
     return found
 
 
-def last_lines(path: Path, count: int = 20) -> str:
+def last_lines(path: Path) -> str:
     """Return the last lines of a log, those that are not empty."""
     try:
         text = path.read_text(errors="replace")
     except FileNotFoundError:
         return "(it printed nothing)"
     lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[-count:]) or "(it printed nothing)"
+    return "\n".join(lines[-_LAST_LINES:]) or "(it printed nothing)"

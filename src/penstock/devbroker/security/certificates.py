@@ -49,15 +49,7 @@ class Certificate:
 
 
 class Certificates:
-    """One authority with all it signs, in a folder. For one thread at a time.
-
-    Args:
-        folder: where the files are written; made when it is missing. Keys are for its owner alone.
-        server_expired: whether the broker's certificate ended a day ago.
-
-    Raises:
-        DevBrokerError: the library that makes them is missing.
-    """
+    """One authority with all it signs, in a folder of its owner's. For one thread at a time."""
 
     def __init__(self, folder: Path, *, server_expired: bool = False) -> None:
         require_trustme()
@@ -75,13 +67,7 @@ class Certificates:
         write_private(self.server_path, _java_key(server) + _chain(server))
 
     def issue(self, name: str, *, expired: bool = False, foreign: bool = False) -> Certificate:
-        """Return a certificate for a client of that name.
-
-        Args:
-            name: its common name.
-            expired: whether it ended a day ago.
-            foreign: whether an authority signs it that the broker does not know.
-        """
+        """Return a certificate for a client of that name: one that ended a day ago, or of an unknown authority."""
         stem = "-".join((name, *(["expired"] if expired else []), *(["foreign"] if foreign else [])))
         made = Certificate(name, self._folder / f"{stem}.crt.pem", self._folder / f"{stem}.key.pem", self.ca_path)
         # Java refuses a certificate whose list of further names is empty.

@@ -74,15 +74,7 @@ class User:
 
 
 class ClientSecurity:
-    """The secured listener of one broker, its users and their passwords. For one thread at a time.
-
-    Args:
-        kind: how clients connect.
-        folder: where certificates are written, when they are asked for first.
-        users: passwords of the users that are known from the start.
-        acls: whether a user may do only what was allowed to it.
-        expired_certificate: whether the broker's certificate ended a day ago.
-    """
+    """The secured listener of one broker, its users and their passwords. For one thread at a time."""
 
     def __init__(
         self, kind: Security, folder: Path, users: Mapping[str, str], *, acls: bool, expired_certificate: bool
@@ -102,11 +94,7 @@ class ClientSecurity:
 
     @cached_property
     def certificates(self) -> Certificates:
-        """The authority of this broker.
-
-        Raises:
-            DevBrokerError: this kind of security has no certificates.
-        """
+        """The authority of this broker; `DevBrokerError` where its kind of security has none."""
         if not self.kind.has_tls:
             raise DevBrokerError(
                 f"an embedded broker with security={self.kind.value!r} has no certificates; "
@@ -167,11 +155,7 @@ class ClientSecurity:
         return known
 
     def client_settings(self, name: str, mechanism: str) -> dict[str, str]:
-        """Return the settings with which a client connects as that user.
-
-        Raises:
-            ConfigurationError: no such mechanism, or the user came too late for it.
-        """
+        """Return the settings with which a client connects as that user; `ConfigurationError` where it cannot."""
         if self.kind is Security.SSL:
             return self.certificates.issue(name).config
         settings = {"security.protocol": self.kind.protocol.lower()}
@@ -202,11 +186,7 @@ class ClientSecurity:
 def check_security(
     security: Security | None, users: Mapping[str, str], *, acls: bool, expired_certificate: bool
 ) -> None:
-    """Raise `ConfigurationError` where options of a broker contradict each other, before anything starts.
-
-    Raises:
-        DevBrokerError: the library that makes certificates is missing.
-    """
+    """Raise where options of a broker contradict each other or lack a library, before anything starts."""
     kinds = ", ".join(repr(kind.value) for kind in Security)
     if acls and security is None:
         raise ConfigurationError(f"acls=True needs users to tell apart: give security= too, one of {kinds}")

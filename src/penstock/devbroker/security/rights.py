@@ -106,18 +106,14 @@ class Rights:
 def bindings(
     user: str,
     operations: Iterable[str],
-    *,
     topic: str | None,
     group: str | None,
     transactional_id: str | None,
+    *,
     cluster: bool,
     prefix: bool,
 ) -> Iterator[AclBinding]:
-    """Return Kafka's bindings for each of the operations on each of the resources named.
-
-    Raises:
-        ConfigurationError: no operation or resource is named, or Kafka has no such operation.
-    """
+    """Return Kafka's bindings for each operation on each resource; `ConfigurationError` where either is not named."""
     named = [
         (ResourceType.TOPIC, topic),
         (ResourceType.GROUP, group),

@@ -14,13 +14,7 @@ Place = tuple[str, int]
 def assign(
     members: Mapping[str, Iterable[str]], held: Mapping[str, Iterable[Place]], places: Iterable[Place]
 ) -> dict[str, list[Place]]:
-    """Return the partitions of each member.
-
-    Args:
-        members: the topics of each member; among equals the first member gets a partition.
-        held: what each member has.
-        places: all partitions there are.
-    """
+    """Return each member's partitions, by its topics and what it holds; among equals the first member gets one."""
     topics = {name: frozenset(wanted) for name, wanted in members.items()}
     order = {name: rank for rank, name in enumerate(topics)}
     existing = sorted(places)

@@ -83,11 +83,7 @@ class TestBroker:
         return self._clock
 
     def advance(self, seconds: float) -> None:
-        """Move the clock, and let happen what is due by then: sessions end, late requests arrive.
-
-        Raises:
-            ValueError: `seconds` is negative.
-        """
+        """Move the clock, and let happen what is due by then: sessions end, late requests arrive."""
         with self._lock:
             self._clock.advance(seconds)
             self._coordinator.tick(self._clock.monotonic())
@@ -108,11 +104,7 @@ class TestBroker:
         return MemoryProducer(self._state)
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has.
-
-        Raises:
-            TopicNotFoundError: a topic does not exist; all that are absent are named.
-        """
+        """Return how many partitions each topic has; `TopicNotFoundError` names all that are absent."""
         with self._lock:
             counts, wanted = self._topics.counts(), list(topics)
         missing = sorted(topic for topic in wanted if topic not in counts)
@@ -152,9 +144,7 @@ class TestBroker:
     def create_topic(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create a topic. Of its config, `message.timestamp.type` has a meaning here.
 
-        Raises:
-            PenstockError: it exists.
-            ValueError: it would have no partition.
+        `PenstockError` where it exists, `ValueError` where it would have no partition.
         """
         with self._lock:
             self._topics.create(topic, partitions, config or {})
@@ -273,24 +263,16 @@ class TestBroker:
             return self._coordinator.group(group).generation
 
     def rebalance(self, group: str, *, shuffle: bool = True) -> None:
-        """Force a rebalance.
-
-        Args:
-            group: name of the group.
-            shuffle: give partitions to members by chance, so that some of them move.
-        """
+        """Force a rebalance; shuffled, partitions go to members by chance, so that some of them move."""
         with self._lock:
             self._coordinator.group(group).rebalance(shuffle=shuffle)
 
     # Faults
 
     def fail(self, operation: Operation | str, error: KafkaError | int, times: int = 1) -> None:
-        """Let the next `times` calls of an operation be refused with an error.
+        """Let the next `times` calls of an operation be refused with an error, or the error of a code.
 
-        Args:
-            operation: one of `Operation`, or its value, as "commit".
-            error: what the client hears, or its code; without a meaning for "queue".
-            times: how many calls.
+        `operation` is one of `Operation`, or its value, as "commit". "queue" needs no error.
         """
         self._plan(operation, Fault(Effect.REFUSED, as_error(error)), times)
 

@@ -35,11 +35,7 @@ class TestClock:
             self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward.
-
-        Raises:
-            ValueError: `seconds` is negative.
-        """
+        """Move the clock forward; `ValueError` where that is backward."""
         if not seconds >= 0:
             raise ValueError(f"a clock does not go back: advance by {seconds!r} seconds; give zero or more")
         with self._lock:

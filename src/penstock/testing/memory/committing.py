@@ -35,14 +35,7 @@ class AnsweredPartition(TopicPartition):
 
 
 class Committing:
-    """Sends the commits of one client. The broker's lock guards it, but for `serve`.
-
-    Args:
-        group: name of the group.
-        on_commit: gets the answers to asynchronous commits.
-        state: the broker.
-        cut_off: whether nothing of the client reaches the broker now.
-    """
+    """Sends the commits of one client. The broker's lock guards it, but for `serve`."""
 
     def __init__(self, group: str, on_commit: OnCommit | None, state: BrokerState, cut_off: Callable[[], bool]) -> None:
         self._group = group
@@ -70,11 +63,7 @@ class Committing:
         self._send(self._request(member, points), self._faults.take(Operation.COMMIT_ASYNC), answer)
 
     def send_and_wait(self, member: Member | None, points: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Commit and let the clock go on until there is an answer.
-
-        Raises:
-            KafkaException: it was refused, whole or in part, or no answer came in time.
-        """
+        """Commit and let the clock go on until there is an answer; `KafkaException` where it is not a yes in time."""
         answers: list[KafkaError | None] = []
         self._send(self._request(member, points), self._faults.take(Operation.COMMIT_SYNC), answers.append)
         deadline = self._clock.monotonic() + ANSWER_S
@@ -112,11 +101,7 @@ class Committing:
             coordinator.deliver(fault, execute, answer)
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> list[TopicPartition]:
-        """Return the group's offsets.
-
-        Raises:
-            KafkaException: the coordinator did not answer within `timeout` seconds of the clock.
-        """
+        """Return the group's offsets; `KafkaException` without an answer within `timeout` seconds of the clock."""
         fault = self._faults.take(Operation.COMMITTED)
         if fault is not None:
             raise KafkaException(fault.error)

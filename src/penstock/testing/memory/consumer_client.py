@@ -73,11 +73,7 @@ class MemoryConsumer:
         return "" if member is None else member.name
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Begin with these partitions, at their offsets.
-
-        Raises:
-            KafkaException: one is assigned already.
-        """
+        """Begin with these partitions, at their offsets; `KafkaException` where one is assigned already."""
         self._require_open()
         with self._lock:
             for one in partitions:
@@ -88,11 +84,7 @@ class MemoryConsumer:
                 self._fetcher.assign((one.topic, one.partition), one.offset)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Stop with these partitions.
-
-        Raises:
-            KafkaException: one is not assigned.
-        """
+        """Stop with these partitions; `KafkaException` where one is not assigned."""
         self._require_open()
         with self._lock:
             for one in partitions:
@@ -170,11 +162,7 @@ class MemoryConsumer:
                 self._fetcher.resume((one.topic, one.partition))
 
     def seek(self, partition: TopicPartition) -> None:
-        """Go on from an offset, or a logical one, and forget what was fetched.
-
-        Raises:
-            KafkaException: the partition is not assigned.
-        """
+        """Go on from an offset, or a logical one, and forget what was fetched; `KafkaException` if unassigned."""
         self._require_open()
         place = (partition.topic, partition.partition)
         with self._lock:
@@ -244,8 +232,7 @@ class MemoryConsumer:
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return the group's offsets with their metadata; an offset of -1001 where there is none.
 
-        Raises:
-            KafkaException: the coordinator did not answer within `timeout` seconds of the clock.
+        `KafkaException` where the coordinator did not answer within `timeout` seconds of the clock.
         """
         self._require_open()
         with self._lock:

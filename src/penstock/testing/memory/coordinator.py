@@ -35,24 +35,18 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One accepted commit of one partition.
+    """One accepted commit of one partition."""
 
-    Attributes:
-        time: when, in seconds of the clock's `monotonic`.
-        member: who committed; empty for a client outside the group.
-        generation: of that member.
-        topic: name of the topic.
-        partition: number of the partition.
-        offset: the next offset to read.
-        metadata: what was stored with it.
-    """
-
+    #: When, in seconds of the clock's `monotonic`.
     time: float
+    #: Who committed; empty for a client outside the group.
     member: str
+    #: Of that member.
     generation: int
     topic: str
     partition: int
     offset: int
+    #: What was stored with it.
     metadata: str | None
 
 

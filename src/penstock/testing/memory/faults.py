@@ -78,11 +78,7 @@ _WIDER = {Operation.COMMIT_SYNC: Operation.COMMIT, Operation.COMMIT_ASYNC: Opera
 
 
 class Faults:
-    """The faults to come. The broker's lock guards it.
-
-    Args:
-        chance: draws the faults that come by chance.
-    """
+    """The faults to come. The broker's lock guards it."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance

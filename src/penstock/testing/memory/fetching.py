@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, Message
 
@@ -18,47 +19,36 @@ from penstock.testing.memory.log import PartitionLog
 from penstock.testing.memory.state import BrokerState
 
 
+@dataclass(slots=True, eq=False)
 class FetchedPartition:
     """An assigned partition in one client."""
 
-    __slots__ = ("buffered", "next", "paused", "place", "position", "stopped", "version")
-
-    def __init__(self, place: Place, start: int, *, paused: bool) -> None:
-        self.place = place
-        #: The next offset to hand over, or one of the logical offsets before that is known.
-        self.next = start
-        #: The same as the application hears it: not known before the first message.
-        self.position = codes.INVALID
-        self.paused = paused
-        #: Whether it gave up: there is no offset to go on from.
-        self.stopped = False
-        #: Whether something of it waits in the queue; what has another version than this is thrown away.
-        self.buffered = False
-        self.version = 0
+    place: Place
+    #: The next offset to hand over, or one of the logical offsets before that is known.
+    next: int
+    paused: bool
+    #: The next offset as the application sees it: not known before the first message.
+    position: int = codes.INVALID
+    #: Whether it gave up: there is no offset to go on from.
+    stopped: bool = False
+    #: Whether something of it waits in the queue; what has another version than this is thrown away.
+    buffered: bool = False
+    version: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Chunk:
     """What one fetch brought: messages, and the position after them; None for an error."""
 
-    __slots__ = ("end", "index", "messages", "part", "version")
-
-    def __init__(self, part: FetchedPartition, messages: Sequence[Message], end: int | None) -> None:
-        self.part = part
-        self.version = part.version
-        self.messages = messages
-        self.index = 0
-        self.end = end
+    part: FetchedPartition
+    messages: Sequence[Message]
+    end: int | None
+    version: int
+    index: int = 0
 
 
 class Fetcher:
-    """The fetches of one client. The broker's lock guards it.
-
-    Args:
-        state: the broker.
-        reset: `auto.offset.reset`.
-        committed_only: whether the isolation level is read_committed.
-        stored: returns the group's offset of a partition, or None.
-    """
+    """The fetches of one client. The broker's lock guards it."""
 
     def __init__(
         self, state: BrokerState, *, reset: str, committed_only: bool, stored: Callable[[Place], int | None]
@@ -77,7 +67,7 @@ class Fetcher:
 
     def assign(self, place: Place, start: int) -> None:
         """Begin with a partition."""
-        self.assigned[place] = FetchedPartition(place, start, paused=place in self._paused)
+        self.assigned[place] = FetchedPartition(place, start, place in self._paused)
 
     def unassign(self, place: Place) -> None:
         """Stop with a partition and forget what was fetched of it, but not that it is paused."""
@@ -131,7 +121,7 @@ class Fetcher:
         messages, end = log.read(part.next, limit, committed_only=self.committed_only)
         if end > part.next:
             part.buffered = True
-            self._queue.append(_Chunk(part, messages, end))
+            self._queue.append(_Chunk(part, messages, end, part.version))
 
     def _begin(self, part: FetchedPartition, log: PartitionLog) -> None:
         if part.next == codes.BEGINNING:
@@ -162,7 +152,7 @@ class Fetcher:
     def _put_error(self, part: FetchedPartition, error: KafkaError, offset: int | None) -> None:
         topic, partition = part.place
         part.buffered = True
-        self._queue.append(_Chunk(part, [error_message(error, topic, partition, offset)], None))
+        self._queue.append(_Chunk(part, [error_message(error, topic, partition, offset)], None, part.version))
 
     def take(self, wanted: int) -> list[Message]:
         """Return up to so many messages of what was fetched."""

@@ -9,8 +9,8 @@ always in time; a member whose process is gone or cut off is `unheard` instead, 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from penstock.testing.memory.assignor import Place, assign
@@ -33,61 +33,29 @@ class Change:
     added: tuple[Place, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Member:
-    """One member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock.
+    """One member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock."""
 
-    Args:
-        name: the id the coordinator gave.
-        instance: `group.instance.id`, or None.
-        topics: what it subscribed to.
-        session_s: seconds without a heartbeat until it is evicted.
-        poll_s: seconds between two polls until it is evicted.
-        now: the time of joining.
-    """
-
-    __slots__ = (
-        "assigned",
-        "change",
-        "generation",
-        "gone",
-        "instance",
-        "name",
-        "needs_client",
-        "owned",
-        "poll_s",
-        "polled_at",
-        "session_s",
-        "topics",
-        "unheard_since",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        instance: str | None,
-        topics: Sequence[str],
-        *,
-        session_s: float,
-        poll_s: float,
-        now: float,
-    ) -> None:
-        self.name = name
-        self.instance = instance
-        self.topics = tuple(topics)
-        self.session_s = session_s
-        self.poll_s = poll_s
-        self.polled_at = now
-        #: Since when no heartbeat comes, or None while they do.
-        self.unheard_since: float | None = None
-        #: What the client has, what the last generation gave, and which one that was.
-        self.owned: dict[Place, None] = {}
-        self.assigned: tuple[Place, ...] = ()
-        self.generation = -1
-        #: What the client has not served yet.
-        self.change: Change | None = None
-        self.gone: Gone | None = None
-        #: Whether the client has anything to serve: looked at in every poll.
-        self.needs_client = False
+    name: str
+    #: `group.instance.id`, or None.
+    instance: str | None
+    topics: tuple[str, ...]
+    #: Seconds without a heartbeat, and between two polls, until it is evicted.
+    session_s: float
+    poll_s: float
+    polled_at: float
+    #: Since when no heartbeat comes, or None while they do.
+    unheard_since: float | None = None
+    #: What the client has, what the last generation gave, and which one that was.
+    owned: dict[Place, None] = field(default_factory=dict)
+    assigned: tuple[Place, ...] = ()
+    generation: int = -1
+    #: What the client has not served yet.
+    change: Change | None = None
+    gone: Gone | None = None
+    #: Whether the client has anything to serve: looked at in every poll.
+    needs_client: bool = False
 
     def deadline(self) -> float:
         """When it is evicted if nothing is heard of it until then."""
@@ -97,13 +65,7 @@ class Member:
 
 
 class Group:
-    """The members of one group. The broker's lock guards it.
-
-    Args:
-        name: name of the group.
-        places: returns the partitions of topics.
-        chance: draws whom a moved partition goes to.
-    """
+    """The members of one group. The broker's lock guards it."""
 
     def __init__(self, name: str, places: Callable[[Iterable[str]], list[Place]], chance: random.Random) -> None:
         self.name = name
@@ -176,11 +138,7 @@ class Group:
         member.gone, member.change, member.needs_client = why, None, True
 
     def rebalance(self, *, shuffle: bool = False) -> None:
-        """Prepare a generation.
-
-        Args:
-            shuffle: give partitions to members by chance, whoever has them.
-        """
+        """Prepare a generation; shuffled, partitions go to members by chance, whoever has them."""
         self._preparing = True
         self._shuffle = self._shuffle or shuffle
         self._complete_when_ready()

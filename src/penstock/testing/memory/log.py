@@ -36,13 +36,7 @@ class LoggedTransaction:
 
 
 class PartitionLog:
-    """The log of one partition. The broker's lock guards it.
-
-    Args:
-        topic: name of the topic.
-        partition: number of the partition.
-        timestamp_type: of its records.
-    """
+    """The log of one partition. The broker's lock guards it."""
 
     __slots__ = ("_entries", "_offsets", "_open", "_owners", "_plain", "end", "partition", "start", "topic", "type")
 
@@ -158,8 +152,7 @@ class PartitionLog:
     def compact(self, keep: Callable[[Message], bool] | None) -> None:
         """Remove records below the last stable offset; their offsets become holes.
 
-        Args:
-            keep: whether a record stays; where it is None, the newest of each key and all without a key stay.
+        `keep` tells whether a record stays; without it the newest of each key and all without a key stay.
         """
         last = bisect_left(self._offsets, self.last_stable)
         newest: dict[bytes, int] = {}

@@ -24,15 +24,7 @@ _POLL_MS = 300_000
 
 
 class Membership:
-    """Keeps a client in its group.
-
-    Args:
-        config: librdkafka's keys.
-        consumer: what the callbacks are called with.
-        state: the broker, whose lock guards `member` and `fetcher`.
-        fetcher: what follows the callbacks.
-        reachable: whether the coordinator hears the client now.
-    """
+    """Keeps a client in its group. The broker's lock guards `member` and the fetcher, which follows the callbacks."""
 
     def __init__(
         self,
@@ -89,14 +81,8 @@ class Membership:
         now = self._clock.monotonic()
         self._coordinator.tick(now)
         self._reported_eviction = False
-        self.member = Member(
-            self._coordinator.new_name(),
-            self._instance,
-            self._topics,
-            session_s=self._session_s,
-            poll_s=self._poll_s,
-            now=now,
-        )
+        name = self._coordinator.new_name()
+        self.member = Member(name, self._instance, tuple(self._topics), self._session_s, self._poll_s, now)
         self._group.join(self.member, now)
 
     def serve(self) -> None:

@@ -84,8 +84,7 @@ class MemoryProducer:
     def poll(self, timeout: float = 0) -> int:
         """Call the delivery callbacks that are due; where none is, the clock goes on by `timeout` first.
 
-        Raises:
-            KafkaException: it has failed fatally since it was called last.
+        `KafkaException`, once, where it has failed fatally.
         """
         served = self._serve()
         if not served and self._waiting and timeout > 0:

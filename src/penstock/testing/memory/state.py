@@ -14,17 +14,7 @@ from penstock.testing.memory.topics import Topics
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """The parts of one broker.
-
-    Attributes:
-        clock: the only time there is.
-        lock: guards all that follows.
-        topics: the logs.
-        coordinator: the groups, and requests that are late.
-        faults: what goes wrong.
-        chance: draws where fetches and batches break.
-        max_fetch: messages that a fetch brings at most.
-    """
+    """The parts of one broker. The lock guards all of them."""
 
     clock: TestClock
     lock: threading.RLock

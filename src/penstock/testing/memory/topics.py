@@ -14,11 +14,7 @@ from penstock.testing.memory.log import CREATE_TIME, LOG_APPEND_TIME, Headers, L
 
 
 class Topics:
-    """All logs. The broker's lock guards it.
-
-    Args:
-        clock: gives records their time.
-    """
+    """All logs. The broker's lock guards it."""
 
     def __init__(self, clock: TestClock) -> None:
         self._clock = clock
@@ -41,33 +37,20 @@ class Topics:
         return [(name, log.partition) for name in sorted(set(topics)) for log in self._topics.get(name, ())]
 
     def logs_of(self, topic: str) -> list[PartitionLog]:
-        """Return the logs of a topic.
-
-        Raises:
-            TopicNotFoundError: it does not exist.
-        """
+        """Return the logs of a topic; `TopicNotFoundError` where it does not exist."""
         if topic not in self._topics:
             raise TopicNotFoundError(f"the test broker has no topic {topic}; create it with create_topic first")
         return self._topics[topic]
 
     def log(self, topic: str, partition: int) -> PartitionLog:
-        """Return one log.
-
-        Raises:
-            TopicNotFoundError: there is no such topic or partition.
-        """
+        """Return one log; `TopicNotFoundError` where there is no such topic or partition."""
         logs = self.logs_of(topic)
         if not 0 <= partition < len(logs):
             raise TopicNotFoundError(f"topic {topic} has no partition {partition}, only {len(logs)}; name one of those")
         return logs[partition]
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
-        """Create a topic.
-
-        Raises:
-            PenstockError: it exists.
-            ValueError: it would have no partition.
-        """
+        """Create a topic; errors as `TestBroker.create_topic`."""
         if topic in self._topics:
             raise PenstockError(f"topic {topic} exists on the test broker; use it, or delete it first")
         if partitions < 1:

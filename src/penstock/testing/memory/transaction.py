@@ -37,11 +37,7 @@ class TestTransaction:
         headers: Headers = (),
         partition: int | None = None,
     ) -> Message:
-        """Append a record and return it.
-
-        Raises:
-            StoppedError: the transaction has ended.
-        """
+        """Append a record and return it; `StoppedError` where the transaction has ended."""
         with self._lock:
             self._require_open()
             message, log = self._topics.append(topic, value, key, headers, partition=partition, owner=self._logged)
