@@ -55,7 +55,9 @@ def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) ->
     assert is_permanent(caught.value)
     with pytest.raises(SinkError, match="column n is REAL in the table and BIGINT in the frame"):
         sink.check(frame({"n": pa.int64()}, []).schema)
-    with pytest.raises(SinkError, match="sum_columns names d, a decimal of the frame, and SQLite adds decimals as floats"):
+    with pytest.raises(
+        SinkError, match="sum_columns names d, a decimal of the frame, and SQLite adds decimals as floats"
+    ):
         SqlSink(sqlite.url, "sums", ["n"], sum_columns=["d"]).check(
             frame({"n": pa.int32(), "d": pa.decimal128(9, 2)}, []).schema
         )

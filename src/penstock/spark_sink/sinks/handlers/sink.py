@@ -197,7 +197,11 @@ class HandlerSink:
             is_right = isinstance(found[-1], MissingRightError)
             # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
             raise (MissingRightError.from_text(text) if is_right else SinkError(text)) from None
-        self._publish_report(BatchReport(batch_id, [TaskReport(**row.asDict()) for row in rows], self.parallelism))
+        self._publish_report(
+            BatchReport(
+                batch_id=batch_id, tasks=[TaskReport(**row.asDict()) for row in rows], parallelism=self.parallelism
+            )
+        )
 
     @property
     def last_report(self) -> BatchReport | None:

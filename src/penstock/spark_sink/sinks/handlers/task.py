@@ -104,15 +104,9 @@ class TaskWork:
                 "batch comes again, please report it"
             )
         return TaskReport(
+            **asdict(counts),
             task=task,
             attempt=attempt,
-            rows=counts.rows,
-            handled=counts.handled,
-            filtered=counts.filtered,
-            dead_letters=counts.dead_letters,
-            dropped=counts.dropped,
-            failed=counts.failed,
-            retried=counts.retried,
             heaviest_lane=max(lanes.values(), default=0),
             seconds=time.monotonic() - begun,
         )
