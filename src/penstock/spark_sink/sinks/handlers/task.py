@@ -1,4 +1,4 @@
-"""A task on an executor: rows in, handlers called within what surrounds them, a report out."""
+"""A task on an executor: rows in, handlers called within middlewares and lifespans, a report out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REPORT_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What every task of a batch does. Travels to executors.
+    """What every task of a batch does. Picklable.
 
     Attributes:
         handlers: a handler for each topic.
