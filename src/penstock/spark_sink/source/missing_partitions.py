@@ -1,8 +1,8 @@
 """Partitions that a query has read and that brokers do not show now: their positions are kept.
 
 A topic may be missing from what brokers say for a moment, or because this client may not see it any more. Its position
-is dropped for neither reason: forgotten, it would begin at 0 again when the topic is back. Whether it is the same topic then,
-its id tells.
+is dropped for neither reason: forgotten, it would begin at 0 again when the topic is back. Whether it is the same topic
+then, its id tells.
 """
 
 from __future__ import annotations
