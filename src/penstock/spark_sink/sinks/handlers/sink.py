@@ -29,7 +29,7 @@ from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
-from penstock.spark_sink.errors import SchemaMismatchError, errors_in
+from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
@@ -193,10 +193,8 @@ class HandlerSink:
                 time.sleep(kill_delay_s)
             if not found:
                 raise
-            text = f"batch {batch_id}: {found[-1]}"
-            is_right = isinstance(found[-1], MissingRightError)
             # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
-            raise (MissingRightError.from_text(text) if is_right else SinkError(text)) from None
+            raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
         self._publish_report(
             BatchReport(
                 batch_id=batch_id, tasks=[TaskReport(**row.asDict()) for row in rows], parallelism=self.parallelism
