@@ -22,6 +22,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.message import DecodedMessage, Message
 from penstock.spark_sink import HandlerSink
+from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.telemetry import Telemetry
 from waiting import wait_until
 
