@@ -182,7 +182,7 @@ def test_several_open_transactions_are_named_by_one_client_in_one_line(  # noqa:
     make = making.Consumer
     monkeypatch.setattr(making, "Consumer", lambda settings: made.append(settings) or make(settings))
 
-    assert OpenTransactions(view).tell(view.latest(view.partitions()))
+    assert OpenTransactions(view).warn(view.latest(view.partitions()))
 
     assert len(made) == len(caplog.messages) == 1
     assert f"{topic}[0] waits at offset 1: a transaction is open there, whose first message is of 20" in caplog.text

@@ -30,7 +30,7 @@ class SessionStoppedError(SinkError):
 def errors_in(text: str) -> list[PenstockError]:
     """Return the errors of penstock in a text of Spark's, in its order, each with its message and without a stack."""
     found = [(_type_named(name), message) for name, message in _RAISED.findall(text)]
-    return [_restored(kind, message) for kind, message in found if kind is not None]
+    return [error_of(kind, message) for kind, message in found if kind is not None]
 
 
 def _type_named(name: str) -> type[PenstockError] | None:
@@ -41,7 +41,8 @@ def _type_named(name: str) -> type[PenstockError] | None:
     return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else None
 
 
-def _restored(kind: type[PenstockError], message: str) -> PenstockError:
+def error_of(kind: type[PenstockError], message: str) -> PenstockError:
+    """Return an error of a kind with a message that was made elsewhere."""
     if issubclass(kind, MissingRightError):
         return MissingRightError.from_text(message)
     # By no constructor: some take other arguments than a message.
@@ -50,4 +51,4 @@ def _restored(kind: type[PenstockError], message: str) -> PenstockError:
     return error
 
 
-__all__ = ["DataLossError", "SchemaMismatchError", "SessionStoppedError", "errors_in"]
+__all__ = ["DataLossError", "SchemaMismatchError", "SessionStoppedError", "error_of", "errors_in"]

@@ -241,16 +241,16 @@ def test_a_frame_that_lacks_a_column_or_has_another_type_is_refused_with_a_sente
 
 
 def task(number: int, rows: int, heaviest: int) -> TaskReport:
-    return TaskReport(number, 0, rows, rows, 0, 0, 0, 0, 0, heaviest, 0.5)
+    return TaskReport(task=number, attempt=0, rows=rows, handled=rows, heaviest_lane=heaviest, seconds=0.5)
 
 
 def test_skew_is_the_largest_task_over_the_mean_of_all_tasks_also_of_those_without_messages() -> None:
-    report = BatchReport(3, [task(0, 30, 20), task(1, 10, 2)], parallelism=4)
+    report = BatchReport(batch_id=3, tasks=[task(0, 30, 20), task(1, 10, 2)], parallelism=4)
 
     assert report.skew == 3.0
     assert report.heaviest_lane_share == 0.5
     assert str(report).startswith("batch 3: 40 messages in 2 of 4 tasks, 40 handled")
-    assert BatchReport(4, [], parallelism=4).skew == 0.0
+    assert BatchReport(batch_id=4, tasks=[], parallelism=4).skew == 0.0
 
 
 class Settings:

@@ -22,6 +22,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.message import DecodedMessage, Message
 from penstock.spark_sink import HandlerSink
+from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.telemetry import Telemetry
 from waiting import wait_until
 
@@ -221,8 +222,9 @@ def test_what_is_wrong_is_told_in_a_sentence_that_names_the_place_or_the_remedy(
     assert "secret" not in str(told.value)
     with pytest.raises(SinkError, match=r"cannot import not_shipped, .* --py-files"):
         sink(not_shipped.work)(frame, 5)
-    with pytest.raises(SinkError, match=rf"rows of topic {topic}, which has no handler in this sink"):
+    with pytest.raises(SinkError, match=rf"rows of topic {topic}, which has no handler in this sink") as unfit:
         sink(fails, of="another")(frame, 6)
+    assert is_permanent(unfit.value)
     with pytest.raises(SinkError, match="has no column headers"):
         sink(fails)(frame_of(spark, broker, topic, headers=False), 7)
 

@@ -1,4 +1,7 @@
-"""What a sink is to those that start it, and what a micro-batch tells of itself and of the query it belongs to."""
+"""What queries ask of a sink, and which query a micro-batch belongs to.
+
+A sink is a foreachBatch function. It may have `check(schema)`, called before the query begins, and a ledger.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.errors import SinkError
@@ -31,24 +34,6 @@ _CONNECT_WORKER = "SPARK_CONNECT_LOCAL_URL"
 
 #: Name of the query whose function runs in this thread, where `start_sink` or an app has started it.
 _CALLING: ContextVar[str | None] = ContextVar("penstock_calling_query", default=None)
-
-
-class Sink(Protocol):
-    """Takes micro-batches: a foreachBatch function that can be checked before the query begins. Picklable."""
-
-    def check(self, schema: StructType) -> None:
-        """Judge, on the driver and before the query begins, whether frames of this schema can be stored.
-
-        Raises:
-            SinkError: they cannot; the message says what differs.
-        """
-
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Store one micro-batch, which may be handed over again.
-
-        Raises:
-            SinkError: nothing of the batch was stored.
-        """
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -192,7 +177,6 @@ def _process_run() -> str:
 __all__ = [
     "OfQuery",
     "Origin",
-    "Sink",
     "arrow_schema",
     "has_ledger",
     "ledger_positions",

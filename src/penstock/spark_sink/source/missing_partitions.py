@@ -1,8 +1,8 @@
-"""What becomes of partitions that a query has read and that are not to be seen: the position stays where it is.
+"""Partitions that a query has read and that brokers do not show now: their positions are kept.
 
 A topic may be missing from what brokers say for a moment, or because this client may not see it any more. Its position
-is given up for neither: forgotten, it would begin at 0 again when the topic is back. Whether it is the same topic then,
-its id tells.
+is dropped for neither reason: forgotten, it would begin at 0 again when the topic is back. Whether it is the same topic
+then, its id tells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger("penstock.spark_sink")
 
 
 class MissingPartitions:
-    """Judges the partitions of one query in one run. One thread uses it.
+    """Keeps the missing partitions of one query in one run. One thread uses it.
 
     Args:
         options: of the query.

@@ -37,8 +37,8 @@ _log = logging.getLogger("penstock.spark_sink")
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads micro-batches.
 
-    Spark makes one for the life of a query, which plans, and one for each batch, which travels to executors
-    and only reads; the connection of the planning one is therefore made when first needed.
+    Spark makes one for the life of a query, which plans, and one for each batch, which is pickled for
+    executors and only reads; the connection of the planning one is therefore made when first needed.
     """
 
     def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:

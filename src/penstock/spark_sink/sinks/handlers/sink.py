@@ -31,7 +31,7 @@ from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
-from penstock.spark_sink.errors import SchemaMismatchError, errors_in
+from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
@@ -58,7 +58,7 @@ _TYPES: Mapping[str, tuple[type[DataType], ...]] = {
 
 
 class _ProcessState:
-    """What a sink knows of this process; it does not travel."""
+    """What a sink knows of this process; it is not pickled."""
 
     def __init__(self) -> None:
         self.has_dead_letter_topics = False
@@ -114,7 +114,7 @@ class HandlerSink:
     _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the settings and that the handlers can travel."""
+        """Check the settings and that the handlers can be pickled."""
         check.not_empty("group", self.group)
         if not self.handlers:
             raise ConfigurationError("there is no handler; give one for each topic of the query")
@@ -133,7 +133,7 @@ class HandlerSink:
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
         if self._dead_letter_topics() and self.bootstrap_servers is None:
             raise ConfigurationError("a handler has dead letters; give bootstrap_servers, where they are written")
-        self._refuse_what_cannot_travel()
+        self._require_picklable()
 
     def check(self, schema: StructType) -> None:
         """Check that frames of these columns can be handled, and make the dead-letter topics that do not exist.
@@ -197,11 +197,13 @@ class HandlerSink:
                 time.sleep(kill_delay_s)
             if not found:
                 raise
-            text = f"batch {batch_id}: {found[-1]}"
-            is_right = isinstance(found[-1], MissingRightError)
             # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
-            raise (MissingRightError.from_text(text) if is_right else SinkError(text)) from None
-        self._publish_report(BatchReport(batch_id, [TaskReport(**row.asDict()) for row in rows], self.parallelism))
+            raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
+        self._publish_report(
+            BatchReport(
+                batch_id=batch_id, tasks=[TaskReport(**row.asDict()) for row in rows], parallelism=self.parallelism
+            )
+        )
 
     @property
     def last_report(self) -> BatchReport | None:
@@ -262,14 +264,14 @@ class HandlerSink:
         if not self._dead_letter_topics():
             return {}
         # Callbacks are this process's, and so is the log; credentials that come by one cannot be had elsewhere.
-        travels = {key: value for key, value in self.config.items() if not callable(value) and key != "logger"}
+        portable = {key: value for key, value in self.config.items() if not callable(value) and key != "logger"}
         require_travelling("oauth_cb", self.config.get("oauth_cb", ""))
         return {
-            **ConsumerSettings(config=travels).producer_config(),
+            **ConsumerSettings(config=portable).producer_config(),
             "bootstrap.servers": self.bootstrap_servers,
         }
 
-    def _refuse_what_cannot_travel(self) -> None:
+    def _require_picklable(self) -> None:
         for topic, one in self.handlers.items():
             called = f"the handler {one.name} of {topic}"
             require_packable(called, one.function)
@@ -286,7 +288,7 @@ class HandlerSink:
         require_packable(f"the handlers of {self.group}", self._work())
 
     def __reduce__(self) -> tuple[Callable[[bytes], HandlerSink], tuple[bytes]]:
-        """Travel as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
+        """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
         kept = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "telemetry"}
         return _rebuilt, (pack(kept),)
 

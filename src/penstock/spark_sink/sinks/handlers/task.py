@@ -1,4 +1,4 @@
-"""A task on an executor: rows in, handlers called within what surrounds them, a report out."""
+"""A task on an executor: rows in, handlers called within middlewares and lifespans, a report out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ REPORT_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What every task of a batch does. Travels to executors.
+    """What every task of a batch does. Picklable.
 
     Attributes:
         handlers: a handler for each topic.
@@ -105,15 +105,9 @@ class TaskWork:
                 "batch comes again, please report it"
             )
         return TaskReport(
+            **asdict(counts),
             task=task,
             attempt=attempt,
-            rows=counts.rows,
-            handled=counts.handled,
-            filtered=counts.filtered,
-            dead_letters=counts.dead_letters,
-            dropped=counts.dropped,
-            failed=counts.failed,
-            retried=counts.retried,
             heaviest_lane=max(lanes.values(), default=0),
             seconds=time.monotonic() - begun,
         )

@@ -1,4 +1,4 @@
-"""How a database's refusal is told: what the driver says, without the values it likes to quote."""
+"""Kinds and texts of a database's errors, without the values that drivers quote."""
 
 from __future__ import annotations
 
