@@ -16,8 +16,8 @@ from transaction_tools import Bench
 from kafka_proxy import Fault, KafkaProxy, What
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator import log_upkeep as log_tending
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.log_upkeep import TEND_S, LogUpkeep
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.log_upkeep import TEND_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

@@ -14,7 +14,7 @@ from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.coordinator import half_partition as owned
 from penstock.transactions.coordinator.logs import payload_reader
 from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.state.ready.payloads import Payloads
+from penstock.transactions.coordinator.state.pending.payloads import Payloads
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 

@@ -26,13 +26,13 @@ from penstock.options import ClientConfig, a_telemetry, positive, positive_int, 
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.checks.check_sender import CheckSender
 from penstock.transactions.coordinator.checks.discard_policy import Discarding, require_discard
-from penstock.transactions.coordinator.counts import Counts, PartitionReading
-from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.coordinator.loop import CoordinatorLoop
-from penstock.transactions.coordinator.membership import Membership
 from penstock.transactions.coordinator.metrics import observe
+from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.membership import Membership
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import Publisher
 from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
@@ -42,7 +42,7 @@ from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import INCOMPLETE_S, CheckPolicy, require_checks
-from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.coordinator.status import StatusLog
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
 from penstock.transactions.rationed_log import RationedLog

@@ -35,7 +35,7 @@ from penstock.transactions.coordinator.recovery.recovered_partition import (
     recovered_partition,
     tell_of_log,
 )
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.coordinator.status import STALE_S, Status, decode_status
 from penstock.transactions.end_reader import EndReader

@@ -30,7 +30,7 @@ from penstock.transactions.coordinator.publishing.publisher import (
     Publisher,
 )
 from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.writing.errors import IdLostError
 
