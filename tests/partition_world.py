@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.recovered_state import live_snapshots, without_payloads
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Done

@@ -14,11 +14,11 @@ import pytest
 
 from partition_world import World
 from penstock.transactions.coordinator.state import recovered_state, state_machine
-from penstock.transactions.coordinator.state.log_places import LogPlaces
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.delays import Delays
-from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
-from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.pending.delays import Delays
+from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
+from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.half import Half

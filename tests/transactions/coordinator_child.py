@@ -14,7 +14,7 @@ import threading
 
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.publishing.publisher import NotPublishedError, Publisher
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.wire.ops import Verdict
 
 #: Set when the process goes on after a freeze.

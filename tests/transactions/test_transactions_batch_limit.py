@@ -9,9 +9,9 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.transactions.coordinator import coordinator
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit, message_bytes
-from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit, message_bytes
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict

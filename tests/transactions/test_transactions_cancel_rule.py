@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.transactions.coordinator.state.judgement import Refusal
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.recovered_state import live_snapshots
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Done

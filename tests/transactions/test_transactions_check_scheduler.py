@@ -14,10 +14,10 @@ from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.coordinator.checks.check_scheduler import WINDOW, CheckScheduler
 from penstock.transactions.coordinator.checks.check_sender import SendOutcome
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
@@ -294,7 +294,7 @@ def test_finish_times_are_counted_from_birth_by_the_brokers_clock() -> None:
 
 
 def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 0.0)
     room = Room()
     room.half(0.0)
     room.tick(1.0)
@@ -311,8 +311,8 @@ def test_an_idle_coordinator_writes_positions_down_that_only_marks_have_moved(mo
 def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restart(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.half_partition.GAP", 50)
-    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", INTERVAL_S)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition.GAP", 50)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.TEND_S", INTERVAL_S)
     asked: list[str] = []
 
     def answer(half: HalfMessage) -> TransactionState:

@@ -20,16 +20,16 @@ from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.loop import CoordinatorLoop
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError
 from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
-from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Done, Note
 from penstock.transactions.wire.half import Half
@@ -152,7 +152,7 @@ class NoChecks:
 
 
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.TEND_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
     owned = half_partition(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
@@ -209,7 +209,7 @@ def proxy(bench: Bench) -> Iterator[KafkaProxy]:
 def coordinator(bench: Bench, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     """A coordinator behind the proxy that settled something already, so that all its connections stand."""
     # No end but those of what is sent: none of positions alone.
-    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)
     made = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
     with made:
         send(bench, b"first")

@@ -9,7 +9,7 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.messages import Outgoing
 
 #: A client's buffer of a mebibyte, the least that still takes what these tests send as one transaction.

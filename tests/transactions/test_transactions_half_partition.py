@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from half_partition import fetched, half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

@@ -10,9 +10,9 @@ from half_partition import half_partition, half_record, op_record
 
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half

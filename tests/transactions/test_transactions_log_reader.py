@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from penstock.transactions.coordinator.log_reader import LogReader
+from penstock.transactions.coordinator.partitions.log_reader import LogReader
 from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 

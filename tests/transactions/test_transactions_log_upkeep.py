@@ -15,9 +15,9 @@ from transaction_tools import Bench
 
 from kafka_proxy import Fault, KafkaProxy, What
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator import log_upkeep as log_tending
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.log_upkeep import TEND_S, LogUpkeep
+from penstock.transactions.coordinator.partitions import log_upkeep
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.log_upkeep import TEND_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -137,7 +137,7 @@ def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_ag
 
 
 def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_tending, "_WAITING", 4)
+    monkeypatch.setattr(log_upkeep, "_WAITING", 4)
     room, said = Room(), []
     room.tending._logs = SimpleNamespace(  # type: ignore[assignment] # what is used of it
         pause_ops=lambda number: said.append(("pause", number)),

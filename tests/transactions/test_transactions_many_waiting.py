@@ -13,9 +13,9 @@ import pytest
 from transaction_tools import child, line_of
 from waiting_partition import VALUE, WaitingPartition
 
-from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import pinning
 from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
 from penstock.transactions.wire.ops import Verdict

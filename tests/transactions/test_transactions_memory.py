@@ -11,10 +11,10 @@ from test_transactions_lost_logs import cut
 from transaction_tools import Bench, child, decide, line_of, prepared, unknown
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.coordinator import half_partition as owned
 from penstock.transactions.coordinator.logs import payload_reader
 from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.state.ready.payloads import Payloads
+from penstock.transactions.coordinator.partitions import half_partition
+from penstock.transactions.coordinator.state.pending.payloads import Payloads
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
@@ -117,7 +117,7 @@ def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_
 def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_deleted(
     bench: Bench, seen: list[Payloads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned, "GAP", 500)
+    monkeypatch.setattr(half_partition, "GAP", 500)
     count = 60
     producer, coordinator = bench.producer(), bench.coordinator(transaction_timeout=600.0)
     stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 50_000) for n in range(count)]

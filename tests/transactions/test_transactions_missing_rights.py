@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from penstock.clients.rights import Operation, group_right, topic_right, transactional_right
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, decode_status, encode_status
 from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
 from penstock.transactions.wire.half import Half

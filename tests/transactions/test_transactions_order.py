@@ -12,7 +12,7 @@ from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import read_all
 from penstock.transactions import HalfMessage, Transaction, TransactionState
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
 from penstock.transactions.coordinator.state.judgement import Refusal
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Note
 from penstock.transactions.wire.half import Half

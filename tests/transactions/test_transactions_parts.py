@@ -8,7 +8,7 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.transactions.coordinator.state.judgement import Refusal
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.messages import Outgoing
 from penstock.transactions.wire.done_records import Note

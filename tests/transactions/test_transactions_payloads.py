@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.delays import Delays
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.delays import Delays
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.recovered_state import restored, without_payloads
 from penstock.transactions.coordinator.state.snapshot import to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from transaction_tools import TIMEOUT_S, Bench, child, decide, kill, line_of, prepared, unknown
 
 from penstock.transactions import Coordinator, HalfMessage, Transaction, TransactionState, new_id
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.stores.kafka.store import StoredHalves
 from penstock.transactions.wire.half import Half, encode_half
@@ -430,8 +430,8 @@ def test_scenario_18_pending_halves_with_one_checker_hanging_others_proceed_and_
 ) -> None:
     if count < 20_000:
         # Whose logs are short has no need to write down again what is pending.
-        monkeypatch.setattr("penstock.transactions.coordinator.half_partition.GAP", 1_000)
-    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.5)
+        monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition.GAP", 1_000)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.TEND_S", 0.5)
     release, hanging = threading.Event(), threading.Event()
 
     def check(half: HalfMessage) -> TransactionState:

@@ -25,7 +25,7 @@ COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, 
 @pytest.fixture(autouse=True)
 def _logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nothing deleted from logs that a slow test has yet to read."""
-    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.TEND_S", 600.0)
 
 
 def ops_of(bench: Bench) -> list[Op]:
@@ -128,7 +128,7 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.writing.producer_settings.TRANSACTION_TIMEOUT_MS", 60_000)
     monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
-    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
-from penstock.transactions.coordinator.state.ready.set_aside import SetAside
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.pending.set_aside import SetAside
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.recovered_state import live_snapshots
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState

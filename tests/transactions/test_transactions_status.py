@@ -17,7 +17,7 @@ from transaction_tools import Bench
 
 from commands import commands
 from penstock.errors import MessageFormatError
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, StatusLog, decode_status, encode_status
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.kafka_operator import KafkaAdministration

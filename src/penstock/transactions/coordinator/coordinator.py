@@ -24,14 +24,14 @@ from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.checks.check_sender import CheckSender
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.counts import Counts, PartitionReading
-from penstock.transactions.coordinator.half_partition import HalfPartition
 from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.coordinator.loop import CoordinatorLoop
-from penstock.transactions.coordinator.membership import Membership
 from penstock.transactions.coordinator.metrics import observe
 from penstock.transactions.coordinator.options import CoordinatorOptions
+from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.membership import Membership
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import Publisher
 from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
@@ -40,7 +40,7 @@ from penstock.transactions.coordinator.recovery.recovered_partition import DoneR
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
-from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.coordinator.status import StatusLog
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.rationed_log import RationedLog

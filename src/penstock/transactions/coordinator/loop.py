@@ -19,11 +19,11 @@ from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.kafka import hidden_topics, partition_counts, reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.half_partition import HalfPartition
-from penstock.transactions.coordinator.log_reader import is_out_of_range
-from penstock.transactions.coordinator.log_upkeep import LogUpkeep
-from penstock.transactions.coordinator.membership import Membership
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.log_reader import is_out_of_range
+from penstock.transactions.coordinator.partitions.log_upkeep import LogUpkeep
+from penstock.transactions.coordinator.partitions.membership import Membership
 from penstock.transactions.coordinator.publishing.group_commit import Flight, FlightState, GroupCommit
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
@@ -31,8 +31,8 @@ from penstock.transactions.coordinator.publishing.publisher_slot import SLOW_S, 
 from penstock.transactions.coordinator.publishing.target_gate import TargetGate
 from penstock.transactions.coordinator.publishing.targets import Targets
 from penstock.transactions.coordinator.publishing.trials import LACKING_S, Trials
-from penstock.transactions.coordinator.state.ready.batch_limit import BatchLimit
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.status import Status
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.topics import StoreTopics

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock import clients
 from penstock.clients.kafka import admin_client, reason
 from penstock.clients.rights import (
     MissingRightError,
@@ -36,10 +35,12 @@ from penstock.transactions.coordinator.recovery.recovered_partition import (
     recovered_partition,
     tell_of_log,
 )
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.coordinator.status import STALE_S, Status, decode_status
-from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.end_reader import EndReader
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.description import described
 from penstock.transactions.operator.obstacles import Obstacle, obstacles
 from penstock.transactions.wire.discarded import decode_discarded
 from penstock.transactions.wire.done_records import Done, Note, decode_done
@@ -55,11 +56,8 @@ _ANSWER_S = 10.0
 _COMMITTED_S = 3.0
 _READ_S = 60.0
 _POLL_S = 0.2
-_MESSAGES = 1_000
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
-
-_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +91,20 @@ class Found:
             missing: topics that do not exist.
         """
         pending = self.pending
-        first = pending.half
-        topics = tuple(half.topic for half in pending.halves)
-        return PendingTransaction(
+        return described(
             self.transaction_id,
-            first.group,
-            topics,
-            max(0.0, (now_ms - pending.birth_ms) / 1000),
-            pending.check_count,
-            _STATES.get(pending.verdict) if pending.verdict is not None else None,
-            first.deliver_at_ms,
-            self.held_by,
-            self._waits_for(now_ms, sorted(set(topics) & set(missing))),
+            pending.half.group,
+            [half.topic for half in pending.halves],
+            birth_ms=pending.birth_ms,
+            now_ms=now_ms,
+            check_count=pending.check_count,
+            verdict=pending.verdict,
+            deliver_at_ms=pending.half.deliver_at_ms,
+            held_by=self.held_by,
+            is_complete=pending.is_complete,
+            missing=frozenset(missing),
+            obstacle="" if self.obstacle is None else self.obstacle.text,
         )
-
-    def _waits_for(self, now_ms: float, missing: list[str]) -> str:
-        pending = self.pending
-        if not pending.is_complete:
-            return "the rest of its messages"
-        if pending.verdict is None:
-            return ""
-        if self.held_by is not None:
-            return ""
-        if pending.verdict is Verdict.COMMIT:
-            if missing:
-                return f"topic {', '.join(missing)}, which does not exist"
-            if pending.half.deliver_at_ms is not None and pending.half.deliver_at_ms > now_ms:
-                return "its time"
-        return "a coordinator" if self.obstacle is None else self.obstacle.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +151,8 @@ class Inspection:
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._principal = principal_of(config)
-        self._settings = {
-            **config,
-            "group.id": topics.coordinators,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,
-        }
+        self._reader = EndReader(bootstrap_servers, config, topics.coordinators)
         self._admin = admin_client(bootstrap_servers, config)
-        # Nobody's member.
-        self._settings.pop("group.instance.id", None)
 
     def pending(self) -> list[Found]:
         """Return what is not settled, oldest first.
@@ -187,7 +162,7 @@ class Inspection:
             MissingRightError: this client may not read it.
         """
         numbers = range(self._topics.partitions)
-        recovered = self._inheritances(numbers)
+        recovered = self._recovered(numbers)
         read: dict[int, _Partition] = {}
         for number, one in recovered.items():
             read[number] = _Partition(PartitionState(one.half_position, one.op_position))
@@ -261,7 +236,7 @@ class Inspection:
 
         return self._ask(count, topic)
 
-    def _inheritances(self, numbers: Iterable[int]) -> dict[int, RecoveredPartition]:
+    def _recovered(self, numbers: Iterable[int]) -> dict[int, RecoveredPartition]:
         """Return what a coordinator would start from, and say where a log is not what was read."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
         ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
@@ -285,9 +260,6 @@ class Inspection:
             lambda sender: {one.partition: sender.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
         )
 
-    def _consumer(self, isolation: str) -> Consumer:
-        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
-
     def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
         """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment.
 
@@ -296,7 +268,7 @@ class Inspection:
             topics: those that it is about; none: the three logs.
         """
         deadline = time.monotonic() + _ANSWER_S
-        consumer = self._consumer("read_uncommitted")
+        consumer = self._reader.consumer("read_uncommitted")
         try:
             while True:
                 try:
@@ -317,32 +289,20 @@ class Inspection:
             BrokerConnectionError: a broker does not answer, or not in time.
         """
         bounds = self._bounds(topic, starts)
-        begins = {n: max(starts[n], low) for n, (low, end) in bounds.items() if max(starts[n], low) < end}
-        consumer = self._consumer("read_committed")
-        deadline = time.monotonic() + _READ_S
+        begins = {number: max(starts[number], low) for number, (low, _) in bounds.items()}
+        ends = {number: end for number, (_, end) in bounds.items()}
+
+        def failed(error: KafkaError) -> None:
+            # All else the client mends by itself, or the time limit tells.
+            if is_missing_right(error):
+                raise self._lacking(error, topic)
+
         try:
-            consumer.assign([TopicPartition(topic, n, start) for n, start in begins.items()])
-            behind = set(begins)
-            while behind:
-                if time.monotonic() > deadline:
-                    raise BrokerConnectionError(
-                        f"{topic} at {self._bootstrap_servers} was not read to its end within {_READ_S:g} s; "
-                        "check that all brokers run, and try again"
-                    )
-                for message in consumer.consume(_MESSAGES, _POLL_S):
-                    number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
-                    if error is None:
-                        yield message
-                        offset += 1
-                    elif is_missing_right(error):
-                        raise self._lacking(error, topic)
-                    elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
-                        # The client mends it by itself, or the deadline tells.
-                        continue
-                    if offset >= bounds[number][1]:
-                        behind.discard(number)
-        finally:
-            consumer.close()
+            yield from self._reader.read(topic, begins, ends, failed=failed, limit_s=_READ_S)
+        except TimeoutError as error:
+            raise BrokerConnectionError(
+                f"{error} at {self._bootstrap_servers}; check that all brokers run, and try again"
+            ) from error
 
     def _lacking(self, error: KafkaError, *topics: str) -> MissingRightError:
         """Return the error of a client that may not ask, or not read."""

@@ -377,10 +377,7 @@ class TransactionalWriter:
         self._ends.abort(producer, _END_S)
 
     def fail(self) -> None:
-        """Learn what else failed with the transaction, and give it up: whoever opens its id next has it ended.
-
-        A purge reports what is not stored, each message by its name; the library's log, which topics are not let in.
-        """
+        """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""
         producer, self._state = self.producer, State.FAILED
         try:
             producer.purge()

@@ -13,10 +13,10 @@ from functools import partial
 
 from penstock.transactions.coordinator.checks.check_sender import CheckSender, SendOutcome
 from penstock.transactions.coordinator.checks.discard_policy import Discarding, Exhausted
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half

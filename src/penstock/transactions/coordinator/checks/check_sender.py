@@ -18,9 +18,9 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID

@@ -25,7 +25,7 @@ from penstock.errors import MessageFormatError, PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
-from penstock.transactions.coordinator.state.ready.payloads import PAYLOAD_BYTES
+from penstock.transactions.coordinator.state.pending.payloads import PAYLOAD_BYTES
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half

@@ -8,7 +8,7 @@ from typing import Protocol
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
 from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
 from penstock.transactions.coordinator.state.check_schedule import CheckSchedule
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 
 #: Seconds until a payload is looked for again that was not found yet, or was not there.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.batch_limit import message_bytes
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.batch_limit import message_bytes
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, Right, group_right, is_missing_right, topic_right, transactional_right
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.state.pending import Pending, size_of
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.pending import Pending, size_of
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.wire.discarded import encode_discarded
 from penstock.transactions.wire.done_records import Snapshot, encode_done
 from penstock.transactions.wire.ops import Verdict

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.publishing.group_commit import GroupCommit
 from penstock.transactions.coordinator.publishing.publisher import NotPublishedError
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.publishing.group_commit import Flight, FlightState, GroupCommit
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
 from penstock.transactions.coordinator.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.coordinator.publishing.target_gate import TargetGate, size_of
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")

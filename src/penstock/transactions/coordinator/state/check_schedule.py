@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
 from penstock.options import positive, positive_int
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
 
 #: An interval that grows from check to check grows to no more than this, in seconds.

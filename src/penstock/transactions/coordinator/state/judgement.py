@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from penstock.transactions.coordinator.state.cancelling import may_cancel
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: Decisions that move all messages of a transaction, and so need all of its halves.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.transactions.coordinator.state.pending import Pending, key_hashes, payload_of, without_payload
+from penstock.transactions.coordinator.state.pending.pending import Pending, key_hashes, payload_of, without_payload
 from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedPayloads, UnloadedSnapshot
 from penstock.transactions.wire.ops import Verdict
 

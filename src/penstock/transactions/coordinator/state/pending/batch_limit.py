@@ -11,7 +11,7 @@ no clock.
 
 from __future__ import annotations
 
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 
 #: Groups of so few are never made smaller: what they take is not their size.
 _LEAST = 500

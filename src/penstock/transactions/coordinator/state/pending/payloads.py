@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, takewhile
 from types import MappingProxyType
 
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.wire.ops import Verdict
 
 #: Bytes of payloads in the memory of one coordinator, about. What is being published may come on top of it.

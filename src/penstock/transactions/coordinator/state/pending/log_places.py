@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
-from penstock.transactions.coordinator.state.pending import NOWHERE, Pending
+from penstock.transactions.coordinator.state.pending.pending import NOWHERE, Pending
 
 
 class LogPlaces:

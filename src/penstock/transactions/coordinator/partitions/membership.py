@@ -18,8 +18,8 @@ from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.half_partition import HalfPartition
-from penstock.transactions.coordinator.log_reader import LogReader
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.log_reader import LogReader
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.wire.topics import StoreTopics

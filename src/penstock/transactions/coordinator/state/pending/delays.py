@@ -11,7 +11,7 @@ from itertools import count
 
 from sortedcontainers import SortedList
 
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 
 #: Due time in milliseconds, a number that keeps the order in which they were decided, and the transaction.
 _Entry = tuple[int, int, Pending]

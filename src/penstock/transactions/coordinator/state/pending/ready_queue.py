@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.batch_limit import message_bytes
-from penstock.transactions.coordinator.state.ready.delays import Delays
-from penstock.transactions.coordinator.state.ready.key_order import KeyOrder
-from penstock.transactions.coordinator.state.ready.loading import Loading
-from penstock.transactions.coordinator.state.ready.set_aside import SetAside
+from penstock.transactions.coordinator.state.pending.batch_limit import message_bytes
+from penstock.transactions.coordinator.state.pending.delays import Delays
+from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
+from penstock.transactions.coordinator.state.pending.loading import Loading
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.set_aside import SetAside
 from penstock.transactions.wire.done_records import Note, Snapshot
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict

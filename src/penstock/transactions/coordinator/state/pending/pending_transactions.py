@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from penstock.transactions.coordinator.state.log_places import LogPlaces
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.payloads import Payloads
-from penstock.transactions.coordinator.state.ready.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
+from penstock.transactions.coordinator.state.pending.payloads import Payloads
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.wire.done_records import Note
 from penstock.transactions.wire.half import Half
 

@@ -17,9 +17,6 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, is_missing_right, topic_right
-from penstock.transactions.coordinator.counts import Counts
-from penstock.transactions.coordinator.half_partition import HalfPartition
-from penstock.transactions.coordinator.log_reader import LogReader
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import (
     DONE,
@@ -31,6 +28,9 @@ from penstock.transactions.coordinator.logs.log_identity import (
     explained,
     start_of,
 )
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.log_reader import LogReader
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.coordinator.counts import Counts
+from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckSchedule
 from penstock.transactions.coordinator.state.judgement import Refusal
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half, decode_half

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
-from penstock.transactions.coordinator.counts import Counts, PartitionReading
-from penstock.transactions.coordinator.log_feed import LogFeed
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.coordinator.logs.payload_reload import PayloadReload, Reader
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
+from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
+from penstock.transactions.coordinator.partitions.log_feed import LogFeed
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.snapshot import GAP, to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.rationed_log import RationedLog
