@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import penstock
+from penstock import transactions
 
 
 def test_every_public_name_can_be_had() -> None:
@@ -28,3 +31,8 @@ def test_importing_penstock_loads_no_engine() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "['penstock']"
+
+
+@pytest.mark.parametrize("package", [penstock, transactions])
+def test_no_module_has_a_public_name_which_it_would_hide_once_it_is_imported(package: ModuleType) -> None:
+    assert not {one.name for one in pkgutil.iter_modules(package.__path__)} & set(package.__all__)

@@ -26,7 +26,7 @@ from penstock.transactions.stores.coordinator import Coordinator
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.barrier.barrier import barrier, barrier_check, clean_barrier, create_barrier_table
+    from penstock.transactions.barriers import barrier, barrier_check, clean_barrier, create_barrier_table
     from penstock.transactions.stores.file import FileStore
     from penstock.transactions.stores.sql import SqlStore
 
@@ -57,10 +57,10 @@ __all__ = [
 _HOME_OF = {
     "FileStore": "penstock.transactions.stores.file",
     "SqlStore": "penstock.transactions.stores.sql",
-    "barrier": "penstock.transactions.barrier.barrier",
-    "barrier_check": "penstock.transactions.barrier.barrier",
-    "clean_barrier": "penstock.transactions.barrier.barrier",
-    "create_barrier_table": "penstock.transactions.barrier.barrier",
+    "barrier": "penstock.transactions.barriers",
+    "barrier_check": "penstock.transactions.barriers",
+    "clean_barrier": "penstock.transactions.barriers",
+    "create_barrier_table": "penstock.transactions.barriers",
 }
 
 
