@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.barrier.barrier import (
+from penstock.transactions.barriers import (
     BarrierCheck,
     barrier,
     barrier_check,

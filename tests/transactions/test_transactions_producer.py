@@ -277,7 +277,7 @@ def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.Monkey
             raise KafkaException(KafkaError(KafkaError._FATAL, "out of order", fatal=True))
 
     fired: list[int] = []
-    monkeypatch.setattr(sends, "_producer", Broken())
+    monkeypatch.setattr(sends._clients, "client", Broken())
 
     producer.send(bench.topic, value=b"after")
 

@@ -33,7 +33,7 @@ from penstock.transactions.stores.coordinator import Coordinator
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.barrier.barrier import (
+    from penstock.transactions.barriers import (
         BarrierCheck,
         HasId,
         barrier,
@@ -82,12 +82,12 @@ __all__ = [
 _HOME_OF = {
     "FileStore": "penstock.transactions.stores.file",
     "SqlStore": "penstock.transactions.stores.sql",
-    "BarrierCheck": "penstock.transactions.barrier.barrier",
-    "HasId": "penstock.transactions.barrier.barrier",
-    "barrier": "penstock.transactions.barrier.barrier",
-    "barrier_check": "penstock.transactions.barrier.barrier",
-    "clean_barrier": "penstock.transactions.barrier.barrier",
-    "create_barrier_table": "penstock.transactions.barrier.barrier",
+    "BarrierCheck": "penstock.transactions.barriers",
+    "HasId": "penstock.transactions.barriers",
+    "barrier": "penstock.transactions.barriers",
+    "barrier_check": "penstock.transactions.barriers",
+    "clean_barrier": "penstock.transactions.barriers",
+    "create_barrier_table": "penstock.transactions.barriers",
 }
 
 

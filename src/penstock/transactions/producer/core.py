@@ -42,7 +42,7 @@ class Core:
     ) -> None:
         self.store = store
         self._has_check = has_check
-        self._spans = spans
+        self.spans = spans
         self.in_flight = in_flight
         self.deadlines = deadlines
         # Guards the counts below: transactions of many threads add to them.
@@ -51,11 +51,9 @@ class Core:
         self._failed = 0
         self._lost = 0
 
-    def traced(self, halves: Sequence[Half]) -> Sequence[Half]:
-        """Return halves with the context of their spans in the headers, where telemetry is on."""
-        if self._spans is None:
-            return halves
-        sending = self._spans.sending
+    def traced(self, halves: Sequence[Half], spans: SendSpans) -> Sequence[Half]:
+        """Return halves with the context of their spans in the headers."""
+        sending = spans.sending
         return [half._replace(headers=tuple(sending(half.topic, half.headers))) for half in halves]
 
     def require_running(self, half: Half) -> None:

@@ -86,7 +86,7 @@ class Flight:
     )
 
     def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
-        self.halves = core.traced(halves)
+        self.halves = halves if core.spans is None else core.traced(halves, core.spans)
         self.error: Exception | None = None
         self.state = _UNKNOWN
         self.wait: Wait = wait
@@ -140,8 +140,7 @@ class Flight:
         if state is not _COMMIT:
             self._forget_watch()
         if state is _UNKNOWN:
-            with self._lock:
-                self._phase = _ENDED
+            self._phase = _ENDED
             core.in_flight.leave(self._size)
             core.count_end(state)
             callback(self)
@@ -149,9 +148,9 @@ class Flight:
         prepared = self._prepared
         assert prepared is not None  # noqa: S101 - its owner was called back
         at_once = self.wait == "sent"
-        with self._lock:
-            self._phase = _DECIDING
-            self._callback = _nobody if at_once else callback
+        # Its owner alone changes it in this phase; the callback comes first, for whoever sees the new phase takes it.
+        self._callback = _nobody if at_once else callback
+        self._phase = _DECIDING
         core.deadlines.await_answer(self)
         core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, self._decision_answered)
         if at_once:
@@ -237,15 +236,13 @@ class Flight:
     def _halves_answered(self, answer: Prepared | HalfNotStoredError) -> None:
         core = self._core
         with self._lock:
-            callback = self._callback
             is_late = self._phase is _GIVEN_UP
-            if not is_late:
-                # The callback mostly holds this object: without it neither needs the garbage collector.
-                self._callback = _nobody
-                if isinstance(answer, HalfNotStoredError):
-                    self._phase = _ENDED
-                else:
-                    self._phase, self._prepared = _PREPARED, answer
+            if isinstance(answer, HalfNotStoredError):
+                self._phase = _ENDED
+            elif not is_late:
+                self._phase, self._prepared = _PREPARED, answer
+            # The callback mostly holds this object: without it neither needs the garbage collector.
+            callback, self._callback = self._callback, _nobody
         if is_late:
             self._is_late(answer)
             return
