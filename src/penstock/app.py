@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,7 @@ from penstock.consumer import (
     handler,
 )
 from penstock.consumer.handlers.decoding import DecoderSpec
+from penstock.consumer.handlers.functions import require_yield
 from penstock.consumer.handlers.handler import Filter
 from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import KeyFunction
@@ -150,8 +150,8 @@ class App:
     ) -> Callable[[FunctionT], FunctionT]:
         """Register a function for the messages of one topic or several. The function itself is returned unchanged.
 
-        A plain function runs on a worker thread, an `async def` on the app's event loop. Both may return a
-        `DeferredCompletion` and finish later.
+        A plain function runs on a worker thread, an `async def` on the app's event loop. What it raises is a failure.
+        It may return a `DeferredCompletion` and finish later; anything else that it returns is ignored.
 
         Args:
             topics: names of the topics.
@@ -163,7 +163,8 @@ class App:
                 wait for each other too. None (default): the keys are the handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
             decoder: "json", a pydantic model, a msgspec struct or a callable of bytes: makes `message.body`.
-            batch: messages given at once, at most; more than 1 gives the function a list.
+            batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
+                again, and each message alone before it is given up; see `BatchError`.
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
             retry: made by `penstock.retry`; five tries with growing waits when left out.
             retry_delays: seconds; when the tries are exhausted the message waits in the topic
@@ -218,15 +219,12 @@ class App:
         return register
 
     def lifespan(self, function: LifespanT) -> LifespanT:
-        """Register a generator function that runs around the app: what stands before its `yield` at the start, the rest
-        at the end. An `async def` runs on the event loop of the app's async handlers.
+        """Register a generator function that runs around the app: up to its `yield` at the start, the rest at the end.
 
-        Those registered first start first and end last. What fails at the start keeps the app from starting.
-        """  # noqa: D205 - the first sentence needs the room
-        if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
-            raise ConfigurationError(
-                f"lifespan takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"
-            )
+        Those registered first start first and end last. What fails at the start keeps the app from starting. An
+        `async def` runs on the event loop of the app's async handlers.
+        """
+        require_yield("lifespan", function, may_be_async=True)
         self._lifespans.append(function)
         return function
 
@@ -235,11 +233,7 @@ class App:
 
         What stands before its `yield` runs on a worker at the first `get()` there, the rest when the worker ends.
         """
-        if not inspect.isgeneratorfunction(function):
-            raise ConfigurationError(
-                "worker_resource takes a function with one `yield`, but "
-                f"{getattr(function, '__qualname__', function)} is none"
-            )
+        require_yield("worker_resource", function)
         resource = WorkerResource(function)
         self._resources.append(resource)
         return resource
@@ -258,10 +252,10 @@ class App:
     ) -> Callable[[FunctionT], FunctionT]:
         """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
 
-        The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the Spark
-        session that the process has, or in a new one that ends with the app; make your own before `start` to configure
-        it. With `penstock run --processes N` they run in the first process only. A query that fails is started again
-        after 1 to 60 seconds; a stop lets the batch under way be finished, within the app's `stop_timeout`.
+        The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the process's
+        Spark session, or in a new one that ends with the app; make your own before `start` to configure it. With
+        `penstock run --processes N` they run in the first process only. A query that fails is started again after 1 to
+        60 seconds; a stop lets the batch under way end, within the app's `stop_timeout`.
 
         Args:
             topics: names of the topics.
@@ -271,9 +265,8 @@ class App:
             trigger: an interval such as "5 seconds", or "available now" to end when all is read.
             name: name of the query; the app's and the function's when left out.
             checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as
-                `handler_sink`, need one, or `start` refuses them, unless the session names a folder for all queries
-                (`spark.sql.streaming.checkpointLocation`). A sink with a ledger, such as `SqlSink`, goes on where that
-                says when there is none, or it is lost.
+                `handler_sink`, need one, or a folder of the session's (`spark.sql.streaming.checkpointLocation`). A
+                sink with a ledger, such as `SqlSink`, goes on where that says when there is none, or it is lost.
             starting_offsets: "earliest" (default), "latest" or Spark's JSON, where neither checkpoint nor ledger know
                 the query yet.
             options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
@@ -340,9 +333,8 @@ class App:
             SinkError: a sink cannot store what its query gives it.
         """
         if not self._consumed and not self._sinks:
-            raise ConfigurationError(
-                f"app {self.name} has no handler and no sink; register one with @app.handler(topic) or @app.sink(topic)"
-            )
+            what = "register one with @app.handler(topic) or @app.sink(topic)"
+            raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self._consumed else None,

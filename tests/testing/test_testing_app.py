@@ -114,7 +114,7 @@ def test_an_async_handler_that_does_not_end_is_named() -> None:
     async def hang(message: penstock.Message) -> None:
         await asyncio.Event().wait()
 
-    with TestApp(app, patience=0.05) as test:
+    with TestApp(app, handler_timeout=0.05) as test:
         test.send("t", "x")
 
         with pytest.raises(PenstockError, match=r"have not ended within 0.05 s, for messages of t\[0\]"):

@@ -6,10 +6,8 @@ and are not run, nor is a transaction coordinator.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +20,7 @@ from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.lifespan import enter
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
@@ -50,7 +49,7 @@ class TestApp:
         broker: where it runs; one of its own when left out.
         seed: decides what is left to chance in a broker of its own: where fetches break.
         partitions: of the topics that the app consumes and that are absent.
-        patience: real seconds to wait for `async def` handlers.
+        handler_timeout: real seconds that an `async def` handler may take before it is taken to hang.
 
     Raises:
         ConfigurationError: the app has no handler.
@@ -65,7 +64,7 @@ class TestApp:
         *,
         seed: int = 0,
         partitions: int = 1,
-        patience: float = 10.0,
+        handler_timeout: float = 10.0,
     ) -> None:
         if not app.handlers:
             raise ConfigurationError(
@@ -75,10 +74,10 @@ class TestApp:
         self.app = app
         self.broker = broker or TestBroker(seed)
         self._partitions = partitions
-        self._patience = patience
+        self._handler_timeout = handler_timeout
         self._consumer: SteppedConsumer | None = None
         self._tasks: TaskRunner | None = None
-        self._entered = ExitStack()
+        self._around = ExitStack()
         # Until when the group keeps partitions for a process that was killed.
         self._session_over = 0.0
 
@@ -104,7 +103,7 @@ class TestApp:
         middlewares = app._middlewares  # noqa: SLF001 - as above
         consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)
         if consumer.engine.lane_plan.has_tasks:
-            self._tasks = TaskRunner(consumer, self._patience)
+            self._tasks = TaskRunner(consumer, self._handler_timeout)
         self._consumer = consumer
         try:
             self._enter_lifespans()
@@ -117,20 +116,9 @@ class TestApp:
         return self
 
     def _enter_lifespans(self) -> None:
+        run_async = None if self._tasks is None else self._tasks.run
         for lifespan in self.app._lifespans:  # noqa: SLF001 - as above
-            if not inspect.isasyncgenfunction(lifespan):
-                self._entered.enter_context(contextmanager(lifespan)())  # type: ignore[arg-type] # asked just above
-                continue
-            tasks = self._tasks
-            if tasks is None:
-                raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-            manager = asynccontextmanager(lifespan)()
-            tasks.run(manager.__aenter__())
-            self._entered.callback(partial(self._leave_lifespan, tasks, manager))
-
-    @staticmethod
-    def _leave_lifespan(tasks: TaskRunner, manager: AbstractAsyncContextManager[None]) -> None:
-        tasks.run(manager.__aexit__(None, None, None))
+            enter(lifespan, self._around, run_async)
 
     def stop(self) -> bool:
         """Drain, commit and leave the group. Returns whether everything taken in was done.
@@ -175,7 +163,7 @@ class TestApp:
             for resource in self.app._resources:  # noqa: SLF001 - as above
                 resource.close()
             try:
-                self._entered.close()
+                self._around.close()
             finally:
                 self._tasks = None
                 if tasks is not None:
@@ -191,7 +179,7 @@ class TestApp:
         session_ms = float(consumer.engine.settings.config.get("session.timeout.ms", _SESSION_MS))
         self._session_over = self.clock.monotonic() + session_ms / 1000
         self._consumer = None
-        self._entered.pop_all()
+        self._around.pop_all()
         for resource in self.app._resources:  # noqa: SLF001 - as above
             resource.close()
         if self._tasks is not None:

@@ -25,13 +25,13 @@ class TaskRunner:
 
     Args:
         consumer: whose tasks.
-        timeout_s: real seconds without an end of a handler after which it is taken to hang.
+        handler_timeout: real seconds without an end of a handler after which it is taken to hang.
 
     Raises:
         ConfigurationError: an event loop runs in this thread already.
     """
 
-    def __init__(self, consumer: SteppedConsumer, timeout_s: float) -> None:
+    def __init__(self, consumer: SteppedConsumer, handler_timeout: float) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -42,7 +42,7 @@ class TaskRunner:
                 "already; use it in a plain test function"
             )
         self._consumer = consumer
-        self._timeout_s = timeout_s
+        self._handler_timeout = handler_timeout
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended_at = time.monotonic()
@@ -73,15 +73,15 @@ class TaskRunner:
             self._tasks.discard(task)
             self._ended_at = time.monotonic()
             task.result()
-        if time.monotonic() - self._ended_at > self._timeout_s:
+        if time.monotonic() - self._ended_at > self._handler_timeout:
             names = {worker.assignment for worker in self._consumer.workers if worker.work is not None}
             count = len(self._tasks)
             # So that the test can end.
             self.cancel()
             raise PenstockError(
-                f"{count} `async def` handlers have not ended within {self._timeout_s:g} s, for messages of "
-                f"{', '.join(sorted(map(str, names)))}; their time is real, give the TestApp more patience=, or let "
-                "them return a DeferredCompletion"
+                f"{count} `async def` handlers have not ended within {self._handler_timeout:g} s, for messages of "
+                f"{', '.join(sorted(map(str, names)))}; their time is real: give the TestApp a longer "
+                "handler_timeout=, or let them return a DeferredCompletion"
             )
         return True
 

@@ -58,4 +58,16 @@ def require_parameters(kind: str, function: Callable[..., object], what: str, co
         ) from None
 
 
-__all__ = ["called_by", "is_async", "name_of", "require_parameters"]
+def require_yield(kind: str, function: Callable[..., object], *, may_be_async: bool = False) -> None:
+    """Check that a function has a `yield`.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    if not (inspect.isgeneratorfunction(function) or (may_be_async and inspect.isasyncgenfunction(function))):
+        raise ConfigurationError(
+            f"{kind} takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"
+        )
+
+
+__all__ = ["called_by", "is_async", "name_of", "require_parameters", "require_yield"]

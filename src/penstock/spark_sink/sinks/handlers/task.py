@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -22,6 +21,7 @@ from penstock.clients.cluster import ProducerClient
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.execution.event_loop import new_event_loop
 from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
+from penstock.consumer.handlers.lifespan import enter
 from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
@@ -126,16 +126,9 @@ class TaskWork:
 
     def _enter(self, around: ExitStack, runner: asyncio.Runner | None) -> None:
         """Begin the lifespans; they end in reverse order, after the resources that may need them are closed."""
+        run_async = None if runner is None else partial(_run, runner)
         for lifespan in self.lifespans:
-            if runner is not None and inspect.isasyncgenfunction(lifespan):
-                later = asynccontextmanager(lifespan)()
-                runner.run(later.__aenter__())
-                around.callback(partial(_end, runner, later))
-            else:
-                span = contextmanager(lifespan)()
-                span.__enter__()
-                # Not as a context: what one raises at its end is no reason for those before it not to come to theirs.
-                around.callback(span.__exit__, None, None, None)
+            enter(lifespan, around, run_async)
         around.callback(self._close_resources)
 
     def _close_resources(self) -> None:
@@ -143,12 +136,11 @@ class TaskWork:
             resource.close()
 
 
-def _end(runner: asyncio.Runner, lifespan: AbstractAsyncContextManager[Any]) -> None:
-    runner.run(_left(lifespan))
+def _run(runner: asyncio.Runner, awaitable: Awaitable[Any]) -> None:
+    async def wait() -> None:
+        await awaitable
 
-
-async def _left(lifespan: AbstractAsyncContextManager[Any]) -> None:
-    await lifespan.__aexit__(None, None, None)
+    runner.run(wait())
 
 
 def _producer(config: dict[str, Any]) -> ProducerClient:
