@@ -40,11 +40,7 @@ class Child:
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log_path: Path,
-        environment: Mapping[str, str] | None = None,
+        self, name: str, command: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self._command = command

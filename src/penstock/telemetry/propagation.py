@@ -12,14 +12,7 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    SpanContext,
-    TraceFlags,
-    TraceState,
-    format_span_id,
-    format_trace_id,
-    get_current_span,
-)
+from opentelemetry.trace import SpanContext, TraceFlags, TraceState, format_span_id, format_trace_id, get_current_span
 
 from penstock.message import Message
 
