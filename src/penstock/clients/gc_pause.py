@@ -27,7 +27,7 @@ _set_aside: set[str] = set()
 
 
 def imports_set_aside(kind: str) -> None:
-    """Take what is in memory, modules for the most part, out of Python's search for garbage; once for each kind of task.
+    """Take what is in memory, modules for the most part, out of Python's search for garbage, once per kind of task.
 
     Between two tasks Spark's Python workers look at all objects there are: 60 ms with pyspark, pyarrow and this package
     imported, where a task of a few hundred rows takes 10. Only a cycle among what is set aside is not found any more.
