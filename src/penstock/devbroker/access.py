@@ -23,12 +23,7 @@ class AccessControl(ABC):
     """Users, certificates and rights of a broker; its arguments are those of `DevBroker`."""
 
     def __init__(
-        self,
-        security: Security | str | None,
-        *,
-        acls: bool,
-        users: Mapping[str, str] | None,
-        expired_certificate: bool,
+        self, security: Security | str | None, *, acls: bool, users: Mapping[str, str] | None, expired_certificate: bool
     ) -> None:
         self._kind = None if security is None else choice("security", security, Security)
         check_security(self._kind, users or {}, acls=acls, expired_certificate=expired_certificate)

@@ -117,13 +117,7 @@ class DevBroker(AccessControl):
         try:
             security = self._security_in(folder)
             node = Node(
-                java,
-                jars,
-                folder,
-                temporary=temporary,
-                port=self._wanted_port,
-                config=self._config,
-                security=security,
+                java, jars, folder, temporary=temporary, port=self._wanted_port, config=self._config, security=security
             )
             node.start(time.monotonic() + self._start_timeout_s)
         except BaseException:
