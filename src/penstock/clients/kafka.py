@@ -192,6 +192,10 @@ def require_topics(
             principal,
         )
     if missing:
+        # What is not hidden now may have been when the topics were listed: the right to see it was given in between.
+        counts = partition_counts(admin, bootstrap_servers)
+        missing = sorted(name for name in wanted if name not in counts)
+    if missing:
         raise TopicNotFoundError(
             f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
         )
@@ -238,6 +242,9 @@ def ensure_topics(
                 # Two processes that start together both create: the loser finds what it wanted, if it may see it.
                 is_hidden = bool(hidden_topics(admin, [name]))
                 if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and not is_hidden:
+                    continue
+                # Or it was hidden at first, and the right to see it was given in between.
+                if is_missing_right(error) and not is_hidden and name in partition_counts(admin, bootstrap_servers):
                     continue
                 if not wanted[name].is_optional:
                     if is_hidden or is_missing_right(error):
