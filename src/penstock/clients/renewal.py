@@ -61,8 +61,8 @@ class ClientRenewal(Generic[ClientT]):
         #: How often a client was replaced.
         self.replaced = 0
 
-    def has_failed(self, error: KafkaException) -> bool:
-        """Tell whether a client's error has ended it for ever, and remember why."""
+    def note_failure(self, error: KafkaException) -> bool:
+        """Remember why a client failed, if this error has ended it for ever; tell whether it has."""
         found = error.args[0] if error.args else None
         if not isinstance(found, KafkaError) or not (found.fatal() or found.code() == _FATAL):
             return False
@@ -141,7 +141,7 @@ class LastingProducer:
         try:
             self._renewal.client.produce(topic, value, key, headers=list(headers), on_delivery=delivered)
         except KafkaException as error:
-            self._renewal.has_failed(error)
+            self._renewal.note_failure(error)
             # The client says no more than that it failed; what it was is told by its next poll.
             self.poll(0)
             raise KafkaException(self.failure) if self.failure is not None else error from error
@@ -153,7 +153,7 @@ class LastingProducer:
         try:
             return self._renewal.client.poll(timeout)
         except KafkaException as error:
-            if not self._renewal.has_failed(error) and self.failure is None:
+            if not self._renewal.note_failure(error) and self.failure is None:
                 raise
             return 0
 
