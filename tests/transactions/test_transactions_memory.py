@@ -11,9 +11,9 @@ from test_transactions_lost_logs import cut
 from transaction_tools import Bench, child, decide, line_of, prepared, unknown
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.coordinator import half_partition as owned
 from penstock.transactions.coordinator.logs import payload_reader
 from penstock.transactions.coordinator.logs.log_identity import HALF
+from penstock.transactions.coordinator.partitions import half_partition as owned
 from penstock.transactions.coordinator.state.pending.payloads import Payloads
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until

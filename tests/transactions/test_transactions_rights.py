@@ -27,7 +27,7 @@ from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker, User
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PenstockError, PublicationNotSeenError
 from penstock.transactions import HalfMessage, TransactionalProducer, TransactionState
-from penstock.transactions.coordinator import log_upkeep as log_tending
+from penstock.transactions.coordinator.partitions import log_upkeep
 from penstock.transactions.operator.audit import Act
 from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
 from penstock.transactions.wire.ops import Verdict
@@ -50,7 +50,7 @@ def store(secured: DevBroker) -> Iterator[KafkaSecured]:
     name = f"rights-{time.time_ns()}"
     secured.create_topic(name)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(log_tending, "TEND_S", 0.5)
+        patched.setattr(log_upkeep, "UPKEEP_S", 0.5)
         made = KafkaSecured(secured, secured.user(name), f"store.{name}", name)
         # An operator's first decision would make it.
         secured.create_topic(made.topics.audit)

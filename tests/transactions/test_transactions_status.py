@@ -21,7 +21,7 @@ from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, StatusLog, decode_status, encode_status
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
-from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
+from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -196,7 +196,7 @@ def test_a_call_that_hangs_concerns_the_partitions_of_its_coordinator() -> None:
     text = "Kafka: send_offsets_to_transaction of coordinator c1 has not returned for 15 s"
     assert here[one.half.transaction_id].text == text
     assert elsewhere == {}
-    assert told_lines([status], 4_000) == [text]
+    assert status_lines([status], 4_000) == [text]
 
 
 def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_what_is_none(bench: Bench) -> None:

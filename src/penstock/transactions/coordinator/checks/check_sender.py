@@ -114,8 +114,8 @@ class CheckSender:
         half = pending.half
         if self._is_lacking(self._topics.check, _NOT_ASKED, error.args[0]):
             return SendOutcome.LATER
-        if not pending.is_unaskable:
-            pending.is_unaskable = True
+        if not pending.is_uncheckable:
+            pending.is_uncheckable = True
             _log.error(
                 "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
                 "question: %s; raise or leave out the coordinator's message.max.bytes, or settle it by `penstock "

@@ -127,12 +127,12 @@ class Membership:
                 "each coordinator that runs needs an instance name of its own"
             )
         if error is not None and is_missing_right(error):
-            self._tell_lacking(error)
+            self._report_lacking(error)
         for number, recovered in self.recoveries.found(time.monotonic()):
             self.owned[number] = self._own(number, recovered)
             self.logs.add(number, recovered.half_position, recovered.op_position)
 
-    def _tell_lacking(self, error: KafkaError) -> None:
+    def _report_lacking(self, error: KafkaError) -> None:
         is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
         right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, self._topics.half)
         self._rights.refused(f"no partitions of {self._topics.half} are to be had", right)

@@ -91,7 +91,7 @@ def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
     return Committed(None if place.offset == _INVALID else place.offset, low, end, decode_ids(place.metadata))
 
 
-def tell_of_log(names: Mapping[str, str], partition: int, log: str, found: Committed, start: Start) -> None:
+def report_log(names: Mapping[str, str], partition: int, log: str, found: Committed, start: Start) -> None:
     """Log that a log is not as it was; `names` are those of the topics, by log."""
     _log.error(explained(log, f"{names[log]}[{partition}]", found, start.fate))
 
@@ -138,4 +138,4 @@ def recovered_partition(
     )
 
 
-__all__ = ["DoneRead", "RecoveredPartition", "committed_at", "recovered_partition", "tell_of_log"]
+__all__ = ["DoneRead", "RecoveredPartition", "committed_at", "recovered_partition", "report_log"]
