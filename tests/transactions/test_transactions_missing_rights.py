@@ -98,7 +98,7 @@ def test_topics_that_were_not_let_into_a_transaction_are_read_in_the_librarys_lo
 
 def test_a_status_tells_missing_rights_and_one_of_an_earlier_version_none() -> None:
     status = Status("one", 5, (0,), rights={str(WRITE): "decisions cannot be published"})
-    assert status.tells_something
+    assert status.is_notable
     value = encode_status(status)
     assert decode_status(value) == status
 

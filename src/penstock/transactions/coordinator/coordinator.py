@@ -320,7 +320,7 @@ class Coordinator:
             left=left,
             limit=BatchLimit(self._target_latency),
             checks=checks,
-            status=StatusLog(sends, topics, self._rights).tell,
+            status=StatusLog(sends, topics, self._rights).write,
             counts=self._counts,
             ration=self._ration,
             rights=self._rights,

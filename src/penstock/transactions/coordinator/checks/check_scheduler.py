@@ -1,6 +1,6 @@
-"""What the coordinator asks: which undecided transactions are due for a check, for the discard policy, or for the end.
+"""Which undecided transactions are due for a check, for the discard policy, or for a rollback.
 
-A check is asked only once the op log was read up to an append time at or past the time at which it was due: what was
+A check is sent only once the op log was read up to an append time at or past the time at which it was due: what was
 decided before then needs no check. Where nothing new comes, the coordinator writes a mark of its own (a TICK) into the
 op log and waits until it has read it. That also tells it the broker's time.
 """
@@ -29,7 +29,7 @@ _CHECKS = 200
 #: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
 _SOON_S = 0.1
 #: Checks of one group and half partition that may be unanswered at a time: more would find all workers busy, be passed
-#: over, and be asked again only after an interval.
+#: over, and be sent again only after an interval.
 WINDOW = 128
 #: Seconds until it is looked whether some of them were answered.
 _WINDOW_S = 0.02

@@ -1,4 +1,4 @@
-"""One half partition while this coordinator owns it: records in, counts, timers and the truncation of its logs.
+"""One half partition while this coordinator owns it: commit batches, snapshots, checkpoints, truncation, lost logs.
 
 State hangs on this object, never on the partition number: after a partition is lost and taken again, a new object
 starts from what the logs say.
@@ -250,7 +250,7 @@ class HalfPartition:
     def truncation_points(self) -> dict[str, int]:
         """Return the offsets below which the logs are not needed any more, by log.
 
-        For the done log that is what was committed: whoever takes over knows then that nothing else was deleted.
+        For the done log that is what was committed: the next owner knows then that nothing else was deleted.
         """
         half, op = self.checkpoints
         if self.feed.first_unknown is not None:

@@ -1,8 +1,8 @@
 """Which half partitions are this coordinator's, and the reading of their half and op logs.
 
 One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
-protocol; others read half and op of the same partitions (`two_logs`), which no group assignor would keep together.
-What partitions were left with is found out beside it (`recoveries`).
+protocol; others read half and op of the same partitions (`log_reader`), which no group assignor would keep together.
+Partitions are recovered beside it (`recovery.recoveries`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Membership:
         config: settings of consumers, by librdkafka's names.
         topics: the store's topics.
         recoveries: finds out what partitions were left with.
-        own: makes the object that drives a partition taken over.
+        own: makes the object that drives a recovered partition.
         instance: name of this member, the same after a restart: then it gets its partitions back at once.
         session_timeout_s: seconds after which a member that fell silent loses its partitions.
         rights: where it is noted what the coordinator lacks.
@@ -113,7 +113,7 @@ class Membership:
         )
 
     def serve(self) -> None:
-        """Take part in the group, and start to read partitions whose take-over is finished. Does not wait.
+        """Take part in the group, and start to read partitions whose recovery is finished. Does not wait.
 
         Raises:
             PenstockError: the group has no place for this member any more: another took its instance name.

@@ -19,10 +19,10 @@ class Loading:
     def __init__(self) -> None:
         # By id, each with its keys: it may be decided otherwise meanwhile.
         self._waiting: dict[str, tuple[Pending, frozenset[int]]] = {}
-        # Turn of the one that was added last, and whether they stand in another order than that of their turns.
+        # Sequence number of the one that was added last, and whether they stand in another order than that.
         self._last = 0
         self._is_unsorted = False
-        # Those that wait, by hash of target and key, in the order of their turns: two keys that share a hash by chance
+        # Those that wait, by hash of target and key, by their sequence: two keys that share a hash by chance
         # wait a moment longer.
         self._queues: dict[int, OrderedDict[str, Pending]] = {}
 
@@ -33,7 +33,7 @@ class Loading:
         return transaction_id in self._waiting
 
     def __iter__(self) -> Iterator[Pending]:
-        """Iterate in the order of turns: with little room in memory, the first to go must be the first to be read."""
+        """Iterate by sequence: with little room in memory, the first to go must be the first to be read."""
         if self._is_unsorted:
             self._is_unsorted = False
             self._waiting = dict(sorted(self._waiting.items(), key=lambda one: one[1][0].sequence))
