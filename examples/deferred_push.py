@@ -45,7 +45,7 @@ def client() -> Generator[None, None, None]:
     pool.shutdown()
 
 
-@app.handler("notifications", deferred_timeout=30, dead_letter=True)
+@app.handler("notifications", deferred_timeout=30, on_failure="dead_letter")
 def push(message: penstock.Message) -> penstock.DeferredCompletion:
     """Hand a text over and return at once; no answer within 30 s counts as a failure."""
     completion = penstock.DeferredCompletion()

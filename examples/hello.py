@@ -12,7 +12,7 @@ with DevBroker() as kafka:
     kafka.create_topic("orders", partitions=4)
     shop = penstock.App("shop", bootstrap_servers=kafka.bootstrap_servers, workers=16)
 
-    @shop.handler("orders", retry=penstock.retry(attempts=3), dead_letter=True)
+    @shop.handler("orders", retry=penstock.retry(attempts=3), on_failure="dead_letter")
     def ship(order: penstock.Message) -> None:
         """Ship one customer's orders one at a time and in order, all customers at once."""
         print(f"shipping {order.value!r} for {order.key!r}")

@@ -37,7 +37,7 @@ policy = penstock.retry(
 calls: Counter[str] = Counter()
 
 
-@app.handler("payments", decoder="json", retry=policy, retry_delays=(1.0,), dead_letter=True)
+@app.handler("payments", decoder="json", retry=policy, retry_delays=(1.0,), on_failure="dead_letter")
 def book(message: penstock.Message) -> None:
     """Book a payment at a bank that is away for some first calls, and too busy for others."""
     payment = cast("dict[str, Any]", message.body)

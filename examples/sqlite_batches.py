@@ -40,7 +40,12 @@ not_the_rows_fault = tenacity.retry_if_not_exception_type(sqlite3.IntegrityError
 
 
 @app.handler(
-    "readings", decoder="json", batch=100, linger=0.2, retry=penstock.retry(retry=not_the_rows_fault), dead_letter=True
+    "readings",
+    decoder="json",
+    batch=100,
+    linger=0.2,
+    retry=penstock.retry(retry=not_the_rows_fault),
+    on_failure="dead_letter",
 )
 def store(readings: list[penstock.Message]) -> None:
     """Store what can be stored, then name what cannot: the others are done."""

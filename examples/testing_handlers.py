@@ -16,7 +16,7 @@ def shop() -> penstock.App:
     """Make the app: in your project, import it."""
     app = penstock.App("shop", bootstrap_servers="kafka:9092")  # nobody is asked here
 
-    @app.handler("payments", retry=penstock.retry(attempts=3, wait=lambda _: 10.0), dead_letter=True)
+    @app.handler("payments", retry=penstock.retry(attempts=3, wait=lambda _: 10.0), on_failure="dead_letter")
     def book(message: penstock.Message) -> None:
         account, amount = message.key or b"", int(message.value or b"0")
         if balances.get(account, 0) + amount < 0:

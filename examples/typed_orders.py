@@ -42,7 +42,7 @@ def is_order(message: penstock.Message) -> bool:
     return message.header("type") == b"order"
 
 
-@app.handler("shop-events", filter=is_order, key="header:customer", decoder=Order.decode, dead_letter=True)
+@app.handler("shop-events", filter=is_order, key="header:customer", decoder=Order.decode, on_failure="dead_letter")
 def ship(message: penstock.Message) -> None:
     """Ship one customer's orders in order. The customer stands in a header: the records have no key."""
     order = cast("Order", message.body)

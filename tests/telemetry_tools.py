@@ -94,6 +94,7 @@ def reading(**changes: int | Mapping[Any, int]) -> Reading:
         "bytes_in_flight": 65_000,
         "lag": {("orders", 0): 11, ("orders", 1): 12},
         "parked_keys": 3,
+        "held_keys": 1,
         "failed": 21,
         "retried": 17,
         "dead_letters": 2,

@@ -29,7 +29,7 @@ from penstock.message import Message
 from penstock.telemetry import Telemetry
 from penstock.testing import TestApp
 from penstock.transactions.messages import Outgoing
-from penstock.transactions.stores.file.frames import Record as FileRecord
+from penstock.transactions.stores.file.log.frames import Record as FileRecord
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.wire.half import Half
 
@@ -75,14 +75,14 @@ def canaries(told: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{where}: ...{hit[0]}..." for where, text in told if (hit := CANARY.search(text)) is not None]
 
 
-@pytest.mark.parametrize("on_failure", [True, "drop", "stop"])
+@pytest.mark.parametrize("on_failure", ["dead_letter", "drop", "hold", "stop"])
 def test_a_message_that_fails_shows_in_nothing_that_an_app_tells(
-    on_failure: bool | str, caplog: pytest.LogCaptureFixture
+    on_failure: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     watched = Watched.make()
 
-    @watched.app.handler("t", retry=retry(attempts=2), retry_delays=(1,), dead_letter=on_failure)
+    @watched.app.handler("t", retry=retry(attempts=2), retry_delays=(1,), on_failure=on_failure)
     def fail(message: Message) -> None:
         raise PoisonError(f"{TEXT} {message.value!r}")
 
@@ -96,11 +96,12 @@ def test_a_message_that_fails_shows_in_nothing_that_an_app_tells(
             told = list(watched.told(test))
             test.advance(100)
             told += watched.told(test)
-            assert test.statistics().dead_letters + test.statistics().dropped == 1
+            now = test.statistics()
+            assert now.dead_letters + now.dropped + now.held_keys == 1
             assert canaries(told) == []
 
     assert canaries([("log", caplog.text)]) == []
-    if on_failure is not True:
+    if on_failure != "dead_letter":
         assert "PoisonError" in caplog.text
         assert "in fail" in caplog.text
 
@@ -108,7 +109,7 @@ def test_a_message_that_fails_shows_in_nothing_that_an_app_tells(
 def test_what_is_held_by_a_key_shows_neither_in_explain_nor_in_the_objects_of_the_engine() -> None:
     watched = Watched.make()
 
-    @watched.app.handler("t", retry=retry(attempts=9), dead_letter=True)
+    @watched.app.handler("t", retry=retry(attempts=9), on_failure="dead_letter")
     def fail(message: Message) -> None:
         raise PoisonError(f"{TEXT} {message.value!r}")
 
@@ -127,7 +128,7 @@ def test_what_is_held_by_a_key_shows_neither_in_explain_nor_in_the_objects_of_th
 def test_the_text_of_an_exception_is_in_the_log_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched.make(exception_texts=True)
 
-    @watched.app.handler("t", retry=retry(attempts=1), dead_letter="drop")
+    @watched.app.handler("t", retry=retry(attempts=1), on_failure="drop")
     def fail(_message: Message) -> None:
         raise PoisonError(TEXT)
 
@@ -161,7 +162,7 @@ def test_a_failure_is_told_with_its_causes_and_only_our_own_texts() -> None:
 def test_a_dead_letter_shows_what_quotes_the_message_only_where_it_is_asked_for() -> None:
     watched = Watched.make()
 
-    @watched.app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    @watched.app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
     def fail(_message: Message) -> None:
         raise PoisonError(f"{TEXT}\n  {TEXT}")
 
@@ -215,7 +216,7 @@ def _fields() -> Iterator[tuple[str, str]]:
             if not isinstance(kind, type) or kind.__module__ != module.name:
                 continue
             shown: dict[str, object] = {}
-            if dataclasses.is_dataclass(kind):
+            if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.repr:
                 shown = {field.name: field.type for field in dataclasses.fields(kind) if field.repr}
             elif hasattr(kind, "_fields") and "collections" in kind.__repr__.__code__.co_filename:
                 shown = dict(kind.__annotations__)

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
 import pytest
 
 import penstock
+from penstock import transactions
+
+#: The packages from which users import, with all that they pass, get or catch.
+PACKAGES = (
+    "penstock",
+    "penstock.consumer",
+    "penstock.devbroker",
+    "penstock.errors",
+    "penstock.message",
+    "penstock.spark_sink",
+    "penstock.telemetry",
+    "penstock.testing",
+    "penstock.transactions",
+)
+#: Classes that users are given and never make, so that their constructors are not for them.
+GIVEN = {"ConsumerTelemetry", "Message", "MissingRightError", "RunningApp", "Transaction", "TransactionOfSeveral"}
+#: Classes of which users call the constructor alone: an engine calls the rest.
+ENGINES = {"FileStore", "Simulation", "SqlStore", "TestBroker"}
+#: What an engine calls, or a broker in memory gives it.
+INNER = {"Cluster", "MemoryConsumer", "MemoryProducer", "SendSpans", "Sending", "Store", "TestTransaction"}
+PUBLIC = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
+#: The names of all that penstock raises, wherever it is defined.
+OWN_ERRORS = {
+    node.name
+    for path in Path(penstock.__file__).parent.rglob("*.py")
+    for node in ast.parse(path.read_text()).body
+    if isinstance(node, ast.ClassDef) and node.name.endswith("Error")
+}
 
 
 def test_every_public_name_can_be_had() -> None:
@@ -28,3 +65,99 @@ def test_importing_penstock_loads_no_engine() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "['penstock']"
+
+
+def signatures(package: str) -> Iterator[tuple[str, str, set[str]]]:
+    """Yield the place of each public signature or field of a package, its module, and the names that it speaks of."""
+    home = importlib.import_module(package)
+    for name in home.__all__:
+        found = getattr(home, name)
+        if not (inspect.isclass(found) or inspect.isfunction(found)) or not found.__module__.startswith("penstock"):
+            continue
+        tree = ast.parse(Path(inspect.getfile(found)).read_text())
+        node = next(one for one in tree.body if getattr(one, "name", None) == found.__name__)
+        if isinstance(node, ast.ClassDef):
+            parts = [one for one in node.body if is_public(one)]
+            if name in GIVEN:
+                parts = [one for one in parts if called(one) != "__init__"]
+            if name in ENGINES:
+                parts = [one for one in parts if called(one) == "__init__"]
+            if name in INNER:
+                parts = []
+        else:
+            parts = [node]
+        for part in parts:
+            where = f"{package}.{name}" if part is node else f"{package}.{name}.{called(part)}"
+            yield where, found.__module__, {*named_in(part), *raised_by(part)}
+
+
+def is_public(node: ast.stmt) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return not node.name.startswith("_") or node.name in {"__init__", "__call__"}
+    return isinstance(node, ast.AnnAssign) and not called(node).startswith("_")
+
+
+def called(node: ast.AST) -> str:
+    return str(getattr(node, "name", None) or getattr(getattr(node, "target", None), "id", "?"))
+
+
+def named_in(node: ast.stmt) -> Iterator[str]:
+    """Yield the names in the annotations of a function or a field."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        given = node.args
+        annotated = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        annotations = [one.annotation for one in annotated if one is not None]
+        annotations.append(node.returns)
+    else:
+        annotations = [getattr(node, "annotation", None)]
+    for annotation in annotations:
+        for one in ast.walk(annotation) if annotation is not None else ():
+            if isinstance(one, ast.Name):
+                yield one.id
+
+
+def raised_by(node: ast.AST) -> Iterator[str]:
+    """Yield the exceptions that a docstring names."""
+    text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
+    for section in (text or "").split("Raises:\n")[1:]:
+        yield from re.findall(r"^    (\w+): ", section, re.MULTILINE)
+
+
+def names_of_penstock(module: str) -> set[str]:
+    """Return what a module defines or imports from penstock, type variables left out."""
+    home = importlib.import_module(module)
+    tree = ast.parse(Path(inspect.getfile(home)).read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+            found |= {one.asname or one.name for one in node.names}
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef):
+            found.add(statement.name)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            found.add(statement.targets[0].id)
+    return {name for name in found if not isinstance(getattr(home, name, None), TypeVar)}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_public_signatures_speak_of_can_be_imported_from_where_users_import(package: str) -> None:
+    hidden = {
+        name: where
+        for where, module, names in signatures(package)
+        for name in names & {*names_of_penstock(module), *OWN_ERRORS}
+        if name not in PUBLIC
+    }
+
+    assert hidden == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_of_a_public_package_can_be_had(package: str) -> None:
+    home = importlib.import_module(package)
+
+    assert [name for name in home.__all__ if getattr(home, name, None) is None] == []
+
+
+@pytest.mark.parametrize("package", [penstock, transactions])
+def test_no_module_has_a_public_name_which_it_would_hide_once_it_is_imported(package: ModuleType) -> None:
+    assert not {one.name for one in pkgutil.iter_modules(package.__path__)} & set(package.__all__)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.app import App, RunningApp
+    from penstock.clients.rights import MissingRightError
     from penstock.consumer import (
+        CallNext,
         ConsumerStatistics,
         DeadLetterLimit,
         DeferredCompletion,
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
         Keyless,
         LitePushConsumer,
         Middleware,
+        OnFailure,
         Order,
         RetryPolicy,
         WorkerResource,
@@ -58,7 +61,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "penstock.app": ("App", "RunningApp"),
+    "penstock.clients.rights": ("MissingRightError",),
     "penstock.consumer": (
+        "CallNext",
         "ConsumerStatistics",
         "DeadLetterLimit",
         "DeferredCompletion",
@@ -66,6 +71,7 @@ _HOMES = {
         "Keyless",
         "LitePushConsumer",
         "Middleware",
+        "OnFailure",
         "Order",
         "RetryPolicy",
         "WorkerResource",
@@ -109,6 +115,7 @@ __all__ = [
     "BatchError",
     "BrokerConnectionError",
     "BufferFullError",
+    "CallNext",
     "ConfigurationError",
     "ConsumerStatistics",
     "Coordinator",
@@ -123,6 +130,8 @@ __all__ = [
     "LitePushConsumer",
     "Message",
     "Middleware",
+    "MissingRightError",
+    "OnFailure",
     "Order",
     "PenstockError",
     "PublicationNotSeenError",

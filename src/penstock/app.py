@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,15 +14,17 @@ from penstock.consumer import (
     Handler,
     Keyless,
     LitePushConsumer,
-    Middleware,
+    MiddlewareSpec,
+    OnFailure,
     Order,
     RetryPolicy,
     WorkerResource,
     handler,
 )
 from penstock.consumer.handlers.decoding import DecoderSpec
+from penstock.consumer.handlers.functions import require_yield
 from penstock.consumer.handlers.handler import Filter
-from penstock.consumer.handlers.middleware import middlewares_of
+from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import KeyFunction
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
@@ -65,7 +66,7 @@ class App:
         revoke_timeout: seconds a revocation waits for running handlers, and for its commit.
         stall_after: seconds in a handler after which the watchdog reports a message.
         dead_letter_limit: when the app stops rather than give up one more message.
-        middlewares: hooks around every handler, the first outermost.
+        middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
 
@@ -93,7 +94,7 @@ class App:
         revoke_timeout: float = 5.0,
         stall_after: float = 60.0,
         dead_letter_limit: DeadLetterLimit | None = None,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         telemetry: Telemetry | None = None,
         exception_texts: bool = False,
     ) -> None:
@@ -133,13 +134,14 @@ class App:
         order: str | Order = Order.KEY,
         keyless: str | Keyless = Keyless.PARTITION,
         key: str | KeyFunction | None = None,
+        key_space: str | None = None,
         filter: Filter | None = None,  # noqa: A002 - the word of the field
         decoder: DecoderSpec = None,
         batch: int = 1,
         linger: float = 0.0,
         retry: RetryPolicy | None = None,
         retry_delays: Sequence[float] = (),
-        dead_letter: bool | str = False,
+        on_failure: str | OnFailure = OnFailure.STOP,
         dead_letter_topic: str | None = None,
         dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
         rate: float | None = None,
@@ -148,25 +150,29 @@ class App:
     ) -> Callable[[FunctionT], FunctionT]:
         """Register a function for the messages of one topic or several. The function itself is returned unchanged.
 
-        A plain function runs on a worker thread, an `async def` on the app's event loop. Both may return a
-        `DeferredCompletion` and finish later.
+        A plain function runs on a worker thread, an `async def` on the app's event loop. What it raises is a failure.
+        It may return a `DeferredCompletion` and finish later; anything else that it returns is ignored.
 
         Args:
             topics: names of the topics.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
-                of the app. "partition": those of the same partition. "none": none wait.
+                of the handler. "partition": those of the same partition. "none": none wait.
             keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
             key: what stands for the record's key: "header:name", or a function of the message.
+            key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
+                wait for each other too. None (default): the keys are the handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
             decoder: "json", a pydantic model, a msgspec struct or a callable of bytes: makes `message.body`.
-            batch: messages given at once, at most; more than 1 gives the function a list.
+            batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
+                again, and each message alone before it is given up; see `BatchError`.
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
             retry: made by `penstock.retry`; five tries with growing waits when left out.
             retry_delays: seconds; when the tries are exhausted the message waits in the topic
-                `retry.<app>.<topic>`, once for each delay, and holds neither its key nor the watermark meanwhile.
-                All delays share it: behind `max_parked` messages of a partition with a long one, a short one waits too.
-            dead_letter: what becomes of a message whose retries are exhausted: True writes it to the dead-letter
-                topic, "drop" logs and counts it, "stop" or False (default) stops the app and keeps the offset.
+                `retry.<app>.<topic>.<delay>` of one after the other, such as `retry.sms.orders.60s`, and holds neither
+                its key nor the watermark meanwhile.
+            on_failure: what becomes of a message whose retries are exhausted. "stop" (default): the app stops and keeps
+                the offset. "dead_letter": it is written to the dead-letter topic. "drop": it is logged and counted.
+                "hold": its key stays parked, everything else goes on, and log, statistics and `explain` say so.
             dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or
                 `{topic}-dlt`.
             dead_letter_format: "kafka" (default, KIP-1191) or "spring".
@@ -186,19 +192,21 @@ class App:
                 order=order,
                 keyless=keyless,
                 key=key,
+                key_space=key_space,
                 filter=filter,
                 decoder=decoder,
                 batch=batch,
                 linger=linger,
                 retry_policy=retry,
                 retry_delays=retry_delays,
-                dead_letter=dead_letter,
+                on_failure=on_failure,
                 dead_letter_topic=dead_letter_topic,
                 dead_letter_format=dead_letter_format,
                 rate=rate,
                 key_rate=key_rate,
                 deferred_timeout=deferred_timeout,
             )
+            wrap(one, self._middlewares)  # to refuse what does not fit where it is written
             for topic in names:
                 if topic in self._handlers:
                     raise ConfigurationError(
@@ -211,15 +219,12 @@ class App:
         return register
 
     def lifespan(self, function: LifespanT) -> LifespanT:
-        """Register a generator function that runs around the app: what stands before its `yield` at the start, the rest
-        at the end. An `async def` runs on the event loop of the app's async handlers.
+        """Register a generator function that runs around the app: up to its `yield` at the start, the rest at the end.
 
-        Those registered first start first and end last. What fails at the start keeps the app from starting.
-        """  # noqa: D205 - the first sentence needs the room
-        if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
-            raise ConfigurationError(
-                f"lifespan takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"
-            )
+        Those registered first start first and end last. What fails at the start keeps the app from starting. An
+        `async def` runs on the event loop of the app's async handlers.
+        """
+        require_yield("lifespan", function, may_be_async=True)
         self._lifespans.append(function)
         return function
 
@@ -228,11 +233,7 @@ class App:
 
         What stands before its `yield` runs on a worker at the first `get()` there, the rest when the worker ends.
         """
-        if not inspect.isgeneratorfunction(function):
-            raise ConfigurationError(
-                "worker_resource takes a function with one `yield`, but "
-                f"{getattr(function, '__qualname__', function)} is none"
-            )
+        require_yield("worker_resource", function)
         resource = WorkerResource(function)
         self._resources.append(resource)
         return resource
@@ -251,10 +252,10 @@ class App:
     ) -> Callable[[FunctionT], FunctionT]:
         """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
 
-        The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the Spark
-        session that the process has, or in a new one that ends with the app; make your own before `start` to configure
-        it. With `penstock run --processes N` they run in the first process only. A query that fails is started again
-        after 1 to 60 seconds; a stop lets the batch under way be finished, within the app's `stop_timeout`.
+        The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the process's
+        Spark session, or in a new one that ends with the app; make your own before `start` to configure it. With
+        `penstock run --processes N` they run in the first process only. A query that fails is started again after 1 to
+        60 seconds; a stop lets the batch under way end, within the app's `stop_timeout`.
 
         Args:
             topics: names of the topics.
@@ -264,9 +265,8 @@ class App:
             trigger: an interval such as "5 seconds", or "available now" to end when all is read.
             name: name of the query; the app's and the function's when left out.
             checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as
-                `handler_sink`, need one, or `start` refuses them, unless the session names a folder for all queries
-                (`spark.sql.streaming.checkpointLocation`). A sink with a ledger, such as `SqlSink`, goes on where that
-                says when there is none, or it is lost.
+                `handler_sink`, need one, or a folder of the session's (`spark.sql.streaming.checkpointLocation`). A
+                sink with a ledger, such as `SqlSink`, goes on where that says when there is none, or it is lost.
             starting_offsets: "earliest" (default), "latest" or Spark's JSON, where neither checkpoint nor ledger know
                 the query yet.
             options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
@@ -333,9 +333,8 @@ class App:
             SinkError: a sink cannot store what its query gives it.
         """
         if not self._consumed and not self._sinks:
-            raise ConfigurationError(
-                f"app {self.name} has no handler and no sink; register one with @app.handler(topic) or @app.sink(topic)"
-            )
+            what = "register one with @app.handler(topic) or @app.sink(topic)"
+            raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self._consumed else None,

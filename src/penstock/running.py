@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
     ExitStack,
-    asynccontextmanager,
-    contextmanager,
 )
 from dataclasses import asdict
 from functools import partial
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.consumer.inspection.explain_server import answering
+from penstock.consumer.handlers.lifespan import Lifespan, enter
+from penstock.consumer.inspection.explain_server import explain_server
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
@@ -35,8 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Lifespan = Callable[[], Generator[None, Any, Any]] | Callable[[], AsyncGenerator[None, Any]]
-
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: Seconds within which a signal that comes twice counts once.
@@ -46,7 +40,7 @@ LOOK_S = 0.2
 
 
 def coordinator_of(
-    asked: bool | Coordinator,
+    given: bool | Coordinator,
     bootstrap_servers: str,
     prefix: str,
     telemetry: Telemetry | None,
@@ -54,14 +48,14 @@ def coordinator_of(
     """Return the coordinator that an app runs, not started, or None.
 
     Raises:
-        ConfigurationError: what was asked for is none.
+        ConfigurationError: what was given is none.
     """
-    if asked is True:
+    if given is True:
         return Coordinator(bootstrap_servers=bootstrap_servers, prefix=prefix, telemetry=telemetry)
-    if asked is False or isinstance(asked, Coordinator):
-        return asked or None
+    if given is False or isinstance(given, Coordinator):
+        return given or None
     raise ConfigurationError(
-        f"coordinator must be True, False or a penstock.Coordinator, but is a {type(asked).__name__}; make one with "
+        f"coordinator must be True, False or a penstock.Coordinator, but is a {type(given).__name__}; make one with "
         "your arguments and give that"
     )
 
@@ -79,10 +73,10 @@ class RunningApp:
         self._coordinator = coordinator
         self._consumer = consumer
         self._lifespans = list(lifespans)
-        self._entered = ExitStack()
+        self._around = ExitStack()
         self._signals = 0
         self._signalled = (0, 0.0)
-        self._stop_asked = SignalEvent()
+        self._stop_requested = SignalEvent()
         self._sinks = sinks
 
     def start(self, name: str) -> None:
@@ -92,35 +86,23 @@ class RunningApp:
             name: name of the app, by which it answers `penstock explain` until it is stopped.
         """
         try:
+            # Without an `async def` handler the consumer has no event loop, and says so.
+            run_async = None if self._consumer is None else self._consumer.run_async
             for lifespan in self._lifespans:
-                self._enter(lifespan)
+                enter(lifespan, self._around, run_async)
             if self._coordinator is not None:
                 self._coordinator.start()
             if self._consumer is not None:
                 self._consumer.start()
             if self._sinks is not None:
                 self._sinks.start()
-            self._entered.enter_context(answering(partial(self.explanation, name)))
+            self._around.enter_context(explain_server(partial(self.explanation, name)))
         except BaseException:
             try:
                 self.stop()
             except Exception:  # noqa: BLE001 - why it did not start says more
                 _log.exception("stopping what had started of the app failed")
             raise
-
-    def _enter(self, lifespan: Lifespan) -> None:
-        if not inspect.isasyncgenfunction(lifespan):
-            span: AbstractContextManager[None] = contextmanager(lifespan)()  # type: ignore[arg-type] # asked just above
-            span.__enter__()
-            # Not as a context: what one raises at its end is no reason for those before it not to come to theirs.
-            self._entered.callback(span.__exit__, None, None, None)
-            return
-        if self._consumer is None:
-            raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-        manager: AbstractAsyncContextManager[None] = asynccontextmanager(lifespan)()
-        self._consumer.run_async(manager.__aenter__())
-        consumer = self._consumer
-        self._entered.callback(lambda: consumer.run_async(manager.__aexit__(None, None, None)))
 
     def statistics(self) -> ConsumerStatistics:
         """Return the consumer's counts of this moment.
@@ -150,7 +132,7 @@ class RunningApp:
 
     @property
     def unfinished(self) -> int:
-        """Messages that were not done when a stop ran out of time, or was told not to wait; 0 before that."""
+        """Messages that were not done when a stop ran out of time, or did not wait; 0 before that."""
         return 0 if self._consumer is None else self._consumer.unfinished
 
     def explanation(self, name: str) -> dict[str, object]:
@@ -225,14 +207,14 @@ class RunningApp:
             return
         self._signalled = (number, now)
         self._signals += 1
-        self._stop_asked.set()
+        self._stop_requested.set()
         if self._consumer is not None:
             self._consumer.request_stop(now=self._signals > 1)
         if self._sinks is not None:
             self._sinks.request_stop(now=self._signals > 1)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the app has ended or was told to; return whether that is so.
+        """Wait until the app has ended or a stop was requested; return whether that is so.
 
         Args:
             timeout: seconds; for ever when left out.
@@ -250,7 +232,7 @@ class RunningApp:
             if self._consumer is not None:
                 if self._consumer.wait(step):
                     return True
-            elif ended or self._stop_asked.wait(step):
+            elif ended or self._stop_requested.wait(step):
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
@@ -270,14 +252,14 @@ class RunningApp:
         """
         if self._consumer is not None:
             self._consumer.refuse_own_threads()
-        self._stop_asked.set()
+        self._stop_requested.set()
         begun = time.monotonic()
         drained = finished = True
         # The last is ended first, and each whatever the others raise.
         with ExitStack() as parts:
             if self._consumer is not None:
                 parts.callback(self._consumer.close)
-            parts.callback(self._entered.close)
+            parts.callback(self._around.close)
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)
             if self._sinks is not None:

@@ -15,7 +15,7 @@ import pytest
 
 from kafka_tools import produce
 from penstock import App
-from penstock.consumer.inspection import explain_server as answering
+from penstock.consumer.inspection import explain_server
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -52,7 +52,7 @@ def test_the_message_that_holds_a_partition_is_told_with_its_handler_and_for_how
     with subprocess.Popen(command, cwd=tmp_path) as process:
         try:
             wait_until((tmp_path / "begun").exists, 60)
-            wait_until(lambda: len(list(answering.folder().glob("*.sock"))) == 1)
+            wait_until(lambda: len(list(explain_server.folder().glob("*.sock"))) == 1)
             code, out, _ = penstock_command("explain", topic)
             _, with_keys, _ = penstock_command("explain", "--keys")
             _, as_json, _ = penstock_command("explain", "--json")
@@ -79,13 +79,13 @@ def test_the_message_that_holds_a_partition_is_told_with_its_handler_and_for_how
     assert (silent_code, f"process {process.pid} did not answer" in str(silent)) == (1, True)
     assert ended == 0
     assert (gone_code, "no app of this user's answers" in str(gone)) == (1, True)
-    assert list(answering.folder().glob("*.sock")) == []
+    assert list(explain_server.folder().glob("*.sock")) == []
 
 
 def test_the_sinks_of_an_app_are_told_with_its_partitions(penstock_command: Callable[..., tuple[object, ...]]) -> None:
     sink = {"name": "shop-store", "text": "shop-store: running, batch 7"}
 
-    with answering.answering(lambda: {"group": "shop", "partitions": [], "sinks": [sink]}):
+    with explain_server.explain_server(lambda: {"group": "shop", "partitions": [], "sinks": [sink]}):
         code, out, _ = penstock_command("explain", "shop")
 
     assert (code, str(out).splitlines()[1:]) == (0, ["  shop-store: running, batch 7"])
@@ -93,42 +93,42 @@ def test_the_sinks_of_an_app_are_told_with_its_partitions(penstock_command: Call
 
 def test_the_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
     code = (
-        "from penstock.consumer.inspection.explain_server import answering\n"
-        "with answering(dict): print('up', flush=True); input()"
+        "from penstock.consumer.inspection.explain_server import explain_server\n"
+        "with explain_server(dict): print('up', flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        answered = answering.ask_all()
+        answered = explain_server.ask_all()
         process.kill()
-    left = list(answering.folder().iterdir())
+    left = list(explain_server.folder().iterdir())
 
-    assert answered == [answering.Answer(process.pid, {})]
+    assert answered == [explain_server.Answer(process.pid, {})]
     assert [one.name.partition("-")[0] for one in left] == [str(process.pid)]
-    assert answering.ask_all() == []
-    assert list(answering.folder().iterdir()) == []
-    assert tmp_path in answering.folder().parents
+    assert explain_server.ask_all() == []
+    assert list(explain_server.folder().iterdir()) == []
+    assert tmp_path in explain_server.folder().parents
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    answering.folder().mkdir()
-    answering.folder().chmod(0o777)
+    explain_server.folder().mkdir()
+    explain_server.folder().chmod(0o777)
 
-    with answering.answering(dict):
-        answers = answering.ask_all()
+    with explain_server.explain_server(dict):
+        answers = explain_server.ask_all()
 
     assert answers == []
     assert "is not a folder of this user's alone" in caplog.text
 
 
 def test_an_answer_that_cannot_be_said_leaves_the_app_running(caplog: pytest.LogCaptureFixture) -> None:
-    with answering.answering(lambda: {"not JSON": object()}):
-        answers = answering.ask_all()
-        again = answering.ask_all()
+    with explain_server.explain_server(lambda: {"not JSON": object()}):
+        answers = explain_server.ask_all()
+        again = explain_server.ask_all()
 
-    assert answers == again == [answering.Answer(os.getpid(), None)]
+    assert answers == again == [explain_server.Answer(os.getpid(), None)]
     assert "got no answer from this process" in caplog.text
-    assert not [one for one in threading.enumerate() if one.name == "penstock-answers"]
+    assert not [one for one in threading.enumerate() if one.name == "penstock-explain"]
 
 
 def test_every_app_that_was_started_answers_until_it_is_stopped(
@@ -140,11 +140,11 @@ def test_every_app_that_was_started_answers_until_it_is_stopped(
         app.handler(topic)(print)
 
     with apps[0].start(), apps[1].start():
-        said = sorted(one.said["group"] for one in answering.ask_all() if one.said)
+        said = sorted(one.content["group"] for one in explain_server.ask_all() if one.content)
         code, out, _ = penstock_command("explain", topics[1])
-    left = answering.ask_all()
+    left = explain_server.ask_all()
 
     assert said == sorted(topics)
     assert code == 0
     assert str(out).startswith(f"{topics[1]}, process {os.getpid()}: ")
-    assert left == list(answering.folder().iterdir()) == []
+    assert left == list(explain_server.folder().iterdir()) == []

@@ -21,7 +21,7 @@ def test_an_app_with_dead_letters_runs_with_tokens(by: str) -> None:
         broker.create_topic("orders")
         seen: list[Message] = []
         app = App("shop", bootstrap_servers=broker.bootstrap_servers, config=config)
-        app.handler("orders", dead_letter=True)(seen.append)
+        app.handler("orders", on_failure="dead_letter")(seen.append)
 
         with app.start():
             producer = clients.producer(broker.bootstrap_servers, config)

@@ -7,7 +7,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from penstock.consumer import ConsumerSettings, Handler, LitePushConsumer, Middleware, WorkerResource
+from penstock.consumer import ConsumerSettings, Handler, LitePushConsumer, MiddlewareSpec, WorkerResource
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 
@@ -16,7 +16,7 @@ def consumer_of(
     broker: DevBroker,
     handlers: Mapping[str, Handler],
     *,
-    middlewares: Sequence[Middleware] = (),
+    middlewares: Sequence[MiddlewareSpec] = (),
     resources: Sequence[WorkerResource[object]] = (),
     **settings: object,
 ) -> LitePushConsumer:

@@ -8,7 +8,7 @@ from penstock.consumer import ConsumerSettings, Handler, Kind
 from penstock.consumer.execution.threads import call
 from penstock.consumer.handlers.route import Failed
 from penstock.testing import TestBroker
-from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 
 #: Polls in which a group of one has its partitions, and what is there is fetched.
 _POLLS = 10
@@ -36,7 +36,7 @@ class Stepped:
             self.broker,
             wait=wait or self.broker.advance,
         )
-        if self.consumer.engine.has_tasks:
+        if self.consumer.engine.lane_plan.has_tasks:
             self.consumer.resize(self.consumer.engine.settings.max_concurrency, Kind.TASK)
         self.loop = self.consumer.connect()
         self.poll(_POLLS)
@@ -61,7 +61,7 @@ class Stepped:
     @staticmethod
     def finish(worker: SteppedWorker, error: BaseException | None = None) -> None:
         """End a worker's call as the handler ends it, or with an error in its place."""
-        worker.go_on(call(worker.station, worker.work) if error is None else Failed(error))
+        worker.go_on(call(worker.slot, worker.work) if error is None else Failed(error))
 
     def serve(self) -> None:
         """Let the workers finish what they are at, and all that is ready."""

@@ -94,7 +94,7 @@ def test_whatever_an_async_handler_raises_parks_its_key_and_no_other(
         if message.value == b"poison":
             raise kind
 
-    with consumer_of(broker, {topic: handler(fails, retry_policy=QUICK, dead_letter="drop")}) as consumer:
+    with consumer_of(broker, {topic: handler(fails, retry_policy=QUICK, on_failure="drop")}) as consumer:
         wait_until(lambda: consumer.statistics().dropped == 1 and consumer.statistics().handled == 2)
         statistics = consumer.statistics()
 

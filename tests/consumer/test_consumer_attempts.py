@@ -20,7 +20,7 @@ def an_app() -> App:
 def test_a_plain_handler_sees_how_often_its_message_was_tried_before() -> None:
     app, seen = an_app(), list[tuple[bytes | None, int]]()
 
-    @app.handler("t", retry=THREE_TIMES, dead_letter="drop")
+    @app.handler("t", retry=THREE_TIMES, on_failure="drop")
     def handle(message: Message) -> None:
         seen.append((message.value, message.attempt))
         if message.value == b"bad":
@@ -38,7 +38,7 @@ def test_a_plain_handler_sees_how_often_its_message_was_tried_before() -> None:
 def test_an_async_handler_with_a_decoder_sees_it_too() -> None:
     app, seen = an_app(), list[tuple[object, int]]()
 
-    @app.handler("t", retry=THREE_TIMES, dead_letter="drop", decoder="json")
+    @app.handler("t", retry=THREE_TIMES, on_failure="drop", decoder="json")
     async def handle(message: Message) -> None:
         seen.append((message.body, message.attempt))
         raise ValueError
@@ -53,7 +53,9 @@ def test_an_async_handler_with_a_decoder_sees_it_too() -> None:
 def test_rounds_of_a_retry_topic_go_on_counting_and_the_place_stays_that_of_the_origin() -> None:
     app, seen = an_app(), list[tuple[str, int, int]]()
 
-    @app.handler("t", retry=retry(attempts=2, wait=tenacity.wait_fixed(1)), retry_delays=[30.0, 60.0], dead_letter=True)
+    @app.handler(
+        "t", retry=retry(attempts=2, wait=tenacity.wait_fixed(1)), retry_delays=[30.0, 60.0], on_failure="dead_letter"
+    )
     def handle(message: Message) -> None:
         seen.append((message.topic, message.offset, message.attempt))
         if message.value == b"bad":
@@ -72,7 +74,7 @@ def test_rounds_of_a_retry_topic_go_on_counting_and_the_place_stays_that_of_the_
 def test_the_messages_of_a_batch_count_each_for_itself() -> None:
     app, seen = an_app(), list[list[tuple[bytes | None, int]]]()
 
-    @app.handler("t", batch=3, retry=retry(attempts=2, wait=tenacity.wait_fixed(1)), dead_letter="drop")
+    @app.handler("t", batch=3, retry=retry(attempts=2, wait=tenacity.wait_fixed(1)), on_failure="drop")
     def handle(messages: list[Message]) -> None:
         seen.append([(message.value, message.attempt) for message in messages])
         if any(message.value == b"1" for message in messages):
@@ -98,7 +100,7 @@ def test_the_messages_of_a_batch_count_each_for_itself() -> None:
 def test_what_stood_behind_a_failed_message_in_its_batch_was_tried_with_it() -> None:
     app, seen = an_app(), list[list[tuple[bytes | None, int]]]()
 
-    @app.handler("t", batch=3, retry=THREE_TIMES, dead_letter="drop")
+    @app.handler("t", batch=3, retry=THREE_TIMES, on_failure="drop")
     def handle(messages: list[Message]) -> None:
         seen.append([(message.value, message.attempt) for message in messages])
         if messages[0].value == b"0" and messages[0].attempt < 2:

@@ -11,14 +11,14 @@ from confluent_kafka import KafkaError
 from consuming import consumer_of
 
 from kafka_tools import Recorder, produce, read_all
-from penstock.consumer import Middleware, handler, retry
+from penstock.consumer import CallNext, Middleware, handler, retry
 from penstock.consumer import settings as settings_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError, raised
 from penstock.message import Message
 from penstock.transactions import Coordinator
-from penstock.transactions.bulkhead import Slots
-from penstock.transactions.coordinator.loop import Settling
+from penstock.transactions.bulkhead import BulkheadPool
+from penstock.transactions.coordinator.loop import CoordinatorLoop
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -68,12 +68,24 @@ def test_the_name_of_the_group_protocol_may_be_in_capitals_as_for_the_client(
 def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new_topic: NewTopic, kind: str) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"bad"), (b"k", b"good")])
-    told: list[str | None] = []
+    told: list[str] = []
     done: list[bytes | None] = []
 
-    class Told(Middleware):
-        def after(self, message: Message, error: BaseException | None) -> None:  # noqa: ARG002 - the hook's form
-            told.append(None if error is None else type(error).__name__)
+    def sees(message: Message, call_next: CallNext) -> None:
+        told.append("nothing")
+        try:
+            call_next(message)
+        except Exception as error:
+            told[-1] = type(error).__name__
+            raise
+
+    async def sees_async(message: Message, call_next: CallNext) -> None:
+        told.append("nothing")
+        try:
+            await call_next(message)
+        except Exception as error:
+            told[-1] = type(error).__name__
+            raise
 
     def plain(message: Message) -> None:
         if message.value == b"bad":
@@ -84,18 +96,18 @@ def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new
         await asyncio.sleep(0)
         plain(message)
 
-    one = handler(plain if kind == "plain" else waits, dead_letter=True, retry_policy=retry(attempts=1))
-    with consumer_of(broker, {topic: one}, middlewares=[Told()]) as consumer:
+    one = handler(plain if kind == "plain" else waits, on_failure="dead_letter", retry_policy=retry(attempts=1))
+    with consumer_of(broker, {topic: one}, middlewares=[Middleware(plain=sees, async_=sees_async)]) as consumer:
         wait_until(lambda: done)
         assert consumer.statistics().dead_letters == 1
 
-    assert told == ["PenstockError", None]
+    assert told == ["PenstockError", "nothing"]
     (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
     assert b"for the test" in dict(letter.headers() or ())["__dlq.errors.message"]
 
 
 def test_a_coordinator_that_ends_of_one_says_so(broker: DevBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settling, "round", raise_bare)
+    monkeypatch.setattr(CoordinatorLoop, "round", raise_bare)
     coordinator = Coordinator(bootstrap_servers=broker.bootstrap_servers, prefix="bare").start()
 
     assert coordinator.wait(60)
@@ -104,7 +116,7 @@ def test_a_coordinator_that_ends_of_one_says_so(broker: DevBroker, monkeypatch: 
 
 
 def test_a_slot_outlives_one() -> None:
-    slots, ran = Slots(1, 60, "penstock-test"), []
+    slots, ran = BulkheadPool(1, 60, "penstock-test"), []
     slots.submit("check 1 of transaction x", raise_bare)
     slots.submit("check 1 of transaction y", lambda: ran.append(True))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import tenacity
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from penstock.consumer import handler, retry
 from penstock.errors import BatchError, MessageFormatError
@@ -67,39 +67,39 @@ def test_what_waits_behind_a_failed_message_of_its_key_comes_in_batches() -> Non
         return BatchError({2: ValueError()}) if len(failed) == 1 else None
 
     seen = Batches(fails_once)
-    bench = Bench({"t": handler(seen, batch=100, retry_policy=EACH_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, retry_policy=EACH_SECOND)})
 
-    bench.feed("t", *of_one_key(1000))
-    bench.serve()
-    bench.pass_time(1)
+    stepped.feed("t", *of_one_key(1000))
+    stepped.serve()
+    stepped.pass_time(1)
 
     # The named one alone, for nothing is gained by handling the others once more with each of its tries.
     assert seen.sizes() == [100, 1, *[100] * 9, 97]
     assert [value for call in seen.calls[1:] for value in call] == values(range(2, 1000))
-    assert (bench.of("t").tracker.in_flight, bench.count("handled")) == (0, 1000)
+    assert (stepped.of("t").tracker.in_flight, stepped.count("handled")) == (0, 1000)
 
 
 @pytest.mark.parametrize("keys", [1, 7, 100])
 def test_a_batch_that_failed_whole_is_tried_again_whole(keys: int) -> None:
     away = True
     seen = Batches(lambda _: ConnectionError() if away else None)
-    bench = Bench({"t": handler(seen, batch=100, retry_policy=retry(100, wait=tenacity.wait_random(0.5, 1)))})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, retry_policy=retry(100, wait=tenacity.wait_random(0.5, 1)))})
 
-    bench.feed("t", *of_keys(500, keys))
-    bench.serve()
+    stepped.feed("t", *of_keys(500, keys))
+    stepped.serve()
     for _ in range(4):
-        bench.pass_time(1)
+        stepped.pass_time(1)
     while_away = len(seen.calls)
     away = False
     for _ in range(3):
-        bench.pass_time(1)
+        stepped.pass_time(1)
 
     # Five batches, or the first where all are of one key, at most once a second.
     assert while_away <= 5 * 5
     assert sum(seen.sizes()) == 100 * len(seen.calls)
     assert len(seen.calls) - while_away <= 5
-    assert bench.of("t").tracker.in_flight == 0
-    assert bench.of("t").tracker.parked == (0, 0)
+    assert stepped.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.parked == (0, 0)
     for key in range(keys):
         mine = [value for call in seen.calls[while_away:] for value in call if value is not None]
         of_key = [int(value) for value in mine if int(value) % keys == key]
@@ -109,33 +109,33 @@ def test_a_batch_that_failed_whole_is_tried_again_whole(keys: int) -> None:
 def test_messages_that_nothing_orders_are_tried_again_together_too() -> None:
     failures = [ConnectionError()]
     seen = Batches(lambda _: failures.pop() if failures else None)
-    bench = Bench({"t": handler(seen, batch=50, order="none", retry_policy=EACH_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=50, order="none", retry_policy=EACH_SECOND)})
 
-    bench.feed("t", *of_one_key(50))
-    bench.serve()
-    bench.pass_time(1)
+    stepped.feed("t", *of_one_key(50))
+    stepped.serve()
+    stepped.pass_time(1)
 
     assert seen.calls == [values(range(50))] * 2
 
 
 def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_up() -> None:
     seen = Batches(lambda batch: ValueError() if b"5" in batch else None)
-    bench = Bench({"t": handler(seen, batch=10, retry_policy=EACH_SECOND, dead_letter=True)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=EACH_SECOND, on_failure="dead_letter")})
 
-    bench.feed("t", *of_one_key(30))
-    bench.serve()
+    stepped.feed("t", *of_one_key(30))
+    stepped.serve()
     for _ in range(10):
-        bench.pass_time(1)
-    bench.send_out()
-    bench.deliveries.acknowledge()
-    bench.serve()
+        stepped.pass_time(1)
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
 
     assert seen.calls[:3] == [values(range(10))] * 3
     # Then each for itself; the bad one by the policy.
     assert seen.calls[3:11] == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"], [b"5"], [b"5"], [b"5"]]
-    assert bench.deliveries.sent == [("dlq.t", b"5")]
+    assert stepped.deliveries.sent == [("dlq.t", b"5")]
     assert seen.calls[11:] == [[b"6"], [b"7"], [b"8"], [b"9"], values(range(10, 20)), values(range(20, 30))]
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_an_undecodable_value_ends_its_batch_and_those_behind_it_come_in_batches() -> None:
@@ -145,17 +145,17 @@ def test_an_undecodable_value_ends_its_batch_and_those_behind_it_come_in_batches
         return value
 
     seen = Batches()
-    bench = Bench({"t": handler(seen, batch=100, decoder=decode, dead_letter=True)})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, decoder=decode, on_failure="dead_letter")})
 
-    bench.feed("t", *of_one_key(250))
-    bench.serve()
-    bench.send_out()
-    bench.deliveries.acknowledge()
-    bench.serve()
+    stepped.feed("t", *of_one_key(250))
+    stepped.serve()
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
 
     assert seen.calls == [values(range(3)), values(range(4, 104)), values(range(104, 204)), values(range(204, 250))]
-    assert bench.deliveries.sent == [("dlq.t", b"3")]
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.deliveries.sent == [("dlq.t", b"3")]
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_an_undecodable_value_among_those_that_wait_ends_their_batch() -> None:
@@ -165,17 +165,17 @@ def test_an_undecodable_value_among_those_that_wait_ends_their_batch() -> None:
         return value
 
     seen = Batches(names(b"1"))
-    bench = Bench({"t": handler(seen, batch=10, decoder=decode, retry_policy=EACH_SECOND, dead_letter="drop")})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, decoder=decode, retry_policy=EACH_SECOND, on_failure="drop")})
 
-    bench.feed("t", *of_one_key(20))
-    bench.serve()
+    stepped.feed("t", *of_one_key(20))
+    stepped.serve()
     for _ in range(3):
-        bench.pass_time(1)
+        stepped.pass_time(1)
 
     assert seen.calls[0] == values(range(7))
     assert seen.calls[1:] == [[b"1"], [b"1"], values(range(2, 7)), values(range(8, 18)), values(range(18, 20))]
-    assert bench.of("t").tracker.in_flight == 0
-    assert bench.count("dropped") == 2
+    assert stepped.of("t").tracker.in_flight == 0
+    assert stepped.count("dropped") == 2
 
 
 @pytest.mark.parametrize(
@@ -193,36 +193,36 @@ def test_of_a_batch_that_names_a_failed_message_those_behind_it_in_its_line_come
 ) -> None:
     failures: list[BaseException] = [BatchError({3: ValueError()})]
     seen = Batches(lambda _: failures.pop() if failures else None)
-    bench = Bench({"t": handler(seen, batch=100, order=order, retry_policy=EACH_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, order=order, retry_policy=EACH_SECOND)})
 
-    bench.feed("t", *of_keys(100, 4))
-    bench.serve()
-    done_at_once = bench.count("handled")
-    bench.pass_time(1)
+    stepped.feed("t", *of_keys(100, 4))
+    stepped.serve()
+    done_at_once = stepped.count("handled")
+    stepped.pass_time(1)
 
     assert seen.calls[0] == values(range(100))
     assert done_at_once == 100 - len(again)
     assert [call for call in seen.calls[1:] if call] == [
         call for call in (values(again[:1]), values(again[1:])) if call
     ]
-    assert (bench.of("t").tracker.in_flight, bench.count("handled")) == (0, 100)
+    assert (stepped.of("t").tracker.in_flight, stepped.count("handled")) == (0, 100)
 
 
 def test_what_a_batch_of_waiting_messages_names_is_given_up_in_its_turn() -> None:
     seen = Batches(names(b"1", b"6"))
-    bench = Bench(
-        {"t": handler(seen, batch=10, retry_policy=retry(2, wait=tenacity.wait_fixed(1)), dead_letter="drop")}
+    stepped = SteppedEngine(
+        {"t": handler(seen, batch=10, retry_policy=retry(2, wait=tenacity.wait_fixed(1)), on_failure="drop")}
     )
 
-    bench.feed("t", *of_one_key(12))
-    bench.serve()
+    stepped.feed("t", *of_one_key(12))
+    stepped.serve()
     for _ in range(3):
-        bench.pass_time(1)
+        stepped.pass_time(1)
 
     # What is behind the second comes a third time: it was behind the first too.
     assert seen.calls == [values(range(10)), [b"1"], values(range(2, 12)), [b"6"], values(range(7, 12))]
-    assert bench.count("dropped") == 2
-    assert (bench.of("t").tracker.in_flight, bench.of("t").tracker.parked) == (0, (0, 0))
+    assert stepped.count("dropped") == 2
+    assert (stepped.of("t").tracker.in_flight, stepped.of("t").tracker.parked) == (0, (0, 0))
 
 
 def test_a_retried_batch_holds_messages_of_one_assignment_only() -> None:
@@ -230,13 +230,13 @@ def test_a_retried_batch_holds_messages_of_one_assignment_only() -> None:
     failures = [ConnectionError()]
     seen = Batches(lambda _: failures.pop() if failures else None)
     one = handler(seen, batch=10, retry_policy=EACH_SECOND)
-    bench = Bench({"t": one, "u": one})
+    stepped = SteppedEngine({"t": one, "u": one})
 
-    bench.feed("t", (b"k", b"t0"), (b"k", b"t1"))
-    bench.serve()
-    bench.feed("u", (b"k", b"u0"), (b"k", b"u1"))
-    bench.serve()
-    bench.pass_time(1)
+    stepped.feed("t", (b"k", b"t0"), (b"k", b"t1"))
+    stepped.serve()
+    stepped.feed("u", (b"k", b"u0"), (b"k", b"u1"))
+    stepped.serve()
+    stepped.pass_time(1)
 
     assert seen.calls == [[b"t0", b"t1"], [b"t0", b"t1"], [b"u0", b"u1"]]
 
@@ -244,35 +244,35 @@ def test_a_retried_batch_holds_messages_of_one_assignment_only() -> None:
 def test_mates_of_a_batch_that_failed_whole_go_with_their_partition() -> None:
     away = True
     seen = Batches(lambda _: ConnectionError() if away else None)
-    bench = Bench({"t": handler(seen, batch=10, retry_policy=EACH_SECOND)})
-    bench.feed("t", *of_keys(10, 5))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=EACH_SECOND)})
+    stepped.feed("t", *of_keys(10, 5))
+    stepped.serve()
 
-    bench.revoke("t")
-    bench.serve()
+    stepped.revoke("t")
+    stepped.serve()
     away = False
-    bench.assign("t", start=10)
-    bench.feed("t", *of_keys(10, 5))
-    bench.serve()
-    bench.pass_time(5)
+    stepped.assign("t", start=10)
+    stepped.feed("t", *of_keys(10, 5))
+    stepped.serve()
+    stepped.pass_time(5)
 
     assert seen.calls == [values(range(10))] * 2
-    assert bench.engine.scheduler.lanes[0].parked == {}
+    assert stepped.engine.scheduler.lanes[0].parked == {}
 
 
 def test_a_rate_lets_a_batch_of_waiting_messages_grow_as_far_as_it_goes() -> None:
     failures = [ConnectionError()]
     seen = Batches(lambda _: failures.pop() if failures else None)
-    bench = Bench({"t": handler(seen, batch=10, rate=100, retry_policy=EACH_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, rate=100, retry_policy=EACH_SECOND)})
 
-    bench.feed("t", *of_one_key(10))
-    bench.serve()
+    stepped.feed("t", *of_one_key(10))
+    stepped.serve()
     for _ in range(200):
-        for wake in bench.engine.routes["t"].meter.release(bench.clock.monotonic()):
+        for wake in stepped.engine.routes["t"].token_bucket.release(stepped.clock.monotonic()):
             wake()
-        bench.serve()
-        bench.pass_time(0.1)
+        stepped.serve()
+        stepped.pass_time(0.1)
 
     handled = [value for call in seen.calls[1:] for value in call]
     assert sorted(set(handled)) == sorted(values(range(10)))
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.in_flight == 0

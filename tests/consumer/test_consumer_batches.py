@@ -115,7 +115,7 @@ def test_what_a_batch_error_names_is_given_up_in_order_and_the_rest_is_done_once
             raise BatchError(failed)
         done.extend((one.key, one.offset) for one in messages)
 
-    one = handler(stores, batch=20, retry_policy=QUICK, dead_letter=True)
+    one = handler(stores, batch=20, retry_policy=QUICK, on_failure="dead_letter")
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 2 and consumer.statistics().in_flight == 0)
 
@@ -154,7 +154,12 @@ def test_lists_hold_decoded_bodies_of_what_the_filter_lets_pass(broker: DevBroke
     lists = Lists()
 
     one = handler(
-        lists, batch=10, decoder="json", filter=lambda message: message.offset % 2 == 1, dead_letter=True, linger=0.2
+        lists,
+        batch=10,
+        decoder="json",
+        filter=lambda message: message.offset % 2 == 1,
+        on_failure="dead_letter",
+        linger=0.2,
     )
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(

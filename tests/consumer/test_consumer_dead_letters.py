@@ -14,8 +14,8 @@ from penstock.app import App
 from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, LitePushConsumer, handler, retry
 from penstock.consumer.assignments import Assignment, Fetch
-from penstock.consumer.failures import dead_letter_publisher as outbox_module
-from penstock.consumer.failures.dead_letter_publisher import Outbox, Outgoing
+from penstock.consumer.failures import dead_letter_publisher as publisher_module
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
@@ -41,7 +41,7 @@ def consumer_of(
 ) -> LitePushConsumer:
     return LitePushConsumer(
         f"g-{topic}",
-        {topic: handler(function, retry_policy=retry(attempts=1), dead_letter=True)},
+        {topic: handler(function, retry_policy=retry(attempts=1), on_failure="dead_letter")},
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(**{"workers": 4, "commit_interval": 0.1, **settings}),
     )
@@ -57,7 +57,7 @@ def consumer_of(
         ),
     ],
 )
-def test_a_limit_stops_the_consumer_in_order_though_more_letters_wait_and_keeps_their_offsets(
+def test_a_limit_stops_the_consumer_in_order_though_more_dead_letters_wait_and_keeps_their_offsets(
     broker: DevBroker, new_topic: NewTopic, admin: AdminClient, limit: DeadLetterLimit, expected: tuple[int, str]
 ) -> None:
     written, says = expected
@@ -95,7 +95,7 @@ def test_a_limit_stops_a_consumer_that_drops_everything_and_keeps_the_offset(
 
     consumer = LitePushConsumer(
         f"g-{topic}",
-        {topic: handler(function, retry_policy=retry(attempts=1), dead_letter="drop")},
+        {topic: handler(function, retry_policy=retry(attempts=1), on_failure="drop")},
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(workers=4, dead_letter_limit=DeadLetterLimit(consecutive=3)),
     ).start()
@@ -137,7 +137,7 @@ class BrokenProducer:
             self.refused += 1
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL))
         self.written += 1
-        options["on_delivery"](None, None)  # type: ignore[operator] # given by the outbox
+        options["on_delivery"](None, None)  # type: ignore[operator] # given by the dead-letter publisher
 
     def poll(self, *_timeout: float) -> int:
         return 0
@@ -161,46 +161,48 @@ class FixedClock:
         self.now += seconds
 
 
-def outgoing(count: int) -> Sequence[Outgoing]:
+def exhausted(count: int) -> Sequence[ExhaustedMessage]:
     def function(message: Message) -> None:
         raise AssertionError
 
-    route = Route(handler(function, dead_letter=True), Ordering(Order.KEY, Keyless.PARTITION, 1), function)
+    route = Route(handler(function, on_failure="dead_letter"), Ordering(Order.KEY, Keyless.PARTITION, 1), function)
     assignment = Assignment("t", 0, route, start=0)
     fetch = Fetch(assignment, assignment.tracker.register(range(count)), 0.0)
     records = [FixedRecord("t", 0, offset, b"k%d" % offset, b"v", (), None) for offset in range(count)]
-    return [Outgoing(fetch, place, one, PoisonError(), 1, None) for place, one in enumerate(records)]
+    return [ExhaustedMessage(fetch, place, one, PoisonError(), 1, None) for place, one in enumerate(records)]
 
 
-def test_a_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
+def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
     clock, timers, durable = FixedClock(), Timers(), []
     producer = BrokenProducer(refuses=6)
-    outbox = Outbox("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
-    outbox.connect(producer)
-    for one in outgoing(2):
-        outbox.put(one, lambda one=one: durable.append(one))
+    publisher = DeadLetterPublisher("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
+    publisher.connect(producer)
+    for one in exhausted(2):
+        publisher.publish(one, lambda one=one: durable.append(one))
 
     for _ in range(4):
-        outbox.serve()
-        clock.now += outbox_module.RESEND_AFTER_S
+        publisher.serve()
+        clock.now += publisher_module.RESEND_AFTER_S
         timers.serve(clock.now)
-    outbox.serve()
+    publisher.serve()
 
     assert producer.refused == 6
     assert len(durable) == 2
-    assert outbox.unsettled == 0
+    assert publisher.unwritten == 0
 
 
 def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
     producer = BrokenProducer(refuses=0)
-    outbox = Outbox("g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0))
-    outbox.connect(producer)
-    for one in outgoing(3):
-        outbox.put(one, lambda: None)
+    publisher = DeadLetterPublisher(
+        "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0)
+    )
+    publisher.connect(producer)
+    for one in exhausted(3):
+        publisher.publish(one, lambda: None)
     with pytest.raises(PenstockError, match="in a row"):
-        outbox.serve()
+        publisher.serve()
 
-    outbox.flush(1.0)
+    publisher.flush(1.0)
 
     assert producer.written == 1
 
@@ -208,7 +210,7 @@ def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
 def test_a_dead_letter_topic_that_is_gone_holds_its_keys_and_nothing_else_until_it_is_back(
     broker: DevBroker, new_topic: NewTopic, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "RESEND_AFTER_S", 0.3)
+    monkeypatch.setattr(publisher_module, "RESEND_AFTER_S", 0.3)
     topic = new_topic()
     letters = f"dlq.{topic}"
     handled: list[bytes | None] = []
@@ -276,7 +278,7 @@ def test_a_dead_letter_that_its_topic_does_not_take_with_what_we_add_sheds_it(ca
     for refusals, has_stack, text in ((0, True, 1000), (1, False, 1000), (2, False, 64)):
         app = App("app", bootstrap_servers="memory:0")
 
-        @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+        @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
         def fail(_message: Message) -> None:
             raise PoisonError("x" * 1000)
 
@@ -299,7 +301,7 @@ def test_a_dead_letter_that_its_topic_does_not_take_with_what_we_add_sheds_it(ca
 def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offset(code: int, refusals: int) -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
     def fail(_message: Message) -> None:
         raise PoisonError
 
@@ -312,11 +314,11 @@ def test_a_dead_letter_that_no_topic_takes_stops_the_consumer_and_keeps_the_offs
     assert test.committed("t").get(0, 0) == 0
 
 
-@pytest.mark.parametrize("on_failure", [True, "drop"])
-def test_what_no_retry_topic_takes_is_given_up_at_once(on_failure: bool | str) -> None:
+@pytest.mark.parametrize("on_failure", ["dead_letter", "drop"])
+def test_what_no_retry_topic_takes_is_given_up_at_once(on_failure: str) -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), retry_delays=(60,), dead_letter=on_failure)
+    @app.handler("t", retry=retry(attempts=1), retry_delays=(60,), on_failure=on_failure)
     def fail(_message: Message) -> None:
         raise PoisonError
 
@@ -327,5 +329,7 @@ def test_what_no_retry_topic_takes_is_given_up_at_once(on_failure: bool | str) -
         now = test.statistics()
         test.advance(2)
 
-        assert (now.retry_topic, now.dead_letters, now.dropped) == ((0, 1, 0) if on_failure is True else (0, 0, 1))
+        assert (now.retry_topic, now.dead_letters, now.dropped) == (
+            (0, 1, 0) if on_failure == "dead_letter" else (0, 0, 1)
+        )
         assert test.committed("t") == {0: 1}

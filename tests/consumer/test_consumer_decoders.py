@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from consuming import consumer_of
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from kafka_tools import committed, produce, read_all
 from penstock.consumer import handler
@@ -50,7 +50,7 @@ def test_values_are_decoded_and_what_cannot_be_goes_to_the_dead_letters_without_
     def keeps(message: Message) -> None:
         seen.append((message.value, message.body))
 
-    with consumer_of(broker, {topic: handler(keeps, decoder="json", dead_letter=True)}) as consumer:
+    with consumer_of(broker, {topic: handler(keeps, decoder="json", on_failure="dead_letter")}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 3 and consumer.statistics().handled == 3)
         statistics = consumer.statistics()
 
@@ -69,17 +69,17 @@ def test_values_are_decoded_and_what_cannot_be_goes_to_the_dead_letters_without_
 @pytest.mark.parametrize("decoder", [Model, lambda value: Model(int(value))], ids=["model", "callable"])
 def test_a_model_or_a_callable_makes_the_body(decoder: object) -> None:
     seen: list[Message] = []
-    bench = Bench({"t": handler(seen.append, decoder=decoder, dead_letter="drop")})  # type: ignore[arg-type] # both are decoders
+    stepped = SteppedEngine({"t": handler(seen.append, decoder=decoder, on_failure="drop")})  # type: ignore[arg-type] # both are decoders
 
-    bench.feed("t", (b"k", b"7"), (b"k", b"no number"), (b"k", None))
-    bench.serve()
+    stepped.feed("t", (b"k", b"7"), (b"k", b"no number"), (b"k", None))
+    stepped.serve()
 
     model, tombstone = (message.body for message in seen)
     assert isinstance(model, Model)
     assert (model.number, seen[0].value) == (7, b"7")
     assert tombstone is None
-    assert (bench.count("dropped"), bench.count("failed")) == (1, 1)
-    assert bench.of("t").tracker.in_flight == 0
+    assert (stepped.count("dropped"), stepped.count("failed")) == (1, 1)
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 def test_a_struct_is_decoded_by_the_package_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,13 +102,13 @@ def test_a_pydantic_model_is_a_decoder() -> None:
     pydantic = pytest.importorskip("pydantic")
     order = pydantic.create_model("Order", number=(int, ...))
     seen: list[Message] = []
-    bench = Bench({"t": handler(seen.append, decoder=order, dead_letter="drop")})
+    stepped = SteppedEngine({"t": handler(seen.append, decoder=order, on_failure="drop")})
 
-    bench.feed("t", (b"k", b'{"number": 7}'), (b"k", b'{"number": "x"}'))
-    bench.serve()
+    stepped.feed("t", (b"k", b'{"number": 7}'), (b"k", b'{"number": "x"}'))
+    stepped.serve()
 
     assert [message.body for message in seen] == [order(number=7)]
-    assert bench.count("dropped") == 1
+    assert stepped.count("dropped") == 1
 
 
 class PanicError(BaseException):
@@ -125,16 +125,16 @@ def test_what_is_no_exception_costs_its_message_and_not_the_consumer(where: str)
 
     seen: list[bytes | None] = []
     options: dict[str, Callable[..., bytes]] = {where: panics}
-    bench = Bench({"t": handler(lambda one: seen.append(one.value), dead_letter="drop", **options)})  # type: ignore[arg-type] # one of three
+    stepped = SteppedEngine({"t": handler(lambda one: seen.append(one.value), on_failure="drop", **options)})  # type: ignore[arg-type] # one of three
 
-    bench.feed("t", (b"a", b"bad"), (b"b", b"good"))
-    bench.serve()
+    stepped.feed("t", (b"a", b"bad"), (b"b", b"good"))
+    stepped.serve()
     for _ in range(30):
-        bench.pass_time(10)
+        stepped.pass_time(10)
 
     assert seen == [b"good"]
-    assert bench.count("dropped") == 1
-    assert bench.of("t").tracker.in_flight == 0
+    assert stepped.count("dropped") == 1
+    assert stepped.of("t").tracker.in_flight == 0
 
 
 @pytest.mark.parametrize("given", ["xml", 7, b"json", object()])
@@ -173,7 +173,7 @@ def test_a_filter_that_raises_is_the_failure_of_its_message_only(broker: DevBrok
             raise LookupError("no such tag")
         return True
 
-    one = handler(lambda message: seen.append(message.value), filter=screen, dead_letter=True)
+    one = handler(lambda message: seen.append(message.value), filter=screen, on_failure="dead_letter")
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 1 and consumer.statistics().handled == 2)
 

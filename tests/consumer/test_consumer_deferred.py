@@ -109,7 +109,7 @@ def test_a_completion_that_fails_is_tried_again_and_then_given_up(broker: DevBro
         return completion
 
     policy = retry(attempts=3, wait=tenacity.wait_fixed(0.02))
-    with consumer_of(broker, {topic: handler(fails_later, retry_policy=policy, dead_letter=True)}) as consumer:
+    with consumer_of(broker, {topic: handler(fails_later, retry_policy=policy, on_failure="dead_letter")}) as consumer:
         wait_until(lambda: consumer.statistics().handled == 1)
         statistics = consumer.statistics()
 
@@ -131,7 +131,7 @@ def test_an_async_handler_may_put_its_completion_off_and_time_ends_one_that_does
     async def later(message: Message) -> DeferredCompletion | None:
         return puts(message)
 
-    one = handler(later, deferred_timeout=0.5, retry_policy=retry(attempts=1), dead_letter=True)
+    one = handler(later, deferred_timeout=0.5, retry_policy=retry(attempts=1), on_failure="dead_letter")
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(lambda: b"comes" in puts.out)
         in_time = from_another_thread(puts.out[b"comes"])
@@ -206,7 +206,9 @@ def test_a_revocation_waits_for_completions_no_longer_than_its_budget(
         wait_until(lambda: len(first.out) == 2)
         with consumer_of(broker, {topic: handler(second, **by_partition)}, **options) as other:
             # Its partition is not handed out any more, though it has not been given back yet.
-            wait_until(lambda: any(not fetch.assignment.active for fetch in dict(one._engine.desk.deferred).values()))
+            wait_until(
+                lambda: any(not fetch.assignment.active for fetch in dict(one._engine.processor.deferred).values())
+            )
             if in_time:
                 for completion in first.out.values():
                     from_another_thread(completion)

@@ -226,7 +226,7 @@ def test_only_aborted_messages_move_the_commit_too(broker: DevBroker, new_topic:
     assert seen.calls == []
 
 
-def test_intake_pauses_at_the_limit_with_a_reason_and_goes_on_below_half(
+def test_fetching_pauses_at_the_limit_with_a_reason_and_goes_on_below_half(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
@@ -400,7 +400,7 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_message_only(
 
     consumer = LitePushConsumer(
         f"group-{topic}",
-        {topic: handler(fails, dead_letter="drop")},
+        {topic: handler(fails, on_failure="drop")},
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(workers=2),
     )

@@ -9,16 +9,16 @@ from confluent_kafka import KafkaError
 import penstock
 from penstock.clients.topic_ids import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
-from penstock.consumer.polling.topic_watch import TopicWatch
+from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
 
 
-def app_of(*topics: str, attempts: int = 5, dead_letter: bool = False) -> penstock.App:
+def app_of(*topics: str, attempts: int = 5, on_failure: str = "stop") -> penstock.App:
     """An app that fails every message of the value `poison`, and is tried again after a minute."""
     app = penstock.App("app", bootstrap_servers="memory:0")
 
-    @app.handler(*topics, retry=penstock.retry(attempts, wait=tenacity.wait_fixed(60)), dead_letter=dead_letter)
+    @app.handler(*topics, retry=penstock.retry(attempts, wait=tenacity.wait_fixed(60)), on_failure=on_failure)
     def handle(message: Message) -> None:
         if message.value == b"poison":
             raise ValueError
@@ -45,7 +45,7 @@ def test_a_key_that_is_parked_in_another_topic_is_named() -> None:
 
 
 def test_a_dead_letter_that_cannot_be_written_is_told_with_its_topic_and_the_brokers_words() -> None:
-    with TestApp(app_of("t", attempts=1, dead_letter=True)) as test:
+    with TestApp(app_of("t", attempts=1, on_failure="dead_letter")) as test:
         test.broker.fail("produce", KafkaError.TOPIC_AUTHORIZATION_FAILED, times=100)
         test.send("t", "poison")
         test.settle()

@@ -32,12 +32,12 @@ def consumer_of(
     function: Callable[[Message], object],
     *,
     policy: RetryPolicy = QUICK,
-    dead_letter: bool | str = True,
+    on_failure: str = "dead_letter",
     workers: int = 4,
 ) -> LitePushConsumer:
     return LitePushConsumer(
         f"group-{topic}",
-        {topic: handler(function, retry_policy=policy, dead_letter=dead_letter)},
+        {topic: handler(function, retry_policy=policy, on_failure=on_failure)},
         bootstrap_servers=broker.bootstrap_servers,
         settings=ConsumerSettings(workers=workers, commit_interval=0.1),
     )
@@ -159,7 +159,7 @@ def test_stop_on_failure_ends_the_consumer_with_the_reason_and_keeps_the_offset(
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"a", b"fine"), (b"a", b"poison"), (b"a", b"behind")])
     seen = Recorder()
-    consumer = consumer_of(broker, topic, fails_on(b"poison", seen), dead_letter="stop").start()
+    consumer = consumer_of(broker, topic, fails_on(b"poison", seen), on_failure="stop").start()
 
     with pytest.raises(PenstockError, match=rf"failed {topic}\[0\]@1 3 times, last with PoisonError") as caught:
         wait_until(consumer.wait)

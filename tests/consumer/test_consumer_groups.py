@@ -13,7 +13,7 @@ from consuming import consumer_of
 
 from kafka_tools import Recorder, produce
 from penstock.consumer import handler
-from penstock.consumer.polling import fetch_errors as fetch_errors_module
+from penstock.consumer.polling.health import fetch_errors as fetch_errors_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from waiting import wait_until
@@ -55,7 +55,7 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
             wait_until(lambda: consumer.explain()[0].state == "shut out")
             (said,) = consumer.explain()
             # A second refusal, so that it would be said a second time.
-            errors = consumer._loop._errors  # type: ignore[union-attr] # it was started
+            errors = consumer._loop.fetcher.errors  # type: ignore[union-attr] # it was started
             refused = errors._refusal
             wait_until(lambda: errors._refusal != refused)
         produce(broker.bootstrap_servers, topic, [(b"k", b"x")])

@@ -6,7 +6,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from penstock.consumer import Kind, handler
 from penstock.errors import ConfigurationError
@@ -83,13 +83,17 @@ def test_a_coroutine_that_nobody_awaits_is_a_failure_and_not_done() -> None:
     async def forgets(message: Message) -> Awaitable[None]:
         return coroutine(message)
 
-    bench = Bench(
-        {"sync": handler(decorated, dead_letter=True), "async": handler(forgets, dead_letter=True), "ok": handler(str)}
+    stepped = SteppedEngine(
+        {
+            "sync": handler(decorated, on_failure="dead_letter"),
+            "async": handler(forgets, on_failure="dead_letter"),
+            "ok": handler(str),
+        }
     )
     for topic in ("sync", "async", "ok"):
-        bench.feed(topic, (topic.encode(), topic.encode()))
-    bench.serve()
-    bench.send_out()
+        stepped.feed(topic, (topic.encode(), topic.encode()))
+    stepped.serve()
+    stepped.send_out()
 
-    assert sorted(bench.deliveries.sent) == [("dlq.async", b"async"), ("dlq.sync", b"sync")]
-    assert bench.count("handled") == 1
+    assert sorted(stepped.deliveries.sent) == [("dlq.async", b"async"), ("dlq.sync", b"sync")]
+    assert stepped.count("handled") == 1

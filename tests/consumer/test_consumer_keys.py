@@ -10,7 +10,7 @@ import pytest
 import tenacity
 from confluent_kafka import Producer
 from consuming import consumer_of
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from kafka_tools import produce, read_all
 from penstock.consumer import handler, retry
@@ -98,7 +98,7 @@ def test_a_function_that_stands_for_the_key_may_fail_for_some_messages(broker: D
 
     # Text and bytes are one key; those without follow their partition.
     watch = Watch(lambda message: "k" if message.key in {b"text", b"bytes"} else message.key)
-    with consumer_of(broker, {topic: handler(watch, key=own_key, dead_letter=True)}) as consumer:
+    with consumer_of(broker, {topic: handler(watch, key=own_key, on_failure="dead_letter")}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 20 and watch.count() == 30)
         wait_until(lambda: consumer.statistics().in_flight == 0)
 
@@ -124,7 +124,7 @@ def test_a_header_whose_name_is_not_text_costs_its_message_and_not_the_consumer(
     )
     seen: list[bytes | None] = []
 
-    one = handler(lambda message: seen.append(message.key), key="header:user", dead_letter=True)
+    one = handler(lambda message: seen.append(message.key), key="header:user", on_failure="dead_letter")
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 1 and consumer.statistics().handled == 2)
 
@@ -151,7 +151,7 @@ def test_a_handler_may_read_headers_whose_names_are_not_text_again_and_again(
         assert message.headers == ()
 
     policy = retry(attempts=3, wait=tenacity.wait_fixed(0.02))
-    one = handler(reads, retry_policy=policy, dead_letter=True)
+    one = handler(reads, retry_policy=policy, on_failure="dead_letter")
     with consumer_of(broker, {topic: one}) as consumer:
         wait_until(lambda: consumer.statistics().dead_letters == 1)
 
@@ -207,10 +207,10 @@ def test_a_message_without_a_key_that_waits_holds_only_those_that_are_told_to_wa
         if message.value == b"bad":
             raise ValueError
 
-    bench = Bench({"a": handler(fails, keyless=keyless), "b": handler(fails, keyless=keyless)})
-    bench.feed("a", (None, b"bad"), (None, b"a2"))
-    bench.feed("b", (None, b"b1"))
-    bench.serve()
+    stepped = SteppedEngine({"a": handler(fails, keyless=keyless), "b": handler(fails, keyless=keyless)})
+    stepped.feed("a", (None, b"bad"), (None, b"a2"))
+    stepped.feed("b", (None, b"b1"))
+    stepped.serve()
 
     assert (
         tried
@@ -231,9 +231,9 @@ def test_a_message_that_waits_holds_what_its_order_says(order: str, expected: in
         if message.value == b"bad":
             raise ValueError
 
-    bench = Bench({"t": handler(fails, order=order)})
-    bench.feed("t", (b"k", b"bad"), (b"k", b"same key"), (b"other", b"other key"))
-    bench.serve()
+    stepped = SteppedEngine({"t": handler(fails, order=order)})
+    stepped.feed("t", (b"k", b"bad"), (b"k", b"same key"), (b"other", b"other key"))
+    stepped.serve()
 
     assert len(tried) == expected
 

@@ -136,7 +136,7 @@ def test_a_retry_gets_its_turn_though_more_waits_than_the_rate_lets_through(
             raise ValueError
 
     policy = retry(attempts=3, wait=tenacity.wait_fixed(0.1))
-    with consumer_of(broker, topic, function, retry_policy=policy, rate=40, dead_letter="drop") as consumer:
+    with consumer_of(broker, topic, function, retry_policy=policy, rate=40, on_failure="drop") as consumer:
         wait_until(lambda: consumer.statistics().dropped == 1, timeout=60)
         handled = consumer.statistics().handled
         consumer.change_handler(topic, rate=None)
@@ -145,7 +145,7 @@ def test_a_retry_gets_its_turn_though_more_waits_than_the_rate_lets_through(
     assert handled < 400
 
 
-def test_each_key_keeps_its_own_pace_and_a_quicker_one_reaches_those_that_wait(
+def test_each_key_keeps_its_own_rate_and_a_quicker_one_reaches_those_that_wait(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
@@ -180,7 +180,7 @@ def test_retry_later_and_a_changed_policy_decide_from_then_on(broker: DevBroker,
         raise RetryLater(0.3)
 
     never = retry(attempts=1000, wait=tenacity.wait_fixed(600))
-    with consumer_of(broker, topic, function, retry_policy=never, dead_letter="drop") as consumer:
+    with consumer_of(broker, topic, function, retry_policy=never, on_failure="drop") as consumer:
         wait_until(lambda: len(tries) >= 3)
         consumer.change_handler(topic, retry=retry(attempts=4))
         changed.set()
@@ -231,7 +231,7 @@ def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(  # noqa: P
     def narrowed(width: int) -> bool:
         """Tell whether those too many have ended: a smaller width holds from then on."""
         if kind == "tasks":
-            return consumer._tasks is not None and consumer._tasks._running <= width
+            return consumer._executor.tasks is not None and consumer._executor.tasks._running <= width
         names = [thread.name for thread in threading.enumerate()]
         return sum(name.startswith(f"penstock-worker-g-{topic}-") for name in names) <= width
 
@@ -285,7 +285,7 @@ def test_workers_that_own_their_lanes_cannot_change_in_number(broker: DevBroker,
             consumer.change(workers=2, max_in_flight=5)
 
         # Refused as a whole.
-        assert consumer._engine.intake.max_in_flight == 10_000
+        assert consumer._engine.back_pressure.max_in_flight == 10_000
         assert consumer.statistics().workers == 4
 
 
@@ -311,4 +311,4 @@ def test_a_key_rate_is_refused_where_messages_of_a_key_do_not_wait_for_each_othe
         consumer.change_handler("unused", rate=5, key_rate=1)
     consumer.change_handler("unused", key_rate=None)
 
-    assert consumer._engine.routes["unused"].meter.rate == 3
+    assert consumer._engine.routes["unused"].token_bucket.rate == 3

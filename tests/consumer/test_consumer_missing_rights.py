@@ -11,16 +11,15 @@ from stepped import Stepped
 from penstock.app import App
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, topic_right
 from penstock.consumer import Explanation, handler, retry
-from penstock.consumer.inspection.explain import shut_out as shut_out_explanations
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
 
 #: Seconds within which what is missing must be said, and what was given be used.
 SOON_S = 10
 
-READ_RETRY = topic_right(Operation.READ, "retry.app.t")
+READ_RETRY = topic_right(Operation.READ, "retry.app.t.1s")
 READ, WRITE, GROUP = topic_right(Operation.READ, "t"), topic_right(Operation.WRITE, "dlq.t"), group_right("app")
-WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t")
+WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t.1s")
 
 
 class PoisonError(Exception):
@@ -30,7 +29,7 @@ class PoisonError(Exception):
 def app_of(handled: list[bytes | None]) -> App:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True, retry_delays=(1,))
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter", retry_delays=(1,))
     def handle(message: Message) -> None:
         if message.value == b"poison":
             raise PoisonError
@@ -108,7 +107,7 @@ def test_dead_letters_are_written_by_a_new_client_where_the_producer_has_failed_
     handled: list[bytes | None] = []
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
     def handle(message: Message) -> None:
         if message.value is not None and message.value.startswith(b"poison"):
             raise PoisonError
@@ -137,7 +136,7 @@ def test_dead_letters_are_written_by_a_new_client_where_the_producer_has_failed_
 def test_many_dead_letters_that_lack_the_same_right_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=1), dead_letter=True)
+    @app.handler("t", retry=retry(attempts=1), on_failure="dead_letter")
     def handle(_message: Message) -> None:
         raise PoisonError
 
@@ -191,7 +190,7 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_on
         world.poll()
     while_missing, shut_out = world.consumer.client, world.loop.shut_out()
     engine = world.consumer.engine
-    said = str(shut_out_explanations(engine.handlers, shut_out or "", engine.context())[0])
+    said = str(engine.explain()[0])
     assigned, failed = engine.assignments.all(), engine.commits.failed
     world.broker.missing_rights.clear()
     while world.consumer.client is ended:
@@ -212,6 +211,6 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_on
     assert said == f"t: no partition; {shut_out}"
     assert group_right("g").command("User:test") in shut_out
     assert world.consumer.client is not ended
-    assert world.loop.failure is None
+    assert world.loop.stop_request.failure is None
     assert handled == [b"1"]
     assert world.committed("t") == 1

@@ -1,4 +1,4 @@
-"""Where a group begins, what it is told by commit metadata, and what stops the intake, on a real broker."""
+"""Where a group begins, what it is told by commit metadata, and what stops back-pressure, on a real broker."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_a_poison_fraction_stops_nothing_until_its_own_budget_is_full(broker: De
     assert (said.paused, said.state) == ("parked limit", "parked")
 
 
-def test_many_scattered_undone_offsets_stop_the_intake_before_their_map_outgrows_the_commit(
+def test_many_scattered_undone_offsets_stop_fetching_before_their_map_outgrows_the_commit(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic, count = new_topic(), 40_000

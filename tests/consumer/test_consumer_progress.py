@@ -8,7 +8,7 @@ import pytest
 from stepped import Stepped
 
 from penstock.consumer import Kind, handler
-from penstock.consumer.execution_slot import Station
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.errors import BatchError
 from penstock.message import FixedRecord, Message
 from penstock.routing import Run
@@ -36,7 +36,7 @@ def test_the_message_in_the_handler_is_named_and_not_its_finished_predecessors()
     counts = stepped.consumer.statistics()
 
     assert (found.blocking_offset, found.state, found.key) == (3, "in handler", b"k")
-    assert found.worker == stepped.consumer.workers[0].station.name
+    assert found.worker == stepped.consumer.workers[0].slot.name
     assert found.age == pytest.approx(7)
     assert (found.watermark, found.in_flight, counts.handled, counts.in_flight) == (3, 2, 3, 2)
 
@@ -118,13 +118,13 @@ class Incomparable(FixedRecord):
 
 def test_how_far_a_run_is_is_found_without_comparing_records() -> None:
     records = [Incomparable("t", 0, offset, b"k", b"", (), None) for offset in (3, 4, 7, 9)]
-    station = Station(Kind.THREAD, "s")
-    station.run = Run(None, 1, records, [0, 1, 2, 3])  # type: ignore[assignment, arg-type] # what it belongs to is not asked
+    slot = ExecutionSlot(Kind.THREAD, "s")
+    slot.run = Run(None, 1, records, [0, 1, 2, 3])  # type: ignore[assignment, arg-type] # what it belongs to is not asked
 
     found = []
     for record in (*records, Incomparable("t", 0, 8, b"k", b"", (), None)):
-        station.record = record
-        finished = station.finished()
+        slot.record = record
+        finished = slot.finished()
         found.append(None if finished is None else list(finished[1]))
 
     assert found == [[], [0], [0, 1], [0, 1, 2], None]

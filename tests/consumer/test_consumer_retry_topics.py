@@ -11,16 +11,18 @@ import tenacity
 
 from kafka_tools import Recorder, committed, produce, read_all
 from penstock.app import App
-from penstock.consumer import ConsumerSettings, DeferredCompletion, LitePushConsumer, Middleware, handler, retry
+from penstock.consumer import CallNext, ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
 from penstock.consumer.retry_topics import (
     DUE,
     ORIGIN,
     ROUND,
     TRIES,
     RetryHeaders,
+    former_retry_topics,
     headers,
     origin_of,
     retry_topic,
+    retry_topics,
     tries_before,
 )
 from penstock.dead_letters.headers import own_headers, read
@@ -41,7 +43,7 @@ class PoisonError(Exception):
 def consumer_of(
     broker: DevBroker, topic: str, function: Callable[[Message], object], **options: object
 ) -> LitePushConsumer:
-    given = {"retry_policy": ONCE, "retry_delays": (0.3, 0.2), "dead_letter": True, **options}
+    given = {"retry_policy": ONCE, "retry_delays": (0.3, 0.2), "on_failure": "dead_letter", **options}
     return LitePushConsumer(
         f"g-{topic}",
         {topic: handler(function, **given)},  # type: ignore[arg-type] # options of several types
@@ -50,7 +52,7 @@ def consumer_of(
     )
 
 
-def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t", offset: int = 7) -> FixedRecord:
+def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t.1s", offset: int = 7) -> FixedRecord:
     return FixedRecord(topic, 1, offset, b"k", b"v", fields, 0)
 
 
@@ -105,12 +107,12 @@ def test_a_message_that_waits_in_its_retry_topic_holds_neither_its_key_nor_the_w
         # Ten minutes pass before the retry: whoever gets here did not wait for it.
         wait_until(lambda: len(seen) == 20)
         wait_until(lambda: committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 21)
-        produce(broker.bootstrap_servers, retry_topic(f"g-{topic}", topic), [(b"k", b"due")])
+        produce(broker.bootstrap_servers, retry_topic(f"g-{topic}", topic, 600), [(b"k", b"due")])
         wait_until(lambda: b"due" in seen)
         parked = {one.topic: one.parked for one in consumer.statistics().partitions}
         consumer.request_stop(now=True)
 
-    assert parked == {topic: 0, f"retry.g-{topic}.{topic}": 1}
+    assert parked == {topic: 0, f"retry.g-{topic}.{topic}.600s": 1}
     assert b"poison" not in seen
 
 
@@ -129,7 +131,7 @@ def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_th
 
     with consumer_of(broker, topic, function) as consumer:
         wait_until(lambda: b"first" in out)
-        retries = retry_topic(f"g-{topic}", topic)
+        retries = retry_topic(f"g-{topic}", topic, 0.3)
         produce(broker.bootstrap_servers, retries, [(b"k", b"again"), (b"other", b"passes")])
         wait_until(lambda: b"passes" in out)
         wait_until(lambda: sum(one.parked for one in consumer.statistics().partitions) == 2)
@@ -173,7 +175,7 @@ def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
-    retries = retry_topic(f"g-{topic}", topic)
+    retries = retry_topic(f"g-{topic}", topic, 0.4)
     seen: dict[bytes | None, int] = {}
 
     def function(message: Message) -> None:
@@ -181,7 +183,7 @@ def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds(
         raise PoisonError
 
     with consumer_of(broker, topic, function, retry_delays=(0.2, 0.4)) as consumer:
-        wait_until(lambda: len(consumer.statistics().partitions) == 2)
+        wait_until(lambda: len(consumer.statistics().partitions) == 3)
         forged: dict[bytes, list[tuple[str, bytes | None]]] = {
             b"far future": [(DUE, b"99999999999999"), (ROUND, b"2")],
             b"garbage": [(DUE, b"\xff\x00soon"), (ROUND, b"-5"), (ORIGIN, b"\xff/\xff/\xff")],
@@ -209,9 +211,9 @@ def test_an_origin_is_believed_only_in_the_retry_topic_and_only_of_its_own_topic
     told: tuple[str, bytes | None] = (ORIGIN, b"t/3/99")
 
     assert origin_of(record(told), "t") == ("t", 3, 99)
-    assert origin_of(record(told), "other") == ("retry.g.t", 1, 7)
+    assert origin_of(record(told), "other") == ("retry.g.t.1s", 1, 7)
     assert origin_of(record(told, topic="t"), "t") == ("t", 1, 7)
-    assert origin_of(record((ORIGIN, b"t/3/" + b"9" * 40)), "t") == ("retry.g.t", 1, 7)
+    assert origin_of(record((ORIGIN, b"t/3/" + b"9" * 40)), "t") == ("retry.g.t.1s", 1, 7)
 
 
 def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
@@ -228,17 +230,17 @@ def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
 def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin() -> None:
     seen: list[tuple[str, str, int, int]] = []
 
-    class Notes(Middleware):
-        def before(self, message: Message) -> None:
-            seen.append(("middleware", message.topic, message.partition, message.offset))
+    def notes(message: Message, call_next: CallNext) -> object:
+        seen.append(("middleware", message.topic, message.partition, message.offset))
+        return call_next(message)
 
     def passes(message: Message) -> bool:
         seen.append(("filter", message.topic, message.partition, message.offset))
         return True
 
-    app = App("app", bootstrap_servers="memory:0", middlewares=[Notes()])
+    app = App("app", bootstrap_servers="memory:0", middlewares=[notes])
 
-    @app.handler("t", retry=ONCE, retry_delays=(10,), dead_letter="drop", filter=passes, decoder="json")
+    @app.handler("t", retry=ONCE, retry_delays=(10,), on_failure="drop", filter=passes, decoder="json")
     def fail(message: Message) -> None:
         seen.append((f"handler {message.body}", message.topic, message.partition, message.offset))
         raise PoisonError
@@ -256,7 +258,9 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
 def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_believed() -> None:
     app = App("app", bootstrap_servers="memory:0")
 
-    @app.handler("t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)), retry_delays=(10, 20), dead_letter=True)
+    @app.handler(
+        "t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)), retry_delays=(10, 20), on_failure="dead_letter"
+    )
     def fail(_message: Message) -> None:
         raise PoisonError
 
@@ -270,14 +274,63 @@ def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_
     assert tries_before(record((TRIES, b"7"), topic="t"), "t") == 0
 
 
-def test_a_wait_is_never_longer_than_the_longest_delay() -> None:
-    delays = RetryHeaders((1.0, 30.0))
+def test_a_wait_is_never_longer_than_the_delay_of_its_topic_and_the_rounds_never_more_than_there_are() -> None:
+    read_headers = RetryHeaders(30.0, 2)
 
-    assert delays.wait(record((DUE, b"999999999999999")), 50.0) == 30.0
-    assert delays.wait(record((DUE, b"60000")), 50.0) == 10.0
-    assert delays.wait(record((DUE, b"10")), 50.0) == 0.0
-    assert delays.wait(record(), 50.0) == 0.0
-    assert [delays.rounds(record((ROUND, text))) for text in (b"0", b"1", b"2", b"3", b"x")] == [1, 1, 2, 2, 2]
+    assert read_headers.wait(record((DUE, b"999999999999999")), 50.0) == 30.0
+    assert read_headers.wait(record((DUE, b"60000")), 50.0) == 10.0
+    assert read_headers.wait(record((DUE, b"10")), 50.0) == 0.0
+    assert read_headers.wait(record(), 50.0) == 0.0
+    assert [read_headers.rounds(record((ROUND, text))) for text in (b"0", b"1", b"2", b"3", b"x")] == [1, 1, 2, 2, 2]
+
+
+def test_a_retry_topic_is_called_by_group_topic_and_delay() -> None:
+    delays = (0.0001, 0.5, 1.5, 60, 60.0, 3600)
+
+    assert retry_topics("sms", "orders", delays) == {
+        "retry.sms.orders.1ms": 0.0001,
+        "retry.sms.orders.500ms": 0.5,
+        "retry.sms.orders.1500ms": 1.5,
+        "retry.sms.orders.60s": 60,
+        "retry.sms.orders.3600s": 3600,
+    }
+    existing = [
+        "60s",
+        "orders",
+        "retry.sms.orders",
+        "retry.sms.orders.",
+        "retry.sms.orders.7",
+        "retry.sms.orders.eu.7s",
+    ]
+    existing += ["retry.mail.orders.7s", "retry.sms.orders.500ms", "retry.sms.orders.7s"]
+    assert former_retry_topics("sms", "orders", existing) == {
+        "retry.sms.orders.500ms": 0.5,
+        "retry.sms.orders.7s": 7.0,
+    }
+
+
+def test_what_waits_for_a_delay_that_its_handler_has_no_more_is_handled_all_the_same() -> None:
+    seen: list[tuple[bytes | None, int]] = []
+
+    def app_of(*delays: float) -> App:
+        app = App("app", bootstrap_servers="memory:0")
+
+        @app.handler("t", retry=ONCE, retry_delays=delays, on_failure="drop")
+        def fail(message: Message) -> None:
+            seen.append((message.value, message.attempt))
+            raise PoisonError
+
+        return app
+
+    with TestApp(app_of(60, 3600)) as first:
+        first.send("t", "poison")
+        first.advance(100)
+        assert [message.value for message in first.records("retry.app.t.3600s")] == [b"poison"]
+    with TestApp(app_of(10), first.broker) as second:
+        second.advance(4000)
+        assert second.statistics().dropped == 1
+
+    assert seen == [(b"poison", 0), (b"poison", 1), (b"poison", 2)]
 
 
 def test_the_policy_is_asked_in_each_round_before_the_next(broker: DevBroker, new_topic: NewTopic) -> None:
@@ -294,3 +347,36 @@ def test_the_policy_is_asked_in_each_round_before_the_next(broker: DevBroker, ne
         wait_until(lambda: consumer.statistics().dead_letters == 1)
 
     assert places == [topic] * 4
+
+
+def app_of_delays(seen: list[tuple[bytes | None, float]], clock: list[TestApp], **limits: int) -> App:
+    """An app that fails all, and tries again after 5 s, then after an hour."""
+    app = App("app", bootstrap_servers="memory:0", **limits)  # type: ignore[arg-type] # limits are numbers
+
+    @app.handler("t", retry=ONCE, retry_delays=(5, 3600), on_failure="drop")
+    def fail(message: Message) -> None:
+        seen.append((message.value, clock[0].clock.monotonic()))
+        raise PoisonError
+
+    return app
+
+
+@pytest.mark.parametrize("limits", [{"max_parked": 2}, {"max_parked_bytes": 1_000}])
+def test_messages_that_wait_for_a_long_delay_hold_back_none_that_waits_for_a_short_one(limits: dict[str, int]) -> None:
+    seen: list[tuple[bytes | None, float]] = []
+    clock: list[TestApp] = []
+
+    with TestApp(app_of_delays(seen, clock, **limits)) as test:
+        clock.append(test)
+        for number in range(50):
+            test.send("t", f"early {number}")
+        test.advance(300)
+        # All of them wait for the hour now, more than may be parked.
+        begun = test.clock.monotonic()
+        test.send("t", "late")
+        test.advance(30)
+
+        tries = [at - begun for value, at in seen if value == b"late"]
+        assert len(tries) == 2
+        assert tries[1] <= 7
+        test.crash()

@@ -62,7 +62,7 @@ def test_a_log_that_goes_back_within_one_batch_is_followed_from_where_it_begins_
     assert routed.let_go == 1
 
 
-def test_a_log_that_goes_back_between_batches_lets_go_of_what_waits_for_the_former() -> None:
+def test_a_log_that_goes_back_between_batches_drops_what_waits_for_the_former() -> None:
     routed = Routed()
     routed.take(10, 11)
 
@@ -96,7 +96,7 @@ def test_what_a_former_owner_had_done_is_counted_and_not_handed_over() -> None:
     assert (routed.router.received, routed.router.restored) == (7, 3)
 
 
-def test_keys_and_headers_weigh_as_much_as_values() -> None:
+def test_keys_and_headers_count_as_much_as_values() -> None:
     routed = Routed()
     large = 100_000
 
@@ -112,7 +112,7 @@ def test_keys_and_headers_weigh_as_much_as_values() -> None:
     assert 3 * large <= routed.current.tracker.bytes_in_flight <= 3.1 * large
 
 
-def test_headers_that_only_some_messages_have_are_each_weighed_once_large_ones_were_seen() -> None:
+def test_headers_that_only_some_messages_have_are_each_measured_once_large_ones_were_seen() -> None:
     routed = Routed()
     plain = [FixedRecord("t", 0, offset, b"k", b"v", (), None) for offset in range(100)]
     with_headers = [FixedRecord("t", 0, 100 + i, b"k", b"v", (("h", b"x" * 10_000),), None) for i in range(100)]
@@ -127,13 +127,13 @@ def test_headers_that_only_some_messages_have_are_each_weighed_once_large_ones_w
     assert routed.current.tracker.bytes_in_flight - before >= 10_000
 
 
-def test_small_headers_of_many_messages_are_weighed_by_some_of_them() -> None:
+def test_small_headers_of_many_messages_are_measured_by_some_of_them() -> None:
     routed = Routed()
 
     routed.router.route([FixedRecord("t", 0, i, b"k", b"v", (("h", b"x" * 100),), None) for i in range(1000)], 0.0)
 
     assert routed.current.tracker.bytes_in_flight >= 1000 * 100
-    assert not routed.current.weighs_each
+    assert not routed.current.sizes_each
 
 
 @pytest.mark.parametrize("senders", [2, 3, 4, 8, 10, 16, 32])

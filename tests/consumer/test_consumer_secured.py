@@ -15,7 +15,7 @@ from canary import MESSAGE
 from commands import commands
 from penstock.app import App
 from penstock.clients.cluster import KafkaCluster
-from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import MissingRightError
 from penstock.consumer import retry
 from penstock.devbroker import DevBroker, User
@@ -40,7 +40,7 @@ class SecuredApp:
 
     def __init__(self, broker: DevBroker, topic: str, user: User) -> None:
         self.broker, self.topic, self.user, self.group = broker, topic, user, f"g-{topic}"
-        self.letters, self.retries = f"dlq.{topic}", f"retry.{self.group}.{topic}"
+        self.letters, self.retries = f"dlq.{topic}", f"retry.{self.group}.{topic}.100ms"
         broker.create_topic(self.letters)
         broker.create_topic(self.retries)
         self.rights: dict[str, list[Right]] = {
@@ -66,7 +66,7 @@ class SecuredApp:
             commit_interval=0.2,
         )
 
-        @app.handler(self.topic, retry=retry(attempts=1), retry_delays=(0.1,), dead_letter=True)
+        @app.handler(self.topic, retry=retry(attempts=1), retry_delays=(0.1,), on_failure="dead_letter")
         def handle(message: Message) -> None:
             if message.value == b"poison":
                 raise PoisonError(message.key)
@@ -134,7 +134,7 @@ def test_a_topic_for_dead_letters_that_may_not_be_created_is_told_as_a_missing_r
     letters = f"dlq.{topic}"
     user = new_user(*on_topic(topic, "read"), *on_group(f"g-{topic}", "read"), *on_topic(letters, "write"))
     app = App(f"g-{topic}", bootstrap_servers=secured.bootstrap_servers, config=user.config)
-    app.handler(topic, dead_letter=True)(lambda _message: None)
+    app.handler(topic, on_failure="dead_letter")(lambda _message: None)
 
     with pytest.raises(MissingRightError, match=f"--operation Create --topic '{letters}'"):
         app.start()

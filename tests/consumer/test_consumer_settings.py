@@ -10,7 +10,7 @@ import pytest
 
 from kafka_tools import produce
 from penstock.app import App
-from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, Middleware, handler, retry
+from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError, TopicNotFoundError
 from penstock.message import Message
@@ -38,7 +38,7 @@ def consumer(handlers: dict[str, Handler]) -> LitePushConsumer:
 
 
 def letters(to: str, **options: Any) -> Handler:
-    return handler(nothing, dead_letter=True, dead_letter_topic=to, **options)
+    return handler(nothing, on_failure="dead_letter", dead_letter_topic=to, **options)
 
 
 @pytest.mark.parametrize(
@@ -55,23 +55,26 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: handler(nothing, dead_letter_format="xml"), "dead_letter_format must be one of 'kafka', 'spring'"),
         (lambda: handler(nothing, order="keys"), "order must be one of 'key', 'partition', 'none'"),
         (lambda: handler(nothing, keyless="lost"), "keyless must be one of"),
-        (lambda: handler(nothing, dead_letter="away"), "dead_letter must be True, False"),
+        (
+            lambda: handler(nothing, on_failure="away"),
+            "on_failure must be one of 'dead_letter', 'drop', 'hold', 'stop'",
+        ),
         (lambda: handler(nothing, retry_policy=3), "penstock.retry"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, retry_delays=60), "retry_delays must be a list of seconds, such as"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, retry_delays="60"), "retry_delays must be a number above zero"),  # type: ignore[arg-type] # on purpose
-        (lambda: handler(nothing, dead_letter_topic="mine"), "dead_letter_topic has no use with dead_letter=False"),
+        (lambda: handler(nothing, dead_letter_topic="mine"), "dead_letter_topic has no use with on_failure='stop'"),
         (
-            lambda: handler(nothing, dead_letter="drop", dead_letter_format="spring"),
-            "dead_letter_format has no use with dead_letter='drop'",
+            lambda: handler(nothing, on_failure="drop", dead_letter_format="spring"),
+            "dead_letter_format has no use with on_failure='drop'",
         ),
         (lambda: handler(takes_nothing), r"handler takes_nothing.* cannot be called with a message; give it one"),
         (lambda: handler(takes_two), "takes_two.* cannot be called with a message"),
         (lambda: consumer({"o": letters("o")}), "dead letters of o go to o, whose handler gets them again"),
         (lambda: consumer({"o": letters("p"), "p": letters("o")}), "dead letters of o go to p go to o"),
-        (lambda: consumer({"o": letters("retry.g.o", retry_delays=(1,))}), "dead letters of o go to retry.g.o"),
+        (lambda: consumer({"o": letters("retry.g.o.1s", retry_delays=(1,))}), "dead letters of o go to retry.g.o.1s"),
         (
-            lambda: consumer({"o": handler(nothing, retry_delays=(1,)), "retry.g.o": handler(nothing)}),
-            "topic retry.g.o has a handler, but it is where messages of o wait for their retry",
+            lambda: consumer({"o": handler(nothing, retry_delays=(1,)), "retry.g.o.1s": handler(nothing)}),
+            "topic retry.g.o.1s has a handler, but it is where messages of o wait for their retry",
         ),
         (lambda: RetryLater(float("inf")), "RetryLater takes a number of seconds, but was given inf"),
         (lambda: RetryLater(float("nan")), "was given nan"),
@@ -80,10 +83,6 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: DeadLetterLimit(ratio=1.5), "ratio must lie above 0 and at most at 1"),
         (lambda: ConsumerSettings(dead_letter_limit=20), "dead_letter_limit must be a DeadLetterLimit, but is 20"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(telemetry=True), "telemetry must be a Telemetry, but is True"),  # type: ignore[arg-type] # on purpose
-        (
-            lambda: App("a", bootstrap_servers="127.0.0.1:1", middlewares=Middleware()),  # type: ignore[arg-type] # on purpose
-            "middlewares must be a list of .* but it is a Middleware",
-        ),
         (lambda: consumer({"o": handler(nothing)}).change(max_concurrency=5), "no handler of g is an `async def`"),
         (lambda: consumer({"o": handler(waits)}).change(workers=5), "no handler of g is a plain function"),
         (lambda: retry(attempts=0), "attempts must be a whole number of at least 1"),

@@ -63,9 +63,9 @@ def test_a_signal_while_a_stop_is_asked_for_asks_once_more() -> None:
     loop = stepped.loop
 
     def leave() -> None:
-        loop.request_leave(1.0)
+        loop.stop_request.leave(1.0)
 
-    assert interrupted_everywhere(loop.request_stop, loop.request_stop)
+    assert interrupted_everywhere(loop.stop_request.drain, loop.stop_request.drain)
     assert interrupted_everywhere(leave, leave)
     loop.run()
-    assert loop.leaving.is_set()
+    assert loop.membership.leaving.is_set()

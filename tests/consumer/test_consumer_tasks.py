@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import pytest
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from penstock.consumer import Handler, handler, retry
 from penstock.consumer.execution.event_loop import TaskPool
@@ -26,22 +26,21 @@ def event_loop_in_use(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 @contextmanager
-def running(one: Handler, max_concurrency: int = 1) -> Iterator[Bench]:
+def running(one: Handler, max_concurrency: int = 1) -> Iterator[SteppedEngine]:
     """Run a handler's messages, fed by hand, on a loop with its real thread."""
-    bench = Bench({"t": one})
+    stepped = SteppedEngine({"t": one})
     pool = TaskPool(
         "t",
         max_concurrency=max_concurrency,
-        slot=bench.engine.task_slot,
-        scheduler=bench.engine.scheduler,
-        desk=bench.engine.desk,
+        queue=stepped.engine.lane_plan.task_queue,
+        scheduler=stepped.engine.scheduler,
+        processor=stepped.engine.processor,
         closing=lambda: None,
     )
-    bench.engine.on_ready = pool.wake
-    bench.engine.stations = lambda: pool.stations
+    stepped.engine.executor = pool
     pool.start()
     try:
-        yield bench
+        yield stepped
     finally:
         pool.end_handlers(10)
         pool.close()
@@ -51,8 +50,8 @@ def messages(count: int) -> list[tuple[bytes | None, bytes | None]]:
     return [(b"k%d" % number, b"%d" % number) for number in range(count)]
 
 
-def done(bench: Bench) -> bool:
-    return bench.of("t").tracker.in_flight == 0
+def done(stepped: SteppedEngine) -> bool:
+    return stepped.of("t").tracker.in_flight == 0
 
 
 def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next() -> None:
@@ -63,9 +62,9 @@ def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next() -> N
         USER.set(message.key)
         await asyncio.sleep(0)
 
-    with running(handler(sets)) as bench:
-        bench.feed("t", *messages(20))
-        wait_until(lambda: done(bench))
+    with running(handler(sets)) as stepped:
+        stepped.feed("t", *messages(20))
+        wait_until(lambda: done(stepped))
 
     assert seen == [None] * 20
 
@@ -79,9 +78,9 @@ def test_a_context_variable_that_is_changed_and_put_back_costs_no_further_task()
         USER.reset(token)
         tasks.append(asyncio.current_task())
 
-    with running(handler(sets_and_resets)) as bench:
-        bench.feed("t", *messages(20))
-        wait_until(lambda: done(bench))
+    with running(handler(sets_and_resets)) as stepped:
+        stepped.feed("t", *messages(20))
+        wait_until(lambda: done(stepped))
 
     assert len(tasks) == 20
     assert len({id(task) for task in tasks}) == 1
@@ -117,9 +116,9 @@ def test_a_cancel_that_a_handler_swallowed_does_not_poison_a_task_group_of_a_lat
     async def fails() -> None:
         raise ValueError
 
-    with running(handler(handles, retry_policy=retry(attempts=1), dead_letter="drop")) as bench:
-        bench.feed("t", *messages(5))
-        wait_until(lambda: done(bench))
+    with running(handler(handles, retry_policy=retry(attempts=1), on_failure="drop")) as stepped:
+        stepped.feed("t", *messages(5))
+        wait_until(lambda: done(stepped))
 
     assert asked == [0] * 5
     assert grouped == [b"1", b"2", b"3", b"4"]
@@ -141,10 +140,10 @@ def test_messages_of_one_run_whose_handler_leaves_something_behind_stay_in_order
         if message.value == b"7":
             raise ValueError
 
-    with running(handler(leaves, retry_policy=retry(attempts=1), dead_letter="drop"), max_concurrency=3) as bench:
-        bench.feed("t", *((b"k", b"%d" % number) for number in range(30)))
-        wait_until(lambda: done(bench))
-        counts = [(one.handled, one.dropped) for one in bench.engine.stations()]
+    with running(handler(leaves, retry_policy=retry(attempts=1), on_failure="drop"), max_concurrency=3) as stepped:
+        stepped.feed("t", *((b"k", b"%d" % number) for number in range(30)))
+        wait_until(lambda: done(stepped))
+        counts = [(one.handled, one.dropped) for one in stepped.engine.slots()]
 
     assert order == [b"%d" % number for number in range(30)]
     assert most == 1

@@ -6,21 +6,21 @@ import sys
 from types import FrameType
 from typing import Any
 
-from visit_bench import Bench
+from stepped_engine import SteppedEngine
 
 from penstock.consumer import handler
 from penstock.consumer.execution.threads import WorkerPool
 
 
 def test_no_place_where_a_handler_may_run_is_out_of_sight_while_workers_go() -> None:
-    engine = Bench({"t": handler(lambda _: None)}).engine
+    engine = SteppedEngine({"t": handler(lambda _: None)}).engine
     pool = WorkerPool(
         "t",
         workers=5,
         pinned=False,
         clock=engine.clock,
         scheduler=engine.scheduler,
-        desk=engine.desk,
+        processor=engine.processor,
         closing=lambda: None,
     )
     seen: list[int] = []
@@ -28,7 +28,7 @@ def test_no_place_where_a_handler_may_run_is_out_of_sight_while_workers_go() -> 
     def looks(frame: FrameType, _event: str, _argument: object) -> Any:
         # What a revocation on the poll thread would see, were this thread interrupted at that line.
         if frame.f_code is WorkerPool.resize.__code__:
-            seen.append(len({id(station) for station in pool.stations}))
+            seen.append(len({id(slot) for slot in pool.slots}))
         return looks
 
     before = sys.gettrace()

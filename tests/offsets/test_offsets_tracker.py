@@ -33,7 +33,8 @@ class TrackerMachine(RuleBasedStateMachine):
             at += step
             offsets.append(at)
         self.position = at + 1 + tail
-        block = self.tracker.register(offsets, self.position, size_bytes=len(offsets) * 10 + steps[0])
+        block = self.tracker.register(offsets, size_bytes=len(offsets) * 10 + steps[0])
+        self.tracker.advance(self.position)
         self.open |= {offset: (block, index) for index, offset in enumerate(offsets)}
         self.fetched |= set(offsets)
 
@@ -165,7 +166,7 @@ def test_offsets_that_go_back_are_refused() -> None:
         tracker.register([6, 7])
 
 
-def test_each_message_weighs_as_the_mean_of_its_fetch_until_it_is_done() -> None:
+def test_each_message_counts_as_the_mean_of_its_fetch_until_it_is_done() -> None:
     tracker = Tracker(0)
     block = tracker.register([0, 1], size_bytes=300)
 

@@ -61,13 +61,13 @@ def test_a_due_retry_goes_before_newer_runs() -> None:
 
 
 def test_pinned_workers_take_only_their_own_lane() -> None:
-    scheduler: Scheduler[None, str] = Scheduler(3, slots=3, slot_of=lambda lane: lane.number)
+    scheduler: Scheduler[None, str] = Scheduler(3, queues=3, queue_of=lambda lane: lane.number)
     for lane in scheduler.lanes:
         lane.append(run_of(1, "x"))
 
-    slots = scheduler.ready(scheduler.lanes)
+    queues = scheduler.ready(scheduler.lanes)
 
-    assert sorted(slots) == [0, 1, 2]
+    assert sorted(queues) == [0, 1, 2]
     assert [scheduler.take(worker) for worker in range(3)] == list(scheduler.lanes)
 
 
@@ -81,9 +81,9 @@ class LanesMachine(RuleBasedStateMachine):
     @initialize(workers=st.integers(1, 3), pinned=st.booleans())
     def begin(self, workers: int, pinned: bool) -> None:
         self.workers = workers
-        self.slots = workers if pinned else 1
+        self.queues = workers if pinned else 1
         self.scheduler: Scheduler[None, str] = Scheduler(
-            workers * 3, slots=self.slots, slot_of=lambda lane: lane.number % self.slots
+            workers * 3, queues=self.queues, queue_of=lambda lane: lane.number % self.queues
         )
         self.held: dict[int, int] = {}
         self.tokens: Counter[int] = Counter()
@@ -104,13 +104,13 @@ class LanesMachine(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 2))
     def a_worker_takes(self, worker: int) -> None:
-        slot = worker % self.slots
-        lane = self.scheduler.take(slot)
-        assert (lane is not None) == (self.tokens[slot] > 0)
+        queue = worker % self.queues
+        lane = self.scheduler.take(queue)
+        assert (lane is not None) == (self.tokens[queue] > 0)
         if lane is not None:
-            self.tokens[slot] -= 1
+            self.tokens[queue] -= 1
             assert lane.number not in self.held
-            self.held[lane.number] = slot
+            self.held[lane.number] = queue
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), taken=st.integers(0, 2))
@@ -121,9 +121,9 @@ class LanesMachine(RuleBasedStateMachine):
         for _ in range(min(taken, len(lane.runs))):
             lane.runs.popleft()
         del self.held[number]
-        slot = self.scheduler.give_back(lane)
-        if slot is not None:
-            self.tokens[slot] += 1
+        queue = self.scheduler.give_back(lane)
+        if queue is not None:
+            self.tokens[queue] += 1
 
     @invariant()
     def every_lane_with_work_is_claimed_once(self) -> None:

@@ -28,7 +28,7 @@ app = penstock.App(
     config=json.loads(os.environ["PENSTOCK_CONFIG"]),
 )
 
-@app.handler(os.environ["TOPIC"], retry=penstock.retry(attempts=1), retry_delays=[0.1], dead_letter=True)
+@app.handler(os.environ["TOPIC"], retry=penstock.retry(attempts=1), retry_delays=[0.1], on_failure="dead_letter")
 def fail(message):
     raise ValueError(f"no good: {message.value!r}")
 """

@@ -25,7 +25,6 @@ from commands import Command
 from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker, User
 from penstock.transactions import FileStore, HalfMessage, SqlStore, TransactionState
-from penstock.transactions.store import CoordinatorOptions
 from waiting import wait_until
 
 #: Seconds for one step of a main path, on a busy machine.
@@ -97,7 +96,7 @@ def make_topic(world: World) -> None:
 def make_topics_of_app(world: World) -> None:
     make_topic(world)
     world.broker.create_topic(f"dlq.{world.names['topic']}", 2)
-    world.broker.create_topic(f"retry.{world.names['app']}.{world.names['topic']}", 2)
+    world.broker.create_topic(f"retry.{world.names['app']}.{world.names['topic']}.100ms", 2)
 
 
 def make_store(world: World) -> None:
@@ -130,7 +129,9 @@ def give_up(world: World, config: Mapping[str, str], retry_delays: Sequence[floa
     tried: list[bytes | None] = []
     app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=config)
 
-    @app.handler(world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=retry_delays, dead_letter=True)
+    @app.handler(
+        world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=retry_delays, on_failure="dead_letter"
+    )
     def fail(message: penstock.Message) -> None:
         tried.append(message.value)
         raise ValueError(f"no good: {message.value!r}")
@@ -288,7 +289,7 @@ def decide_transactions(world: World) -> None:
 
 Store = SqlStore | FileStore
 
-OPTIONS = CoordinatorOptions(transaction_timeout_s=0.2, check_interval_s=0.2, check_max=1)
+OPTIONS: Any = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1}
 
 
 def in_database(world: World, config: Mapping[str, str]) -> SqlStore:
@@ -304,21 +305,21 @@ def in_folder(world: World, config: Mapping[str, str]) -> FileStore:
 def make_sql_store(world: World) -> None:
     """Have an administrator's coordinator make tables and topics."""
     make_topic(world)
-    with in_database(world, world.admin_config).settler(OPTIONS):
+    with penstock.Coordinator(store=in_database(world, world.admin_config), **OPTIONS):
         pass
 
 
 def make_file_store(world: World) -> None:
     """Have an administrator's coordinator make the folder and the topics."""
     make_topic(world)
-    with in_folder(world, world.admin_config) as store, store.settler(OPTIONS):
+    with in_folder(world, world.admin_config) as store, penstock.Coordinator(store=store, **OPTIONS):
         pass
 
 
 def sql_producer(world: World) -> None:
     its = in_database(world, world.config)
     with (
-        in_database(world, world.admin_config).settler(OPTIONS),
+        penstock.Coordinator(store=in_database(world, world.admin_config), **OPTIONS),
         penstock.TransactionalProducer(world.names["group"], store=its) as sending,
     ):
         sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
@@ -349,7 +350,7 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]]) -> None:
     for is_second in (False, True):
         its, theirs = stores()
         with (
-            its.settler(OPTIONS) as running,
+            penstock.Coordinator(store=its, **OPTIONS) as running,
             penstock.TransactionalProducer(world.names["group"], store=theirs, check=undecided) as sending,
         ):
             sending.send(topic, value=MESSAGE, execute=lambda _: None, wait="published")

@@ -74,7 +74,7 @@ def handler_sink(world: World, spark: SparkSession) -> None:
     """Have a handler on executors fail, and its message become a dead letter."""
     app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
 
-    @app.handler(world.names["topic"], retry=penstock.retry(attempts=1), dead_letter=True)
+    @app.handler(world.names["topic"], retry=penstock.retry(attempts=1), on_failure="dead_letter")
     def fail(message: penstock.Message) -> None:
         raise ValueError(f"no good: {message.value!r}")
 

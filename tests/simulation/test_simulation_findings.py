@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import penstock
 from penstock.consumer import ConsumerSettings
-from penstock.testing import Simulation
-from penstock.testing.instance import Instance, State
-from penstock.testing.stepping import SteppedWorker
+from penstock.testing.stepped_engine import SteppedWorker
+from simulation.group_simulation import Simulation
+from simulation.instance import Instance, State
 
 #: Key, value and what is around them.
 ONE_MESSAGE = 302
@@ -16,7 +16,7 @@ def app_of(topic: str = "t", *, attempts: int = 1) -> penstock.App:
     """An app whose handler does nothing, with dead letters."""
     app = penstock.App("sim", bootstrap_servers="memory:0")
 
-    @app.handler(topic, retry=penstock.retry(attempts=attempts), dead_letter=True)
+    @app.handler(topic, retry=penstock.retry(attempts=attempts), on_failure="dead_letter")
     def handle(message: penstock.Message) -> None:
         """Take it."""
 

@@ -19,9 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 import penstock
 from penstock.consumer import ConsumerSettings
 from penstock.offsets import CommitPoint, Tracker
-from penstock.testing import InvariantBroken, Simulation
-from penstock.testing.instance import Instance, State
-from penstock.testing.stepping import SteppedWorker
+from penstock.testing.stepped_engine import SteppedWorker
+from simulation.group_simulation import Simulation
+from simulation.instance import Instance, State
+from simulation.invariant_checker import InvariantBroken
 from simulation.varied import handle, silence
 
 WHICH = st.integers(0, 7)
@@ -53,7 +54,7 @@ class Group(RuleBasedStateMachine):
     ) -> None:
         app = penstock.App("sim", bootstrap_servers="memory:0")
         policy = penstock.retry(attempts=attempts, wait=tenacity.wait_fixed(0.5))
-        app.handler("t", retry=policy, dead_letter=True, retry_delays=delays, batch=batch)(handle)
+        app.handler("t", retry=policy, on_failure="dead_letter", retry_delays=delays, batch=batch)(handle)
         options = ConsumerSettings(
             workers=workers,
             lanes_per_worker=lanes,

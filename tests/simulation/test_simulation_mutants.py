@@ -8,24 +8,25 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from penstock.consumer.assignments import Assignments
-from penstock.consumer.execution.lane_processor import Desk
-from penstock.consumer.execution_slot import Station
-from penstock.consumer.failures.dead_letter_publisher import Outbox
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.polling import commits
-from penstock.consumer.polling.back_pressure import Intake
+from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.rebalance import Rebalance
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import Scheduler
-from penstock.testing import InvariantBroken
+from simulation.invariant_checker import InvariantBroken
 from simulation.varied import run, silence
 
 #: In how many seeds a defect must show.
@@ -51,7 +52,7 @@ def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
     """A dead letter that failed completes its offset."""
-    patch.setattr(Outbox, "_hold", lambda self, one, durable, *rest, **options: durable())
+    patch.setattr(DeadLetterPublisher, "_hold", lambda self, one, on_written, *rest, **options: on_written())
 
 
 def keeps_handling_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,7 @@ def keeps_handling_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
 
 def does_not_wait_for_handlers(patch: pytest.MonkeyPatch) -> None:
     """A revocation does not wait for the handlers of its partitions."""
-    patch.setattr(Desk, "busy_with", lambda self, stations, assignments: [])
+    patch.setattr(LaneProcessor, "busy_with", lambda self, slots, assignments: [])
 
 
 def lets_later_messages_pass(patch: pytest.MonkeyPatch) -> None:
@@ -80,10 +81,10 @@ def lets_later_messages_pass(patch: pytest.MonkeyPatch) -> None:
 
 def shares_lanes(patch: pytest.MonkeyPatch) -> None:
     """A lane that has work is queued though somebody holds it."""
-    take, give_back, rest = Scheduler.take, Scheduler.give_back, Scheduler.rest
+    take, give_back, linger = Scheduler.take, Scheduler.give_back, Scheduler.linger
 
-    def take_and_let_go(self: Scheduler[Any, Any], slot: int, owes: float = 0.0) -> Any:
-        lane = take(self, slot, owes)
+    def take_and_let_go(self: Scheduler[Any, Any], queue: int, owed_s: float = 0.0) -> Any:
+        lane = take(self, queue, owed_s)
         if lane is not None and lane.claim.locked():
             lane.claim.release()
         return lane
@@ -94,33 +95,33 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
 
     def queue(self: Scheduler[Any, Any], lane: Any) -> int:
         # A queue that is emptied by two has no head that the scheduler could rely on; this defect must not show there.
-        slot = 0 if self._slot_of is None else self._slot_of(lane)
-        heapq.heappush(self._ready[slot], lane.number)
-        return slot
+        queue = 0 if self._queue_of is None else self._queue_of(lane)
+        heapq.heappush(self._ready[queue], lane.number)
+        return queue
 
     patch.setattr(Scheduler, "_push", queue)
     patch.setattr(Scheduler, "take", take_and_let_go)
     patch.setattr(Scheduler, "give_back", lambda self, lane: give_back(self, claimed(lane)))
-    patch.setattr(Scheduler, "rest", lambda self, lane, *more: rest(self, claimed(lane), *more))
+    patch.setattr(Scheduler, "linger", lambda self, lane, *more: linger(self, claimed(lane), *more))
 
 
 def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
     """A run is told to be one message further than it is."""
-    finished = Station.finished
+    finished = ExecutionSlot.finished
 
-    def one_further(self: Station) -> Any:
+    def one_further(self: ExecutionSlot) -> Any:
         found = finished(self)
         return None if found is None else (found[0], range(found[1].start, found[1].stop + 1))
 
-    patch.setattr(Station, "finished", one_further)
+    patch.setattr(ExecutionSlot, "finished", one_further)
 
 
 def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
     """The messages of one key go to any lane."""
-    dice = random.Random(1)  # noqa: S311 - the same defect each time
+    chance = random.Random(1)  # noqa: S311 - the same defect each time
 
     def lane_numbers(self: Ordering, topic: str, partition: int, records: Sequence[object]) -> list[int]:
-        return [dice.randrange(self._lanes) for _ in records]
+        return [chance.randrange(self._lanes) for _ in records]
 
     patch.setattr(Ordering, "lane_numbers", lane_numbers)
 
@@ -145,13 +146,13 @@ def forgets_what_failed_to_be_committed(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_to_resume(patch: pytest.MonkeyPatch) -> None:
     """A partition that is paused stays so."""
-    patch.setattr(Intake, "_resume", lambda self, consumer, assignment: None)
+    patch.setattr(BackPressure, "_resume", lambda self, consumer, assignment: None)
 
 
 def loses_timers(patch: pytest.MonkeyPatch) -> None:
     """Some retries are never due."""
-    add, dice = Timers.add, random.Random(1)  # noqa: S311 - the same defect each time
-    patch.setattr(Timers, "add", lambda self, due, call: add(self, due if dice.random() < 0.7 else inf, call))
+    add, chance = Timers.add, random.Random(1)  # noqa: S311 - the same defect each time
+    patch.setattr(Timers, "add", lambda self, due, call: add(self, due if chance.random() < 0.7 else inf, call))
 
 
 def commits_what_was_lost(patch: pytest.MonkeyPatch) -> None:
@@ -168,7 +169,7 @@ def counts_what_is_parked_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def takes_in_without_a_limit(patch: pytest.MonkeyPatch) -> None:
     """Full or not, more is fetched."""
-    patch.setattr(Intake, "admit", lambda self, consumer, assignments, now: True)
+    patch.setattr(BackPressure, "apply", lambda self, consumer, assignments, now: True)
 
 
 def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
     revoke = Rebalance.on_revoke
 
     def on_revoke(self: Rebalance, consumer: Any, partitions: Any) -> None:
-        self._revoke_timeout, self._end_by = 600.0, lambda: inf
+        self.revoke_timeout, self.stop_request = 600.0, cast("Any", SimpleNamespace(end_by=inf))
         revoke(self, consumer, partitions)
 
     patch.setattr(Rebalance, "on_revoke", on_revoke)

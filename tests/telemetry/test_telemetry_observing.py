@@ -28,6 +28,7 @@ EXPECTED = {
         (("messaging.destination.name", "orders"), ("messaging.destination.partition.id", "1")): 12,
     },
     "penstock.key.parked": {(): 3},
+    "penstock.key.held": {(): 1},
     "penstock.handler.failures": {(): 21},
     "penstock.handler.retries": {(): 17},
     "penstock.dead_letters": {(): 2},
@@ -233,7 +234,7 @@ from telemetry_tools import Recorded, message, reading
 
 early = ConsumerTelemetry(Telemetry(), "early")
 early.observe(reading)
-handle = early.around(lambda given: given.offset)
+handle = early.processing.around(lambda given: given.offset)
 assert handle(message(1)) == 1
 
 recorded = Recorded()

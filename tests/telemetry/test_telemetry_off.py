@@ -17,7 +17,7 @@ servers, topic = sys.argv[1:]
 app = penstock.App(topic, bootstrap_servers=servers, commit_interval=0.1)
 done = threading.Event()
 
-@app.handler(topic, dead_letter=True, retry=penstock.retry(attempts=2, wait=lambda _: 0.01))
+@app.handler(topic, on_failure="dead_letter", retry=penstock.retry(attempts=2, wait=lambda _: 0.01))
 def handle(message):
     if message.value == b"bad":
         raise ValueError

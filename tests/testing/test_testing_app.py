@@ -50,7 +50,7 @@ def test_messages_are_handled_in_the_order_of_their_keys_in_this_thread() -> Non
 def test_time_stands_while_an_app_settles_and_moves_as_far_as_it_is_told() -> None:
     app, times = app_of(), []
 
-    @app.handler("t", retry=every(10), dead_letter=True)
+    @app.handler("t", retry=every(10), on_failure="dead_letter")
     def fail(message: penstock.Message) -> None:
         times.append(test.clock.monotonic() - begun)
         raise ValueError
@@ -114,7 +114,7 @@ def test_an_async_handler_that_does_not_end_is_named() -> None:
     async def hang(message: penstock.Message) -> None:
         await asyncio.Event().wait()
 
-    with TestApp(app, patience=0.05) as test:
+    with TestApp(app, handler_timeout=0.05) as test:
         test.send("t", "x")
 
         with pytest.raises(PenstockError, match=r"have not ended within 0.05 s, for messages of t\[0\]"):
@@ -172,7 +172,7 @@ def test_rates_and_retry_topics_go_by_the_clock() -> None:
     def pace(message: penstock.Message) -> None:
         paced.append(message.value)
 
-    @app.handler("tried", retry=every(0, 1), retry_delays=[30.0], dead_letter=True)
+    @app.handler("tried", retry=every(0, 1), retry_delays=[30.0], on_failure="dead_letter")
     def fail(message: penstock.Message) -> None:
         tried.append(test.clock.monotonic())
         raise ValueError
@@ -185,7 +185,7 @@ def test_rates_and_retry_topics_go_by_the_clock() -> None:
         at_once = len(paced)
         test.advance(2.5)
         later = len(paced)
-        in_between = len(test.records("retry.app.tried"))
+        in_between = len(test.records("retry.app.tried.30s"))
         test.advance(60)
 
         assert (at_once, later, len(paced)) == (1, 3, 5)
@@ -238,14 +238,17 @@ def test_a_crash_repeats_what_was_not_committed_and_a_restart_does_not() -> None
 def test_lifespans_middlewares_and_worker_resources_are_those_of_the_app() -> None:
     events: list[str] = []
 
-    class Told(penstock.Middleware):
-        def before(self, message: penstock.Message) -> None:  # noqa: ARG002 - the hook's arguments
-            events.append("before")
+    def around(message: penstock.Message, call_next: penstock.CallNext) -> None:
+        events.append("before")
+        call_next(message)
+        events.append("after")
 
-        def after(self, message: penstock.Message, error: BaseException | None) -> None:  # noqa: ARG002 - as above
-            events.append("after")
+    async def around_async(message: penstock.Message, call_next: penstock.CallNext) -> None:
+        events.append("before")
+        await call_next(message)
+        events.append("after")
 
-    app = app_of(middlewares=[Told()])
+    app = app_of(middlewares=[penstock.Middleware(plain=around, async_=around_async)])
 
     @app.lifespan
     def outer() -> Iterator[None]:
@@ -283,7 +286,7 @@ def test_lifespans_middlewares_and_worker_resources_are_those_of_the_app() -> No
 def test_a_stop_drains_what_waits_by_the_clock() -> None:
     app, seen = app_of(stop_timeout=30.0), []
 
-    @app.handler("t", retry=every(5), dead_letter=True)
+    @app.handler("t", retry=every(5), on_failure="dead_letter")
     def handle(message: penstock.Message) -> None:
         seen.append(message.value)
         if len(seen) == 1:
@@ -348,7 +351,7 @@ def test_what_cannot_be_tested_is_told() -> None:
 def test_an_interrupt_in_a_handler_ends_the_test() -> None:
     app = app_of()
 
-    @app.handler("t", dead_letter=True)
+    @app.handler("t", on_failure="dead_letter")
     def interrupted(message: penstock.Message) -> None:
         raise KeyboardInterrupt
 

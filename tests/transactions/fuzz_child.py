@@ -274,8 +274,8 @@ def retry_corpus() -> list[Triple]:
 
 
 def read_retry(triple: Triple) -> None:
-    read = retry_topics.RetryHeaders([1.0, 2.0])
-    found = record(triple, retry_topics.retry_topic("g", TOPIC))
+    read = retry_topics.RetryHeaders(2.0, 2)
+    found = record(triple, retry_topics.retry_topic("g", TOPIC, 2.0))
     if not 1 <= read.rounds(found) <= 2 or not 0 <= read.wait(found, 1_700_000_000.0) <= 2:
         raise AssertionError("a forged header asks for more than the handler's own delays and rounds")
     retry_topics.origin_of(found, TOPIC)

@@ -161,7 +161,7 @@ def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refuse
     buffer_messages: int, buffer_bytes: int
 ) -> None:
     limit, refusals, groups = BatchLimit(0.02), 0, 0
-    waiting = [pending(20, parts=50) for _ in range(5_000)]
+    waiting = [pending(20, parts=50) for _ in range(1_000)]
 
     while waiting:
         chosen = fill(limit, waiting)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 from transaction_tools import Bench
 
+from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.judgement import Refusal
 from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.state_machine import PartitionState
@@ -113,7 +115,7 @@ def test_several_messages_to_several_topics_are_visible_together_or_not_at_all(
 def test_an_incomplete_transaction_is_rolled_back_and_nobody_is_asked_about_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.coordinator.INCOMPLETE_S", 0.5)
+    monkeypatch.setattr("penstock.transactions.coordinator.options.CheckPolicy", partial(CheckPolicy, incomplete_s=0.5))
     lost = Half(new_id(), "orders", bench.topic, None, None, b"1", (), None, part=(1, 2))
     bench.write(bench.topics.half, 0, None, b"1", encode_half(lost))
     coordinator = bench.coordinator()

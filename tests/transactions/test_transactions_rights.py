@@ -192,7 +192,7 @@ def is_sent(producer: TransactionalProducer, topic: str) -> bool:
 def test_a_producer_that_a_fatal_refusal_ended_is_replaced(
     store: KafkaSecured, new_user: NewUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_HEAL_EVERY_S", 0.1)
+    monkeypatch.setattr(delivery, "_RENEW_EVERY_S", 0.1)
     # Who may write nowhere may not even be an idempotent producer.
     user = new_user(*(right for right in producer_rights(store.topics, store.target) if right.operation == "describe"))
     logs = [*on_topic(store.topics.half, "describe"), *on_topic(store.topics.op, "describe")]

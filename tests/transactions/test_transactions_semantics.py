@@ -22,6 +22,12 @@ from waiting import wait_until
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 
 
+@pytest.fixture(autouse=True)
+def _logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing deleted from logs that a slow test has yet to read."""
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 600.0)
+
+
 def ops_of(bench: Bench) -> list[Op]:
     """Return the decisions in the op log."""
     ops = [op for record in bench.messages(bench.topics.op) for op in decode_ops(record.value())]

@@ -27,7 +27,7 @@ VALUE = b"v" * 4_000
 
 
 @dataclass
-class Shelf:
+class ReadyQueue:
     """Reads payloads: those that it was given."""
 
     budget: int
@@ -52,7 +52,7 @@ class WaitingPartition:
 
     def __init__(self, budget: int) -> None:
         self.counts = Counts()
-        self.shelf = Shelf(budget, {}, set())
+        self.shelf = ReadyQueue(budget, {}, set())
         self.owned = half_partition(counts=self.counts, reader=self.shelf)
         self.state = self.owned.state
 

@@ -22,12 +22,7 @@ _PLACE = re.compile(r'\s*File "[^"]*", line \d+(, in \S+)?|\s+at [\w.$/<>@-]+\([
 
 
 def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
-    """Return what there is to tell of a dead letter, line by line.
-
-    Args:
-        letter: the dead letter.
-        payload: whether its key, its value, the values of its headers and the text of the exception are told.
-    """
+    """Return what there is to tell of a dead letter, line by line; keys, values and texts only with its payload."""
     origin = letter.origin
     yield f"{letter.topic} {letter.partition}:{letter.offset}  {time_text(letter.timestamp_ms)}"
     if origin is None:

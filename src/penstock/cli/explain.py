@@ -23,25 +23,25 @@ def explain(
     """
     from penstock.consumer.inspection.explain_server import ask_all, folder
 
-    answers = [one for one in ask_all() if group is None or one.said is None or one.said["group"] == group]
-    if not any(one.said for one in answers):
+    answers = [one for one in ask_all() if group is None or one.content is None or one.content["group"] == group]
+    if not any(one.content for one in answers):
         silent = "".join(f"; process {one.process} did not answer" for one in answers)
         raise PenstockError(
             f"no app{f' called {group}' if group else ''} of this user's answers in {folder()}{silent}; run this where "
             "the app runs, as its user, with the same XDG_RUNTIME_DIR"
         )
     for one in answers:
-        if one.said is None:
+        if one.content is None:
             typer.echo(f"process {one.process} did not answer: it is starting or ending, or a handler holds Python")
             continue
         if not keys:
-            for partition in one.said["partitions"]:
+            for partition in one.content["partitions"]:
                 del partition["key"]
         if as_json:
-            typer.echo(json.dumps({"process": one.process, **one.said}))
+            typer.echo(json.dumps({"process": one.process, **one.content}))
         else:
-            _print(one.process, one.said)
-    if any(one.said is None for one in answers):
+            _print(one.process, one.content)
+    if any(one.content is None for one in answers):
         raise typer.Exit(1)
 
 

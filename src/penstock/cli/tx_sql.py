@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 
 
-class SqlHands:
+class SqlOperator:
     """What `penstock tx` does on a SQL store. Used by one thread, as a context manager.
 
     Args:
@@ -100,4 +100,4 @@ def _signed(actor: str, why: str) -> str:
     return f"{actor}: {why}" if why else actor
 
 
-__all__ = ["SqlHands"]
+__all__ = ["SqlOperator"]

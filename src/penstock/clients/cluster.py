@@ -15,7 +15,14 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.granted_rights import AskedRights, Rights
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, message_limits, require_topics
+from penstock.clients.kafka import (
+    TopicSpec,
+    admin_client,
+    ensure_topics,
+    message_limits,
+    partition_counts,
+    require_topics,
+)
 from penstock.clients.rights import Right, principal_of
 from penstock.clients.topic_ids import AskedTopicIds, TopicIds
 from penstock.options import ClientConfig
@@ -159,6 +166,9 @@ class Cluster(Protocol):
         `MissingRightError` where the clients may not read one and so cannot see it.
         """
 
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has that the clients may see."""
+
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent; `MissingRightError` where the clients may not."""
 
@@ -195,39 +205,28 @@ class KafkaCluster:
         return principal_of(self._config)
 
     def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
-        """Make a consumer.
-
-        Raises:
-            ConfigurationError: the client refused a setting.
-        """
+        """Make a consumer; `ConfigurationError` where the client refused a setting."""
         return clients.consumer(self._bootstrap_servers, config)  # type: ignore[return-value] # overloads per argument
 
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:
-        """Make a producer.
-
-        Raises:
-            ConfigurationError: the client refused a setting.
-        """
+        """Make a producer; `ConfigurationError` where the client refused a setting."""
         return clients.producer(self._bootstrap_servers, config)  # type: ignore[return-value] # takes more than is used
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has.
-
-        Raises:
-            BrokerConnectionError: no broker answered.
-            MissingRightError: the clients may not read a topic, and so cannot see it.
-            TopicNotFoundError: a topic does not exist.
-        """
+        """As `Cluster` says; `BrokerConnectionError` where no broker answered."""
         admin = admin_client(self._bootstrap_servers, self._config)
         return require_topics(admin, self._bootstrap_servers, topics, principal=self.principal)
 
-    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Create the topics that are absent.
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has that the clients may see.
 
         Raises:
             BrokerConnectionError: no broker answered.
-            MissingRightError: the clients may not create one.
         """
+        return partition_counts(admin_client(self._bootstrap_servers, self._config), self._bootstrap_servers)
+
+    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
+        """As `Cluster` says; `BrokerConnectionError` where no broker answered."""
         admin = admin_client(self._bootstrap_servers, self._config)
         ensure_topics(admin, self._bootstrap_servers, specs, principal=self.principal)
 
@@ -236,19 +235,11 @@ class KafkaCluster:
         return message_limits(admin_client(self._bootstrap_servers, self._config), topics)
 
     def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
-        """Ask which topics there are, without waiting for the answer.
-
-        Raises:
-            KafkaException: the client library refused to ask.
-        """
+        """As `Cluster` says."""
         return AskedTopicIds(self._lasting_admin(), topics, _ANSWER_S)
 
     def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
-        """Ask which of these rights the clients lack, without waiting for the answer.
-
-        Raises:
-            KafkaException: the client library refused to ask.
-        """
+        """As `Cluster` says."""
         return AskedRights(self._lasting_admin(), needed, _ANSWER_S)
 
     def _lasting_admin(self) -> AdminClient:

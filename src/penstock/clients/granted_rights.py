@@ -39,16 +39,7 @@ class Rights:
 
 
 class AskedRights:
-    """A question for the rights of this client, sent when it is made; it never waits.
-
-    Args:
-        admin: an admin client of the one who needs them.
-        needed: rights on topics and on groups.
-        timeout_s: seconds that a broker may take to answer.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-    """
+    """A question for the rights of this client, sent when it is made; `KafkaException` where that is refused."""
 
     def __init__(self, admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> None:
         self._needed = list(dict.fromkeys(needed))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients import admin as admin_client
-from penstock.clients.reaching import all_topics, not_answered
+from penstock.clients.reaching import first_answer, not_answered
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
 
@@ -68,6 +68,8 @@ _TRANSIENT = frozenset(
 
 _log = logging.getLogger("penstock.kafka")
 
+AnswerT = TypeVar("AnswerT")
+
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
@@ -108,6 +110,22 @@ def told_offset(answer: ListOffsetsResultInfo) -> int:
     return int(answer.offset)
 
 
+def answered(question: Future[AnswerT], timeout_s: float) -> AnswerT:
+    """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
+
+    The library's own time-out may pass unheard, as where a thread of it gets no processor: then it is a Kafka error
+    like any other, so that nobody has two kinds to catch.
+
+    Raises:
+        KafkaException: what was answered, or that nothing was in time.
+    """
+    try:
+        return question.result(timeout_s)
+    except TimeoutError:
+        error = KafkaError(KafkaError._TIMED_OUT, f"the client did not answer within {timeout_s:g} s")  # noqa: SLF001 - the library's public constants look so
+        raise KafkaException(error) from None
+
+
 def is_transient(error: KafkaException | KafkaError) -> bool:
     """Tell whether the same question may be answered a moment later, without anybody doing something about it."""
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
@@ -122,7 +140,7 @@ def partition_counts(
     Raises:
         BrokerConnectionError: no broker answered within `timeout_s` seconds; at once where none lets the client in.
     """
-    metadata = all_topics(admin, bootstrap_servers, timeout_s)
+    metadata = first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
@@ -157,12 +175,7 @@ def require_topics(
 ) -> dict[str, int]:
     """Return the number of partitions of each named topic.
 
-    Args:
-        admin: an admin client of the one who will use them.
-        bootstrap_servers: the addresses, for messages.
-        topics: names of the topics.
-        to: what they are needed for: the right to ask for where a topic cannot be seen.
-        principal: whom the brokers take the client for.
+    Where one cannot be seen, the error says that `principal` lacks the right `to` it.
 
     Raises:
         BrokerConnectionError: no broker answered.
@@ -200,14 +213,8 @@ def ensure_topics(
     """Create the topics that do not exist and return the number of partitions of each.
 
     A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
-    and is refused is left out of what is returned, and a warning tells.
-
-    Args:
-        admin: an admin client of the one who will use them.
-        bootstrap_servers: the addresses, for messages.
-        specs: the topics.
-        needs: what topics are needed for, by name: the rights to ask for where one cannot be seen.
-        principal: whom the brokers take the client for.
+    and is refused is left out of what is returned, and a warning tells. Where one cannot be seen, the error says that
+    `principal` lacks what the topic is needed for, by name in `needs`.
 
     Raises:
         BrokerConnectionError: no broker answered.
@@ -302,6 +309,7 @@ __all__ = [
     "CONNECT_TIMEOUT_S",
     "TopicSpec",
     "admin_client",
+    "answered",
     "ensure_topics",
     "hidden_topics",
     "is_transient",

@@ -57,18 +57,13 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A right of a client on a cluster.
-
-    Attributes:
-        operation: what it allows.
-        resource: the kind of what it is held on.
-        name: its name; empty for the cluster.
-        is_prefix: whether it is held on all that begin with that name.
-    """
+    """A right of a client on a cluster."""
 
     operation: Operation
     resource: Resource
+    #: Its name; empty for the cluster.
     name: str = ""
+    #: Whether it is held on all that begin with that name.
     is_prefix: bool = False
 
     def __str__(self) -> str:
@@ -78,15 +73,13 @@ class Right:
 
     def command(self, principal: str) -> str:
         """Return the command that gives it to `principal`."""
-        resource = f"--{self.resource.value}" if self.resource is Resource.CLUSTER else self._named()
+        resource = f"--{self.resource.value}"
+        if self.resource is not Resource.CLUSTER:
+            resource += f" '{self.name}'" + (" --resource-pattern-type prefixed" if self.is_prefix else "")
         return (
             f"kafka-acls.sh --bootstrap-server ... --add --allow-principal '{principal}' "
             f"--operation {self.operation.value} {resource}"
         )
-
-    def _named(self) -> str:
-        pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
-        return f"--{self.resource.value} '{self.name}'{pattern}"
 
 
 def topic_right(operation: Operation, topic: str) -> Right:
@@ -154,15 +147,20 @@ def missing_right_text(what: str, rights: Sequence[Grantable], principal: str) -
 
 def lacking_text(rights: Sequence[Grantable], principal: str) -> str:
     """Return the part of it that tells what is missing and the commands that give it."""
-    named = " and ".join(str(right) for right in rights)
+    named = " and ".join(map(str, rights))
     commands = "; ".join(right.command(principal) for right in rights)
     return f"{principal} lacks the right {named}; an administrator gives it with: {commands}"
 
 
+def code_of(error: KafkaException | KafkaError) -> int | None:
+    """Return the code of a Kafka error; None of an exception that carries none."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return inner.code() if isinstance(inner, KafkaError) else None
+
+
 def is_missing_right(error: KafkaException | KafkaError) -> bool:
     """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return isinstance(inner, KafkaError) and inner.code() in _REFUSALS
+    return code_of(error) in _REFUSALS
 
 
 def concerns_a_group(error: KafkaException | KafkaError) -> bool:
@@ -171,8 +169,7 @@ def concerns_a_group(error: KafkaException | KafkaError) -> bool:
     The client library asks for the coordinator of a consumer's group even where the partitions are assigned by hand and
     the group, which it demands, is used for nothing. Such a consumer reads all the same, and passes over this answer.
     """
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return isinstance(inner, KafkaError) and inner.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    return code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def principal_of(config: ClientConfig) -> str:

@@ -26,17 +26,7 @@ _NO_ID = "A" * 22
 def described(
     admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S, *, with_operations: bool = False
 ) -> tuple[dict[str, Any], dict[str, KafkaException]]:
-    """Return what the brokers say of topics, and why they say nothing of the others.
-
-    Args:
-        admin: an admin client.
-        topics: their names.
-        timeout_s: seconds that a broker may take to answer.
-        with_operations: whether they say as well what this client may do with them.
-
-    Returns:
-        The client's `TopicDescription` by name, and the errors by name.
-    """
+    """Return the `TopicDescription` of each topic, and by name why the brokers say nothing of the others."""
     names = sorted(set(topics))
     if not names:
         return {}, {}
@@ -75,16 +65,7 @@ class TopicIds:
 
 
 class AskedTopicIds:
-    """A question for the ids of topics, sent when it is made; it never waits.
-
-    Args:
-        admin: an admin client.
-        topics: names of the topics.
-        timeout_s: seconds that a broker may take to answer.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-    """
+    """A question for the ids of topics, sent when it is made; `KafkaException` where that is refused."""
 
     def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
         self._admin = admin

@@ -1,36 +1,67 @@
 """The consumer engine: poll loop, lanes' workers and tasks, retries, dead letters, rebalance and drain."""
 
+from penstock.clients.cluster import Clock, Cluster
+from penstock.clients.granted_rights import Rights
+from penstock.clients.rights import Grantable, Operation, Resource, Right
 from penstock.consumer.failures.limits import DeadLetterLimit
+from penstock.consumer.handlers.decoding import Decoder, DecoderSpec
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.handler import Handler, HandlerFunction, Kind, OnFailure, handler
-from penstock.consumer.handlers.middleware import Middleware, WorkerResource
-from penstock.consumer.handlers.ordering import Keyless, Order
-from penstock.consumer.handlers.retry_policy import RetryPolicy, retry
+from penstock.consumer.handlers.handler import Filter, Handler, HandlerFunction, Kind, OnFailure, handler
+from penstock.consumer.handlers.middleware import (
+    AsyncMiddleware,
+    CallNext,
+    Middleware,
+    MiddlewareSpec,
+    PlainMiddleware,
+)
+from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
+from penstock.consumer.handlers.retry_policy import RetryFunction, RetryPolicy, StopFunction, WaitFunction, retry
+from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics, PartitionStatistics
 from penstock.consumer.lite_push import UNCHANGED, LitePushConsumer, Unchanged
 from penstock.consumer.settings import ConsumerSettings
 from penstock.dead_letters.headers import DeadLetterFormat
+from penstock.options import ClientConfig
 
 __all__ = [
     "UNCHANGED",
+    "AsyncMiddleware",
+    "CallNext",
+    "ClientConfig",
+    "Clock",
+    "Cluster",
     "ConsumerSettings",
     "ConsumerStatistics",
     "DeadLetterFormat",
     "DeadLetterLimit",
+    "Decoder",
+    "DecoderSpec",
     "DeferredCompletion",
     "Explanation",
+    "Filter",
+    "Grantable",
     "Handler",
     "HandlerFunction",
+    "KeyFunction",
     "Keyless",
     "Kind",
     "LitePushConsumer",
     "Middleware",
+    "MiddlewareSpec",
     "OnFailure",
+    "Operation",
     "Order",
     "PartitionStatistics",
+    "PlainMiddleware",
+    "Resource",
+    "RetryFunction",
     "RetryPolicy",
+    "Right",
+    "Rights",
+    "StopFunction",
     "Unchanged",
+    "WaitFunction",
     "WorkerResource",
     "handler",
     "retry",

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterable
+from enum import StrEnum
 
 from penstock.consumer.handlers.route import Route
 from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
-from penstock.routing import HeldRuns, Lane, ParkedKey, Run
+from penstock.routing import Lane, ParkedKey, Run, ThrottledRuns
+
+
+class PauseReason(StrEnum):
+    """Why a partition is paused; the value is what statistics and explanations show."""
+
+    IN_FLIGHT = "in-flight limit"
+    BYTES = "byte limit"
+    PARKED = "parked limit"
+    OFFSET_MAP = "offset map limit"
+    STOPPING = "stopping"
 
 
 class Assignment:
     """One incarnation of a partition.
 
-    Where the group has no offset, or did not tell it, nobody knows where reading starts until the first message comes,
+    Where the group has no offset, or none was fetched, nobody knows where reading starts until the first message comes,
     or the client has a position. Until then the tracker counts from 0, which is nothing to commit or to count lag from.
 
     The poll thread writes all fields; workers read `active` and `route` and complete on `tracker`, which is
@@ -39,10 +50,10 @@ class Assignment:
         "partition",
         "paused",
         "route",
+        "sizes_each",
         "start",
         "topic",
         "tracker",
-        "weighs_each",
     )
 
     def __init__(
@@ -69,18 +80,18 @@ class Assignment:
         self.committed: CommitPoint = self.tracker.commit_point()
         self.acknowledged = True
         #: Why the partition is paused, or None.
-        self.paused: str | None = None
+        self.paused: PauseReason | None = None
         #: Since when it has been at its limit, or None.
         self.full_since: float | None = None
-        #: How many messages its offset map had room for, the position when that was looked at, and when it is to be
-        #: looked at again.
+        #: How many messages its offset map had room for, the position when that was measured, and when it is to be
+        #: measured again.
         self.map_room = 0
         self.map_at = start or 0
         self.map_look = 0.0
-        #: Whether the client was sent to where its first message will tell; its own position says nothing before.
+        #: Whether the client seeks a logical offset; its own position means nothing before the first message.
         self.is_sought = False
-        #: Whether a message with a large key or large headers was seen: from then on each is weighed with its own.
-        self.weighs_each = False
+        #: Whether a message with a large key or large headers was seen: from then on each is measured with its own.
+        self.sizes_each = False
         #: The end of the partition's log as the client last heard of it, or None.
         self.end: int | None = None
 
@@ -88,6 +99,10 @@ class Assignment:
     def known(self) -> bool:
         """Whether it is known where the partition stands. Once it is, it stays so."""
         return self.start is not None or self.tracker.position > 0
+
+    def lag(self, watermark: int) -> int | None:
+        """Return the offsets from the watermark to the end of the log, or None while one of them is not known."""
+        return None if self.end is None or not self.known else max(0, self.end - watermark)
 
     def __repr__(self) -> str:
         """Name the partition."""
@@ -113,7 +128,7 @@ class Fetch:
 ConsumerRun = Run[Fetch, Record]
 ConsumerLane = Lane[Fetch, Record]
 ConsumerParked = ParkedKey[Fetch, Record]
-ConsumerHeld = HeldRuns[Fetch, Record]
+ConsumerThrottled = ThrottledRuns[Fetch, Record]
 #: A message in flight: what it belongs to, its place in the block, and the record.
 Item = tuple[Fetch, int, Record]
 
@@ -159,10 +174,11 @@ class Assignments:
 __all__ = [
     "Assignment",
     "Assignments",
-    "ConsumerHeld",
     "ConsumerLane",
     "ConsumerParked",
     "ConsumerRun",
+    "ConsumerThrottled",
     "Fetch",
     "Item",
+    "PauseReason",
 ]

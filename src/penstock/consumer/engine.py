@@ -5,64 +5,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.kafka import TopicSpec
-from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
-from penstock.consumer.execution.keying import Keying
-from penstock.consumer.execution.lane_processor import Desk
-from penstock.consumer.execution_slot import Station, complete_finished
-from penstock.consumer.failures.dead_letter_publisher import Outbox
+from penstock.consumer.execution.executor import Executor, LoopLag, ManualExecutor
+from penstock.consumer.execution.key_resolver import KeyResolver
+from penstock.consumer.execution.lane_plan import LanePlan
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.handler import Handler, Kind, OnFailure
-from penstock.consumer.handlers.middleware import Middleware, surround
-from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
+from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.route import Invoke, Route
-from penstock.consumer.inspection.causes import Context
+from penstock.consumer.inspection.causes import NO_PARTITION, Causes
+from penstock.consumer.inspection.drain_report import DrainLog
+from penstock.consumer.inspection.explain import Explanation, explain, shut_out
+from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
 from penstock.consumer.inspection.watchdog import Watchdog
-from penstock.consumer.polling.back_pressure import Intake
+from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.drain import Drain
+from penstock.consumer.polling.fetcher import Fetcher
+from penstock.consumer.polling.health.fetch_errors import FetchErrors
+from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
+from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
+from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics
+from penstock.consumer.polling.health.topic_watch import TopicWatch
+from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.polling.rebalance import Rebalance
-from penstock.consumer.polling.rights_watch import RightsWatch, needed_rights
 from penstock.consumer.polling.router import Router
-from penstock.consumer.polling.topic_watch import TopicWatch
-from penstock.consumer.retry_topics import RetryHeaders, retry_topic
+from penstock.consumer.polling.stop_request import StopRequest
+from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
-from penstock.routing import Scheduler
+from penstock.routing import KeyState, Scheduler
 
 if TYPE_CHECKING:
-    from penstock.consumer.assignments import ConsumerLane
     from penstock.telemetry import ConsumerTelemetry
-
-#: Bytes that the headers of a dead letter may take, beside those that the message had.
-_HEADERS_BYTES = 65_536
-#: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
-_LANES_PER_TASK = 4
-#: Lanes for each worker or task where all handlers take batches. A batch comes from one lane: the fewer, the fuller.
-_LANES_PER_BATCH = 2
 
 
 class Engine:
     """The parts of one consumer. Nothing runs, and nothing is connected before `connect`.
 
     Args:
-        group: the consumer group.
-        handlers: a handler for each topic.
-        settings: the options.
         clock: the clock of the cluster it will be connected to.
-        middlewares: what is put around every handler.
+        middlewares: functions around every handler.
     """
 
     def __init__(
@@ -71,54 +69,51 @@ class Engine:
         handlers: Mapping[str, Handler],
         settings: ConsumerSettings,
         clock: Clock,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
     ) -> None:
         self.group = group
         self.handlers = dict(handlers)
         self.settings = settings
         self.clock = clock
-        kinds = {one.kind for one in handlers.values()}
-        #: Whether there are handlers for threads, and for tasks.
-        self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
-        thread_slots = settings.workers if settings.pinned else 1
-        #: The scheduler's slot of lanes whose head is for a task.
-        self.task_slot = thread_slots if self.has_threads else 0
+        #: What calls the handlers. Replaced before `connect`, by who runs the engine.
+        self.executor: Executor = ManualExecutor()
+        self.stop_request = StopRequest(settings, clock)
+        self.fail = self.stop_request.fail
+        self.lane_plan = LanePlan(handlers, settings)
         self.scheduler: Scheduler[Fetch, Record] = Scheduler(
-            self._lane_count(),
-            slots=self.task_slot + 1 if self.has_tasks else thread_slots,
-            slot_of=self._slot_of if self.has_threads and (self.has_tasks or settings.pinned) else None,
+            self.lane_plan.lanes,
+            queues=self.lane_plan.queues,
+            queue_of=None if self.lane_plan.has_one_queue else self.lane_plan.queue_of,
         )
         self.telemetry = self._telemetry()
         self.assignments = Assignments()
         self.timers = Timers()
-        self.limits = DeadLetterLimits(settings.dead_letter_limit, self._handled)
-        self.outbox = Outbox(group, clock, self.timers, self.limits)
-        self.outbox.fail = self.fail
-        self.outbox.exception_texts = settings.exception_texts
-        #: Set by who runs the engine: called with the slots of ready lanes, and to have stuck workers relieved.
-        self.on_ready: Callable[[Sequence[int]], None] = lambda _: None
-        self.relieve: Callable[[], bool] = lambda: False
-        #: Set by who runs the engine: where handlers are called, and how long the event loop has not come round.
-        self.stations: Callable[[], Iterable[Station]] = lambda: ()
-        self.loop_behind: Callable[[], tuple[float, int | None]] = lambda: (0.0, None)
-        self.desk = Desk(
+        self.dead_letter_publisher = DeadLetterPublisher(
+            group,
+            clock,
+            self.timers,
+            DeadLetterLimits(settings.dead_letter_limit, self._handled),
+            fail=self.fail,
+            exception_texts=settings.exception_texts,
+        )
+        self.processor = LaneProcessor(
             clock,
             settings.run_seconds,
             scheduler=self.scheduler,
             timers=self.timers,
-            outbox=self.outbox,
-            wake=self._ready,
+            publisher=self.dead_letter_publisher,
+            wake=self._wake,
             fail=self.fail,
         )
         self.routes = self._make_routes(middlewares)
         #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
-        self.keying: Keying | None = None
+        self.key_resolver: KeyResolver | None = None
         if any(route.ordering.has_key_function for route in self.routes.values()):
-            self.keying = Keying(group, clock, self.scheduler, wake=self._ready, fail=self.fail)
+            self.key_resolver = KeyResolver(group, clock, self.scheduler, wake=self._wake, fail=self.fail)
         self.router = Router(
-            self.assignments, self.scheduler, self._ready, self.look_again, self.routes, keying=self.keying
+            self.assignments, self.scheduler, self._wake, self.wake_all, self.routes, key_resolver=self.key_resolver
         )
-        self.intake = Intake(
+        self.back_pressure = BackPressure(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
             settings.max_parked,
@@ -126,55 +121,35 @@ class Engine:
             fetch_size=settings.fetch_size,
         )
         self.commits = Commits(
-            self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.stations())
+            self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots())
         )
         self.rebalance = Rebalance(
-            self.assignments,
-            self.commits,
+            assignments=self.assignments,
+            commits=self.commits,
             clock=clock,
             busy=self._busy,
-            let_go=self.look_again,
-            make=self._assignment,
-            welcome=self.intake.welcome,
+            on_dropped=self.wake_all,
+            make_assignment=self._assignment,
+            back_pressure=self.back_pressure,
             revoke_timeout=settings.revoke_timeout,
-            end_by=self.end_by,
+            stop_request=self.stop_request,
         )
-        self.watchdog = Watchdog(settings.stall_after, self._all_stations, self._behind)
+        self.watchdog = Watchdog(settings.stall_after, self.slots, self._loop_lag)
         self.loop: PollLoop | None = None
 
-    def _ready(self, slots: Sequence[int]) -> None:
-        self.on_ready(slots)
+    def _wake(self, queues: Sequence[int]) -> None:
+        self.executor.wake(queues)
 
-    def _all_stations(self) -> Iterable[Station]:
-        return self.stations()
+    def _loop_lag(self) -> LoopLag:
+        return self.executor.loop_lag()
 
-    def _behind(self) -> tuple[float, int | None]:
-        return self.loop_behind()
+    def slots(self) -> list[ExecutionSlot]:
+        """Return where messages may be in a user's function. Any thread."""
+        slots = list(self.executor.slots)
+        return slots if self.key_resolver is None else [*slots, self.key_resolver.slot]
 
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
-        return self.desk.busy_with(self.stations(), assignments)
-
-    def _lane_count(self) -> int:
-        settings = self.settings
-        if settings.pinned:
-            return settings.workers
-        batches = all(one.batch > 1 for one in self.handlers.values())
-        per_worker = min(settings.lanes_per_worker, _LANES_PER_BATCH) if batches else settings.lanes_per_worker
-        per_task = _LANES_PER_BATCH if batches else _LANES_PER_TASK
-        return max(
-            settings.workers * per_worker,
-            settings.max_concurrency * per_task if self.has_tasks else 1,
-        )
-
-    def _slot_of(self, lane: ConsumerLane) -> int:
-        """Return which workers serve a lane, by its head. By who has just claimed it."""
-        if self.has_tasks:
-            fetch = lane.due_owner() if lane.serves_due else None
-            if fetch is None and lane.runs:
-                fetch = lane.runs[0].owner
-            if fetch is not None and fetch.assignment.route.kind is Kind.TASK:
-                return self.task_slot
-        return lane.number if self.settings.pinned else 0
+        return self.processor.busy_with(self.slots(), assignments)
 
     def _telemetry(self) -> ConsumerTelemetry | None:
         if self.settings.telemetry is None:
@@ -183,29 +158,40 @@ class Engine:
 
         return ConsumerTelemetry(self.settings.telemetry, self.group, clock=self.clock.monotonic)
 
-    def _make_routes(self, middlewares: Sequence[Middleware]) -> dict[str, Route]:
-        lanes = len(self.scheduler.lanes)
+    def _make_routes(self, middlewares: Sequence[MiddlewareSpec]) -> dict[str, Route]:
+        orderings = orderings_of(self.handlers, self.lane_plan.lanes, batches=True)
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
-            invoke = self._traced(one, surround(one, middlewares))
+            invoke = self._traced(one, wrap(one, middlewares))
             routes[topic] = Route(
                 one,
-                Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
+                orderings[topic],
                 invoke,
                 shares=next((route for route in routes.values() if route.handler is one), None),
             )
-            if one.retry_delays:
-                headers = RetryHeaders(one.retry_delays)
-                routes[retry_topic(self.group, topic)] = Route(
-                    one,
-                    Ordering(one.order, one.keyless, lanes, one.key, together=one.batch),
-                    invoke,
-                    source=topic,
-                    shares=routes[topic],
-                    not_before=partial(self._due_at, headers),
-                    retried=headers.rounds,
-                )
+            for name, delay in retry_topics(self.group, topic, one.retry_delays).items():
+                routes[name] = self._retry_route(routes[topic], topic, delay)
         return routes
+
+    def _retry_route(self, shares: Route, topic: str, delay: float) -> Route:
+        headers = RetryHeaders(delay, len(shares.handler.retry_delays))
+        return Route(
+            shares.handler,
+            shares.ordering,
+            shares.invoke,
+            source=topic,
+            shares=shares,
+            not_before=partial(self._due_at, headers),
+            retried=headers.rounds,
+        )
+
+    def _take_former_delays(self, existing: Iterable[str]) -> None:
+        """Read the retry topics of delays that handlers have no more, so that what waits there is not forgotten."""
+        for topic, one in self.handlers.items():
+            # A handler without delays reads its own topics alone: with the last one goes what waits for it.
+            for name, delay in former_retry_topics(self.group, topic, existing if one.retry_delays else ()).items():
+                if name not in self.routes:
+                    self.routes[name] = self._retry_route(self.routes[topic], topic, delay)
 
     def _due_at(self, headers: RetryHeaders, record: Record) -> float:
         wait = headers.wait(record, self.clock.time())
@@ -214,10 +200,11 @@ class Engine:
     def _traced(self, one: Handler, invoke: Invoke) -> Invoke:
         if self.telemetry is None:
             return invoke
+        processing = self.telemetry.processing
         if one.kind is Kind.TASK:
-            around = self.telemetry.around_async_batch if one.batch > 1 else self.telemetry.around_async
+            around = processing.around_async_batch if one.batch > 1 else processing.around_async
         else:
-            around = self.telemetry.around_batch if one.batch > 1 else self.telemetry.around
+            around = processing.around_batch if one.batch > 1 else processing.around
         return around(invoke)  # type: ignore[arg-type] # the handler's kind was asked above
 
     def _assignment(self, committed: TopicPartition) -> Assignment:
@@ -234,32 +221,17 @@ class Engine:
         )
 
     def _handled(self) -> int:
-        return sum(station.handled for station in self.stations())
+        return sum(slot.handled for slot in self.slots())
 
-    def look_again(self) -> None:
-        """Have all that waits in lanes looked at: what is of dropped assignments goes, what waits for a limit asks."""
-        self.desk.holding.dropped += 1
+    def wake_all(self) -> None:
+        """Wake all that waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
+        self.processor.throttling.dropped += 1
         for lane in self.scheduler.lanes:
             # A copy, made in one step: the holder changes the dictionary meanwhile. Waking is a hint, so none is wrong.
             for key in list(lane.parked) if lane.parked else ():
-                self.desk.wake_key(lane, key)
-            for meter in list(lane.held) if lane.held else ():
-                self.desk.wake_key(lane, meter)
-
-    def fail(self, error: BaseException) -> None:
-        """Stop the consumer because of an error. Any thread."""
-        if self.loop is not None:
-            self.loop.fail(error)
-
-    def context(self) -> Context:
-        """Return what is known beside the messages, for explanations. Any thread."""
-        if self.loop is None:
-            return Context(self.outbox.words, lambda _topic: None)
-        return Context(self.outbox.words, self.loop.topic_watch.trouble, self.loop.rights_watch.trouble)
-
-    def end_by(self) -> float:
-        """Return when a stop waits for handlers no longer, on the engine's clock; infinity while none is asked for."""
-        return inf if self.loop is None else self.loop.end_by
+                self.processor.wake_key(lane, key)
+            for token_bucket in list(lane.throttled) if lane.throttled else ():
+                self.processor.wake_key(lane, token_bucket)
 
     def connect(self, cluster: Cluster) -> PollLoop:
         """Check the topics, make the clients and return the loop that uses them.
@@ -271,73 +243,138 @@ class Engine:
             ConfigurationError: the Kafka client refused its configuration.
         """
         partitions = cluster.require_topics(self.handlers)
-        made = self._made_topics()
+        if any(one.retry_delays for one in self.handlers.values()):
+            self._take_former_delays(cluster.topics())
+        outputs = output_topics(self.group, self.handlers)
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
-        untold = rights.require()
-        limits = cluster.message_limits({topic for sources in made.values() for topic in sources})
-        cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in made.items())
-        if untold:
-            # On what was just created.
-            rights.require(untold)
-        self.commits.refused = rights.hurry
-        config = {**self.settings.client_config(self.group), "on_commit": self.commits.on_commit}
-        if made:
+        prepare_topics(cluster, partitions, outputs, rights)
+        topics = TopicWatch(list(self.routes), cluster.ask_topic_ids)
+        self.commits.on_missing_right = rights.check_now
+        if outputs:
             producing = self.settings.producer_config()
-            self.outbox.connect(LastingProducer(lambda: cluster.producer(producing), self.clock), cluster.principal)
+            producer = LastingProducer(lambda: cluster.producer(producing), self.clock)
+            self.dead_letter_publisher.connect(producer, cluster.principal)
         if self.telemetry is not None:
-            self.outbox.trace = self.telemetry.sending
-            self.commits.told = partial(self._tell_commit, self.telemetry)
-        self.loop = PollLoop(
-            lambda: cluster.consumer(config),
-            list(self.routes),
-            self.settings,
+            self.dead_letter_publisher.trace = self.telemetry.sending
+            self.commits.on_result = partial(_report_commit, self.telemetry)
+        config = {**self.settings.client_config(self.group), "on_commit": self.commits.on_commit}
+        membership = Membership(
+            make_client=lambda: cluster.consumer(config),
+            topics=list(self.routes),
             group=self.group,
             clock=self.clock,
-            routes=list(self.routes.values()),
             assignments=self.assignments,
-            scheduler=self.scheduler,
-            desk=self.desk,
-            router=self.router,
-            intake=self.intake,
-            commits=self.commits,
             rebalance=self.rebalance,
-            timers=self.timers,
-            outbox=self.outbox,
-            watchdog=self.watchdog,
-            topic_watch=TopicWatch(list(self.routes), cluster.ask_topic_ids),
+            commits=self.commits,
             rights_watch=rights,
-            relieve=self.relieve,
-            polled=None if self.telemetry is None else self.telemetry.polled,
+            stop_request=self.stop_request,
+            revoke_timeout=self.settings.revoke_timeout,
+        )
+        routes = list(self.routes.values())
+        self.loop = PollLoop(
+            clock=self.clock,
+            membership=membership,
+            stop_request=self.stop_request,
+            routes=routes,
+            executor=self.executor,
+            timers=self.timers,
+            publisher=self.dead_letter_publisher,
+            router=self.router,
+            fetcher=Fetcher(
+                membership=membership,
+                clock=self.clock,
+                assignments=self.assignments,
+                back_pressure=self.back_pressure,
+                router=self.router,
+                errors=FetchErrors(topics, rights, self.clock),
+                polled=None if self.telemetry is None else self.telemetry.polled,
+            ),
+            commits=self.commits,
+            drain=Drain(
+                log=DrainLog(self.group),
+                clock=self.clock,
+                stop_request=self.stop_request,
+                assignments=self.assignments,
+                scheduler=self.scheduler,
+                processor=self.processor,
+                router=self.router,
+                publisher=self.dead_letter_publisher,
+                back_pressure=self.back_pressure,
+                commits=self.commits,
+                routes=routes,
+            ),
+            topic_watch=topics,
+            recreated_topics=RecreatedTopics(self.assignments, self.router, self.settings.offset_reset),
+            rights_watch=rights,
+            watchdog=self.watchdog,
         )
         return self.loop
 
     def needed_rights(self) -> dict[Right, list[str]]:
         """Return what the brokers must allow, and of each right which topics come to a halt without it."""
-        return needed_rights(self.group, self.routes, self._made_topics())
+        return needed_rights(self.group, self.routes, output_topics(self.group, self.handlers))
 
-    def _made_topics(self) -> dict[str, tuple[str, ...]]:
-        """Return the topics for dead letters and retries, each with those whose messages it takes."""
-        made: dict[str, tuple[str, ...]] = {}
-        for topic, one in self.handlers.items():
-            if one.on_failure is OnFailure.DEAD_LETTER:
-                name = one.dead_letter_topic.replace("{topic}", topic)
-                made[name] = (*made.get(name, ()), topic)
-            if one.retry_delays:
-                made[retry_topic(self.group, topic)] = (topic,)
-        return made
+    def statistics(self, workers: int) -> ConsumerStatistics:
+        """Return the counts of this moment, from live state. Any thread.
 
-    @staticmethod
-    def _tell_commit(telemetry: ConsumerTelemetry, partitions: Sequence[TopicPartition], error: str | None) -> None:
-        topics = [one.topic for one in partitions]
-        for topic in dict.fromkeys(topics):
-            telemetry.committed(topic, topics.count(topic), error)
+        Args:
+            workers: how many worker threads there are.
+        """
+        slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
+        complete_finished(slots)
+        partitions = tuple(partition_statistics(one) for one in self.assignments.all())
+        return ConsumerStatistics(
+            received=self.router.received,
+            restored=self.router.restored,
+            handled=sum(slot.handled_so_far for slot in slots),
+            failed=sum(slot.failed for slot in slots),
+            retried=sum(slot.retried for slot in slots),
+            dead_letters=publisher.dead_letters,
+            dead_letter_failures=publisher.failures,
+            retry_topic=publisher.retries,
+            dropped=sum(slot.dropped for slot in slots) + publisher.dropped,
+            filtered=sum(slot.filtered for slot in slots),
+            in_flight=sum(one.in_flight for one in partitions),
+            parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
+            held_keys=sum(
+                parked.state is KeyState.HELD
+                for lane in scheduler.lanes
+                if lane.parked
+                for parked in lane.parked.copy().values()  # in one step: the holder changes the dictionary meanwhile
+            ),
+            deferred=len(self.processor.deferred),
+            stalls=self.watchdog.stalls,
+            commits=self.commits.succeeded,
+            failed_commits=self.commits.failed,
+            pauses={reason.value: count for reason, count in self.back_pressure.pauses.items()},
+            assigned=self.rebalance.assigned,
+            revoked=self.rebalance.revoked,
+            lost=self.rebalance.lost,
+            stale=self.router.stale,
+            workers=workers,
+            busy_workers=sum(slot.record is not None for slot in slots),
+            lanes=len(scheduler.lanes),
+            ready_lanes=sum(scheduler.waiting(queue) for queue in range(scheduler.queues)),
+            partitions=partitions,
+        )
+
+    def explain(self) -> list[Explanation]:
+        """Return why each assigned partition does not move, or each topic where this member has none. Any thread."""
+        loop = self.loop
+        if loop is None:
+            return []
+        causes = Causes(self.dead_letter_publisher.states, loop.topic_watch.trouble, loop.rights_watch.trouble)
+        assigned = self.assignments.all()
+        if not assigned and not loop.membership.leaving.is_set():
+            why = loop.shut_out()
+            return shut_out(self.handlers, why or NO_PARTITION, causes, "shut out" if why else "no partition")
+        return explain(assigned, self.slots(), self.scheduler, self.clock.monotonic(), causes)
 
 
-def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limits: Mapping[str, int]) -> TopicSpec:
-    """Return a topic for what is given up of others: it takes what they take, with our headers beside."""
-    known = [limits[topic] for topic in sources if topic in limits]
-    config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
-    return TopicSpec(name, max(partitions[topic] for topic in sources), config)
+def _report_commit(telemetry: ConsumerTelemetry, partitions: Sequence[TopicPartition], error: str | None) -> None:
+    topics = [one.topic for one in partitions]
+    for topic in dict.fromkeys(topics):
+        telemetry.committed(topic, topics.count(topic), error)
 
 
 __all__ = ["Engine"]

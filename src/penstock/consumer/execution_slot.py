@@ -1,4 +1,4 @@
-"""Stations: where handlers are called, and what passes between them and a visit."""
+"""Execution slots: where handlers are called, and what passes between them and the lane processor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Work = Message | list[Message]
 Outcome = Failed | DeferredCompletion | None
 
 
-class Station:
+class ExecutionSlot:
     """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
 
     __slots__ = (
@@ -31,7 +31,7 @@ class Station:
         "invoke",
         "kind",
         "name",
-        "owes",
+        "owed_s",
         "record",
         "retried",
         "run",
@@ -44,7 +44,7 @@ class Station:
     def __init__(self, kind: Kind, name: str, slices: int = 1) -> None:
         self.kind = kind
         self.name = name
-        #: Time slices that a visit here has.
+        #: Time slices that a lane has here.
         self.slices = slices
         #: What the message in the handler belongs to, or None between lanes.
         self.fetch: Fetch | None = None
@@ -54,13 +54,13 @@ class Station:
         self.batch_count = 1
         #: The run whose messages are handled one by one and completed together, until the lane is given back.
         self.run: ConsumerRun | None = None
-        #: What is called with what a visit yields.
+        #: What is called with what the lane processor yields.
         self.invoke: Invoke = _nothing
         #: The thread, and for a task the task, that runs it: for a look at its stack.
         self.thread_id: int | None = None
         self.task: Task[None] | None = None
-        #: Seconds that it gave to what was woken and not yet to new messages: see `Scheduler.take`.
-        self.owes = 0.0
+        #: Seconds that it gave to what was woken and owes to new messages: see `Scheduler.take`.
+        self.owed_s = 0.0
         self.handled = 0
         self.failed = 0
         self.retried = 0
@@ -68,16 +68,16 @@ class Station:
         self.filtered = 0
 
     def leave(self) -> None:
-        """Note that the station is between lanes."""
+        """Note that the slot is between lanes."""
         self.record = self.fetch = self.run = None
 
     def finished(self) -> tuple[ConsumerRun, range] | None:
-        """Return the run that is served here and the places of it that are done but not completed yet. Any thread.
+        """Return the run under way here and the places of it that are done but not completed yet. Any thread.
 
         It costs the main path nothing: `record` is written at each message anyway. While it is a record of the run, all
-        between `run.next` and that record is done, for a visit moves `run.next` past what it sets aside, or completes,
-        before it goes on to another record. `run.next` is read last and only rises, so it can hide what is done from a
-        reader, and never let him take for done what is not.
+        between `run.next` and that record is done, for the lane processor moves `run.next` past what it parks, or
+        completes, before it goes on to another record. `run.next` is read last and only rises: a reader may miss what
+        is done, and never takes for done what is not.
         """
         record = self.record
         run = self.run
@@ -103,36 +103,36 @@ def _offset_of(record: Record) -> int:
     return record.offset()
 
 
-def complete_finished(stations: Iterable[Station]) -> None:
+def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
     """Complete what is done of the runs under way: a handler that hangs must not hide its finished predecessors.
 
-    Any thread. The visits complete these messages again at the end of their runs; the tracker knows.
+    Any thread. The lane processor completes these messages again at the end of their runs; the tracker knows.
     """
-    for station in stations:
-        finished = station.finished()
+    for slot in slots:
+        finished = slot.finished()
         if finished is not None and finished[1]:
             run, places = finished
             run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
 
 
 def _nothing(_: object) -> None:
-    raise AssertionError("a visit yields only after it has set what is to be called")
+    raise AssertionError("the lane processor yields only after it has set what is to be called")
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """The lane has runs, but is not to be served until something happens.
+class LingerUntil:
+    """The lane has runs, but its batch is not full: it is not to be processed until it is woken.
 
     Attributes:
         appended: `lane.appended` when that was decided.
-        after: called once the lane is given back: what will bring it back.
+        schedule_wake: called once the lane is given back: has it woken in time.
     """
 
     appended: int
-    after: Callable[[], None]
+    schedule_wake: Callable[[], None]
 
 
-Visit = Generator[Work, Outcome, Rest | None]
+LaneProcessing = Generator[Work, Outcome, LingerUntil | None]
 
 
-__all__ = ["Outcome", "Rest", "Station", "Visit", "Work", "complete_finished"]
+__all__ = ["ExecutionSlot", "LaneProcessing", "LingerUntil", "Outcome", "Work", "complete_finished"]

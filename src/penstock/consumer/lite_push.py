@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
@@ -14,18 +13,16 @@ from penstock import options as check
 from penstock.clients.cluster import Cluster, KafkaCluster
 from penstock.clients.granted_rights import Rights
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution.event_loop import TaskPool
-from penstock.consumer.execution.threads import WorkerPool
-from penstock.consumer.execution_slot import Station
-from penstock.consumer.handlers.handler import Handler, check_paced, require_own_topics
-from penstock.consumer.handlers.middleware import Middleware, WorkerResource
+from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
+from penstock.consumer.handlers.handler import Handler, require_own_topics
+from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
+from penstock.consumer.handlers.option_checks import check_paced
 from penstock.consumer.handlers.retry_policy import RetryPolicy
-from penstock.consumer.inspection.causes import NO_PARTITION
-from penstock.consumer.inspection.explain import Explanation, explain, shut_out
-from penstock.consumer.inspection.statistics import ConsumerStatistics, statistics_of
-from penstock.consumer.polling.leaving import Leaving
+from penstock.consumer.handlers.worker_resource import WorkerResource
+from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.statistics import ConsumerStatistics
+from penstock.consumer.polling.health.rights_watch import check_rights
 from penstock.consumer.polling.poll_loop import PollLoop
-from penstock.consumer.polling.rights_watch import check_rights
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError, StoppedError
 
@@ -33,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-#: Seconds between two looks at a poll thread that should end.
+#: Seconds between two checks of a poll thread that should end.
 _LOOK_S = 0.5
 #: Seconds that handlers under way have to end when nothing is drained, so that the work of short ones is not repeated.
 _GRACE_S = 1.0
@@ -56,7 +53,7 @@ class LitePushConsumer:
         handlers: a handler for each topic, as made by `penstock.consumer.handler`.
         bootstrap_servers: addresses of brokers, `host:port` with commas in between.
         settings: the options.
-        middlewares: hooks around every handler.
+        middlewares: functions around every handler, the first outermost.
         resources: what each worker has one of; closed by the worker when it ends.
         cluster: where clients and the time come from, in place of a real cluster at `bootstrap_servers`.
 
@@ -71,7 +68,7 @@ class LitePushConsumer:
         *,
         bootstrap_servers: str,
         settings: ConsumerSettings | None = None,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[MiddlewareSpec] = (),
         resources: Sequence[WorkerResource[Any]] = (),
         cluster: Cluster | None = None,
     ) -> None:
@@ -90,61 +87,25 @@ class LitePushConsumer:
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
-        self._engine = engine = Engine(group, handlers, self._settings, self._cluster.clock, middlewares)
+        self._engine = engine = Engine(
+            group, handlers, self._settings, self._cluster.clock, middlewares_of(middlewares)
+        )
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
         self._loop: PollLoop | None = None
-        self._leaving = Leaving(group, self._settings.revoke_timeout, engine.clock)
-        self._pool = WorkerPool(
+        self._executor = engine.executor = ThreadsAndTasks(
             group,
-            workers=self._settings.workers if engine.has_threads else 0,
-            pinned=self._settings.pinned,
+            self._settings,
+            plan=engine.lane_plan,
             clock=engine.clock,
             scheduler=engine.scheduler,
-            desk=engine.desk,
+            processor=engine.processor,
             closing=self._close_resources,
         )
-        self._tasks: TaskPool | None = None
-        if engine.has_tasks:
-            self._tasks = TaskPool(
-                group,
-                max_concurrency=self._settings.max_concurrency,
-                slot=engine.task_slot,
-                scheduler=engine.scheduler,
-                desk=engine.desk,
-                closing=self._close_resources,
-            )
-            engine.loop_behind = self._loop_behind
-        engine.on_ready = self._wake
-        engine.relieve = self._pool.relieve if engine.has_threads else lambda: False
-        engine.stations = self._stations
 
     def check_rights(self) -> tuple[Rights, str]:
         """Return which of the rights that it needs it has, and its principal; raises as `start`, and starts nothing."""
         return check_rights(self._engine.needed_rights(), self._engine.handlers, self._cluster)
-
-    def _stations(self) -> list[Station]:
-        keying = self._engine.keying
-        return (
-            self._pool.stations
-            + (self._tasks.stations if self._tasks is not None else [])
-            + ([keying.station] if keying is not None else [])
-        )
-
-    def _wake(self, slots: Sequence[int]) -> None:
-        if self._tasks is None:
-            self._pool.wake(slots)
-            return
-        task_slot = self._engine.task_slot
-        self._tasks.wake([slot for slot in slots if slot == task_slot])
-        if self._engine.has_threads:
-            self._pool.wake([slot for slot in slots if slot != task_slot])
-
-    def _loop_behind(self) -> tuple[float, int | None]:
-        tasks = self._tasks
-        if tasks is None or not tasks.thread.is_alive():
-            return 0.0, None
-        return tasks.time() - tasks.alive_at, tasks.thread.ident
 
     def _close_resources(self) -> None:
         for resource in self._resources:
@@ -164,18 +125,13 @@ class LitePushConsumer:
             raise StoppedError(f"consumer {self._group} was started before; make a new one to start again")
         self._loop = self._engine.connect(self._cluster)
         self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
-        self._pool.start()
-        if self._engine.keying is not None:
-            self._engine.keying.start()
-        self._start_loop()
+        self._executor.start()
+        if self._engine.key_resolver is not None:
+            self._engine.key_resolver.start()
         if self._engine.telemetry is not None:
             self._engine.telemetry.observe(lambda: self.statistics().reading())
         self._thread.start()
         return self
-
-    def _start_loop(self) -> None:
-        if self._tasks is not None and self._tasks.thread.ident is None:
-            self._tasks.start()
 
     def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
         """Run something on the event loop of the `async def` handlers and return its result; before `close`.
@@ -183,14 +139,7 @@ class LitePushConsumer:
         Raises:
             ConfigurationError: it has no such handler, and so no loop.
         """
-        if self._tasks is None:
-            if inspect.iscoroutine(awaitable):
-                awaitable.close()
-            raise ConfigurationError(
-                "there is no event loop, for no handler is an `async def`; make it a plain function"
-            )
-        self._start_loop()
-        return self._tasks.run(awaitable).result()
+        return self._executor.run_async(awaitable)
 
     def change(
         self,
@@ -205,46 +154,44 @@ class LitePushConsumer:
     ) -> None:
         """Change settings while it runs; those left out stay. No message is lost and no order broken by it.
 
-        Fewer workers take effect as each ends its visit. A limit below what is in flight pauses until enough is done.
+        Workers that are too many end after their time slice. A limit below what is in flight pauses for as long.
 
         Raises:
             ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
         """
-        given = {
-            "workers": workers,
-            "max_concurrency": max_concurrency,
+        limits = {
             "max_in_flight": max_in_flight,
             "max_in_flight_bytes": max_in_flight_bytes,
             "max_parked": max_parked,
             "max_parked_bytes": max_parked_bytes,
         }
-        for option, value in given.items():
+        for option, value in {"workers": workers, "max_concurrency": max_concurrency, **limits}.items():
             if value is not None:
                 check.positive_int(option, value)
         if commit_interval is not None:
             check.positive("commit_interval", commit_interval)
+        self._resize(workers, max_concurrency)
+        for option, value in limits.items():
+            if value is not None:
+                setattr(self._engine.back_pressure, option, value)
+        if commit_interval is not None:
+            self._engine.commits.interval_s = commit_interval
+
+    def _resize(self, workers: int | None, max_concurrency: int | None) -> None:
+        threads, tasks = self._executor.threads, self._executor.tasks
         if workers is not None and self._settings.pinned:
             raise ConfigurationError(
                 "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
                 "stop, and start with another number"
             )
-        if workers is not None and not self._engine.has_threads:
+        if workers is not None and threads is None:
             raise ConfigurationError(f"workers cannot change: no handler of {self._group} is a plain function")
-        if max_concurrency is not None and self._tasks is None:
+        if max_concurrency is not None and tasks is None:
             raise ConfigurationError(f"max_concurrency cannot change: no handler of {self._group} is an `async def`")
-        self._resize(workers, max_concurrency)
-        intake = self._engine.intake
-        for option in ("max_in_flight", "max_in_flight_bytes", "max_parked", "max_parked_bytes"):
-            if (value := given[option]) is not None:
-                setattr(intake, option, value)
-        if commit_interval is not None:
-            self._engine.commits.interval_s = commit_interval
-
-    def _resize(self, workers: int | None, max_concurrency: int | None) -> None:
-        if workers is not None:
-            self._pool.resize(workers)
-        if max_concurrency is not None and self._tasks is not None:
-            self._tasks.resize(max_concurrency)
+        if workers is not None and threads is not None:
+            threads.resize(workers)
+        if max_concurrency is not None and tasks is not None:
+            tasks.resize(max_concurrency)
 
     def change_handler(
         self,
@@ -280,10 +227,10 @@ class LitePushConsumer:
         for route in routes:
             route.change(
                 retry=retry,
-                rate=route.meter.rate if isinstance(rate, Unchanged) else rate,
-                key_rate=route.pace.rate if isinstance(key_rate, Unchanged) else key_rate,
+                rate=route.token_bucket.rate if isinstance(rate, Unchanged) else rate,
+                key_rate=route.key_rate_limiter.rate if isinstance(key_rate, Unchanged) else key_rate,
             )
-        self._engine.look_again()
+        self._engine.wake_all()
 
     def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
         """Ask for a stop without waiting for it; safe in a signal handler.
@@ -295,9 +242,9 @@ class LitePushConsumer:
         if self._loop is None:
             return
         if now:
-            self._loop.request_leave(_GRACE_S)
+            self._engine.stop_request.leave(_GRACE_S)
         else:
-            self._loop.request_stop(timeout)
+            self._engine.stop_request.drain(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer has ended; return whether it has.
@@ -308,19 +255,19 @@ class LitePushConsumer:
         if self._thread is None or self._loop is None:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._thread.is_alive() and not self._leaving.takes_too_long(self._loop):
+        while self._thread.is_alive() and not self._loop.membership.leaving_takes_too_long():
             step = _LOOK_S if deadline is None else min(_LOOK_S, deadline - time.monotonic())
             if step <= 0:
                 return False
             self._thread.join(step)
-        if self._loop.failure is not None:
-            raise self._loop.failure
+        if (failure := self._engine.stop_request.failure) is not None:
+            raise failure
         return True
 
     def refuse_own_threads(self) -> None:
         """Raise `ConfigurationError` on one of its own threads, where a stop would wait for itself."""
-        own = (self._thread, self._tasks and self._tasks.thread, *(worker.thread for worker in self._pool.workers))
-        if (here := threading.current_thread()) in own:
+        here = threading.current_thread()
+        if here is self._thread or self._executor.has_thread(here.ident):
             raise ConfigurationError(
                 f"stop() was called on {here.name}, by a handler or what is around it, and would wait for it; have the "
                 "thread that started the app stop it, told by an event say"
@@ -347,46 +294,34 @@ class LitePushConsumer:
             self.wait()
         finally:
             # Of the one time that the whole stop has: the drain and the revocation have waited for handlers already.
-            left = max(0.0, self._loop.end_by - self._engine.clock.monotonic())
-            if self._engine.keying is not None:
-                self._engine.keying.stop()
-            stuck = [worker.station.name for worker in self._pool.stop(left)]
-            if self._tasks is not None:
-                stuck += self._tasks.end_handlers(left)
-            for name in stuck:
+            left = max(0.0, self._engine.stop_request.end_by - self._engine.clock.monotonic())
+            if self._engine.key_resolver is not None:
+                self._engine.key_resolver.stop()
+            for name in self._executor.stop(left):
                 _log.warning("%s was still in its handler; its message is handled again", name)
             if self._engine.telemetry is not None:
                 self._engine.telemetry.close()
-        return self._loop.drained
+        return self._loop.drain.finished
 
     @property
     def unfinished(self) -> int:
-        """Messages that were not done when a stop ran out of time, or was told not to wait; 0 before that."""
-        return 0 if self._loop is None else self._loop.drain_log.unfinished
+        """Messages that were not done when a stop ran out of time, or was asked not to wait; 0 before that."""
+        return 0 if self._loop is None else self._loop.drain.log.unfinished
 
     def close(self) -> None:
         """End the event loop, which outlives `stop` for those who still run something on it."""
-        if self._tasks is not None:
-            self._tasks.close()
+        self._executor.close()
 
     def statistics(self) -> ConsumerStatistics:
         """Return the counts of this moment, taken from live state."""
-        return statistics_of(self._engine, self._stations(), len(self._pool.workers))
+        return self._engine.statistics(self._executor.worker_count)
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
 
         While this member has no partition, one for each topic, with partition -1, says why.
         """
-        engine = self._engine
-        assigned = engine.assignments.all()
-        if self._loop is None:
-            return []
-        context = engine.context()
-        if not assigned and not self._loop.leaving.is_set():
-            why = self._loop.shut_out()
-            return shut_out(engine.handlers, why or NO_PARTITION, context, "shut out" if why else "no partition")
-        return explain(assigned, self._stations(), engine.scheduler, engine.clock.monotonic(), context)
+        return self._engine.explain()
 
     def __enter__(self) -> Self:
         """Start."""

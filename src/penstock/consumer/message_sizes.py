@@ -1,8 +1,8 @@
-"""What messages weigh in the limits on bytes: key, value and headers, and the objects around them.
+"""Sizes of messages in bytes, as the limits count them: key, value and headers, and the objects around them.
 
-The client tells the length of a value alone. A key costs a call a message; headers cost as much as all the rest of the
-routing, for asking makes Python's objects of them. So of many messages at once some stand for the others, as long as
-none of a partition has shown a key or headers of a size that matters; from then on each is asked.
+The client has the length of a value alone. A key costs a call a message; headers cost as much as all the rest of the
+routing, for they are made Python objects. So of many messages at once some are a sample for the others, as long as none
+of a partition had a key or headers of a size that matters; from then on each is measured.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from penstock.message import Record, headers_of
 OVERHEAD_BYTES = 300
 #: Bytes that a header takes beside its name and content.
 _HEADER_BYTES = 150
-#: Of so many messages one stands for the others, the first among them, in a fetch of more than twice as many. A prime:
-#: what comes by turns from several senders is all seen.
-_ASKED = 31
-_MANY = 2 * _ASKED
-#: Bytes of key and headers of one message from which on each of its partition is asked.
+#: One of so many messages is the sample, the first among them, in a fetch of more than twice as many. A prime: where
+#: several senders alternate, all are seen.
+_SAMPLED = 31
+_MANY = 2 * _SAMPLED
+#: Bytes of key and headers of one message from which on each of its partition is measured.
 _LARGE_BYTES = 1024
 
 
-def weight_of(record: Record) -> int:
+def size_in_bytes(record: Record) -> int:
     """Return the bytes that a message takes, about."""
     return OVERHEAD_BYTES + len(record) + _unsized_bytes(record)
 
 
-def weight_of_all(records: Sequence[Record], assignment: Assignment) -> int:
+def total_size_in_bytes(records: Sequence[Record], assignment: Assignment) -> int:
     """Return the bytes that messages of one partition take, about. On the poll thread only."""
-    asked = records if assignment.weighs_each or len(records) <= _MANY else records[::_ASKED]
-    sizes = [_unsized_bytes(record) for record in asked]
-    if not assignment.weighs_each and max(sizes) >= _LARGE_BYTES:
-        assignment.weighs_each = True
+    sample = records if assignment.sizes_each or len(records) <= _MANY else records[::_SAMPLED]
+    sizes = [_unsized_bytes(record) for record in sample]
+    if not assignment.sizes_each and max(sizes) >= _LARGE_BYTES:
+        assignment.sizes_each = True
         sizes = [_unsized_bytes(record) for record in records]
     return OVERHEAD_BYTES * len(records) + sum(map(len, records)) + sum(sizes) * len(records) // len(sizes)
 
@@ -48,10 +48,10 @@ def _header_bytes(record: Record) -> int:
     try:
         headers = headers_of(record)
     except UnicodeDecodeError:
-        return 0  # they cannot be had at all
+        return 0  # the client cannot read them at all
     if not headers:
         return 0
     return sum([_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers])
 
 
-__all__ = ["OVERHEAD_BYTES", "weight_of", "weight_of_all"]
+__all__ = ["OVERHEAD_BYTES", "size_in_bytes", "total_size_in_bytes"]

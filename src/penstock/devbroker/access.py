@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.clients.kafka import admin_client
-from penstock.devbroker.certificates import Certificate, Certificates, write_private
 from penstock.devbroker.node import Node
-from penstock.devbroker.rights import AskedRight, Rights, asked_rights, bindings
-from penstock.devbroker.security import ADMIN, ClientSecurity, Security, User, check_security, check_user
+from penstock.devbroker.security.certificates import Certificate, Certificates, write_private
+from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security, check_user
+from penstock.devbroker.security.rights import AskedRight, Rights, asked_rights, bindings
 from penstock.errors import DevBrokerError
 from penstock.options import choice
 
@@ -20,18 +20,7 @@ _LOGIN_TIMEOUT_S = 60.0
 
 
 class AccessControl(ABC):
-    """Users, certificates and rights of a broker that may be started with `security`, and with rights or without.
-
-    Args:
-        security: how clients connect; None for plain text without users.
-        acls: whether users may do only what they were allowed to.
-        users: passwords of users that are there from the start, by name.
-        expired_certificate: whether the broker shows a certificate that ended a day ago.
-
-    Raises:
-        ConfigurationError: an option is out of its range, or two contradict each other.
-        DevBrokerError: certificates are needed, and the library that makes them is missing.
-    """
+    """Users, certificates and rights of a broker; its arguments are those of `DevBroker`."""
 
     def __init__(
         self,
@@ -138,15 +127,7 @@ class AccessControl(ABC):
             DevBrokerError: the broker was started without `acls=True`, or refused.
         """
         self._rights().allow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
+            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
         )
 
     def disallow(
@@ -168,15 +149,7 @@ class AccessControl(ABC):
             DevBrokerError: as for `allow`.
         """
         self._rights().disallow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
+            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
         )
 
     def asked(self, user: User | str) -> list[AskedRight]:

@@ -8,15 +8,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker.access import AccessControl
-from penstock.devbroker.jars import kafka_jars
-from penstock.devbroker.java import find_java
+from penstock.devbroker.java.jars import kafka_jars
+from penstock.devbroker.java.runtime import find_java
 from penstock.devbroker.node import STOP_TIMEOUT_S, Node
-from penstock.devbroker.security import Security
+from penstock.devbroker.security.protocols import Security
 from penstock.devbroker.settings import check_config
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.options import positive, positive_int
@@ -215,9 +214,7 @@ class DevBroker(AccessControl):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
     def _running_node(self) -> Node:

@@ -82,13 +82,7 @@ def owner_of(group: str, topic: str, partition: int) -> bytes:
 
 
 def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS, owner: bytes = b"") -> str:
-    """Write a map down.
-
-    Args:
-        base: the committed offset.
-        done: the ranges done above it, rising and none empty; those that touch are joined.
-        max_chars: characters that there may be.
-        owner: whose map it is, by `owner_of`.
+    """Write a map down: ranges done above `base`, rising and none empty; those that touch are joined.
 
     Returns:
         At most `max_chars` characters; empty when nothing is done above `base`. Ranges that do not fit are left out
@@ -149,11 +143,6 @@ def _written(base: int, forms: list[tuple[str, bytes]], owner: bytes) -> str:
 
 def decode(base: int, metadata: str | None, owner: bytes = b"") -> OffsetMap | None:  # noqa: PLR0911 - one for each way to be wrong
     """Read a map that was committed with `base`.
-
-    Args:
-        base: the committed offset.
-        metadata: what was committed with it.
-        owner: whose map it must be, by `owner_of`.
 
     Returns:
         The map, or None when there is none or it cannot be trusted: foreign, newer, cut, forged, or committed with

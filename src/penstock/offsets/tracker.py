@@ -18,8 +18,8 @@ from sortedcontainers import SortedDict
 from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, encode, encode_flags
 
 _DONE = b"\x01"
-#: Completions that may stand on the queue before one who completes works it off.
-_MAX_TOLD = 1000
+#: Updates that may wait before a thread that completes applies them itself.
+_MAX_UPDATES = 1000
 #: Offsets that a byte each is made of for a commit. One that is stuck for days has hundreds of millions above it.
 _MAX_FLAGS = 250_000
 
@@ -52,7 +52,7 @@ class Block:
         self.left = len(offsets)
         #: Places that were marked done before the run they are of was completed, which names them once more.
         self.early: set[int] = set()
-        #: Bytes of all messages; those not done count with their share, for the messages are not weighed one by one.
+        #: Bytes of all messages; those not done count with their share, for the messages are not measured one by one.
         self.size_bytes = size_bytes
         #: The share of those not done, as the tracker has it in its sum.
         self.bytes_left = size_bytes
@@ -61,9 +61,9 @@ class Block:
 class Tracker:
     """The offsets in flight of one assignment.
 
-    Thread-safe: one thread registers, any thread completes and reads. `complete` never waits: what it is told goes on a
-    queue, which every reader works off, under the lock, before it reads. So a thread that is interrupted in here stops
-    no one who completes. Nothing is called out to while the lock is held.
+    Thread-safe: one thread registers, any thread completes and reads. `complete` never waits: it queues an update, and
+    every reader applies the queued ones, under the lock, before it reads. So a thread that is interrupted in here stops
+    no thread that completes. No callback runs while the lock is held.
 
     Args:
         start: the offset at which reading starts: the watermark while nothing was registered.
@@ -74,22 +74,21 @@ class Tracker:
     def __init__(self, start: int, restored: OffsetMap | None = None, owner: bytes = b"") -> None:
         self._owner = owner
         self._lock = threading.Lock()
-        self._told: deque[tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]] = deque()
+        self._updates: deque[tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]] = deque()
         self._blocks: SortedDict[int, Block] = SortedDict()
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
         self._in_flight = 0
-        # The sum of what is left of all blocks: the poll thread asks for it at every turn, and blocks are thousands.
+        # The sum of what is left of all blocks: the poll thread reads it at every step, and blocks are thousands.
         self._bytes_in_flight = 0
         self._parked = 0
         self._parked_bytes = 0
 
-    def register(self, offsets: Sequence[int], position: int | None = None, size_bytes: int = 0) -> Block:
+    def register(self, offsets: Sequence[int], size_bytes: int = 0) -> Block:
         """Take a fetch in.
 
         Args:
             offsets: the fetched offsets, rising and above all registered before.
-            position: the next offset to fetch; the last offset plus one where it is not known better.
             size_bytes: bytes of the fetched messages.
 
         Returns:
@@ -104,16 +103,16 @@ class Tracker:
         block = Block(offsets, size_bytes)
         restored = self._restored
         if restored is not None:
-            self._apply(restored, block)
+            self._apply_restored(restored, block)
         with self._lock:
-            self._position = max(offsets[-1] + 1, position or 0)
+            self._position = offsets[-1] + 1
             if block.left:
                 self._blocks[offsets[0]] = block
                 self._in_flight += block.left
                 self._bytes_in_flight += block.bytes_left
         return block
 
-    def _apply(self, restored: OffsetMap, block: Block) -> None:
+    def _apply_restored(self, restored: OffsetMap, block: Block) -> None:
         """Mark what a former owner had done; the block is not shared yet."""
         if block.offsets[0] >= restored.end:
             self._restored = None
@@ -125,29 +124,21 @@ class Tracker:
         block.bytes_left = block.size_bytes * block.left // len(block.done)
 
     def complete(self, block: Block, indexes: Sequence[int]) -> None:
-        """Mark a run done. Never waits.
+        """Mark a run done: places in a block, each completed once; a `range` is the fastest. Never waits.
 
-        Args:
-            block: the block as `register` returned it.
-            indexes: places in the block, each completed once; a `range` is the fastest.
-
-        A place that was done already is told by the next read, as `ValueError`: a message was handled twice, and the
-        counts would lie.
+        A place that was done already is raised by the next read, as `ValueError`: a message was handled twice, and the
+        counts would be wrong.
         """
-        self._tell((block, indexes))
+        self._submit((block, indexes))
 
     def complete_early(self, block: Block, indexes: Sequence[int]) -> None:
         """Mark the beginning of a run done while the rest is still being handled. By readers: it takes the lock.
 
         The run's own completion names these places again, and may have done so already, in whichever order the two
-        come: what it said is worked off first here, and what it says later passes over what is marked.
-
-        Args:
-            block: the block as `register` returned it.
-            indexes: places in the block.
+        come: it is applied first where it was queued before, and passes over what is marked where it comes later.
         """
         with self._lock:
-            self._work_off()
+            self._apply_updates()
             new = [index for index in indexes if not block.done[index]]
             if new:
                 self._mark(block, new)
@@ -155,23 +146,23 @@ class Tracker:
 
     def park(self, count: int, size_bytes: int) -> None:
         """Count messages in flight as parked; negative numbers take them back. Never waits."""
-        self._tell((None, (count, size_bytes)))
+        self._submit((None, (count, size_bytes)))
 
-    def _tell(self, what: tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]) -> None:
-        told = self._told
-        told.append(what)
+    def _submit(self, what: tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]) -> None:
+        updates = self._updates
+        updates.append(what)
         # Readers do it as a rule; this bounds the queue should nobody read.
-        if len(told) > _MAX_TOLD and self._lock.acquire(blocking=False):
+        if len(updates) > _MAX_UPDATES and self._lock.acquire(blocking=False):
             try:
-                self._work_off()
+                self._apply_updates()
             finally:
                 self._lock.release()
 
-    def _work_off(self) -> None:
-        """Do what was told; called with the lock held."""
-        told = self._told
-        while told:
-            block, what = told.popleft()
+    def _apply_updates(self) -> None:
+        """Apply what was queued; called with the lock held."""
+        updates = self._updates
+        while updates:
+            block, what = updates.popleft()
             if block is not None:
                 self._mark(block, what)
             else:
@@ -197,13 +188,13 @@ class Tracker:
         if not left and changed:
             del self._blocks[block.offsets[0]]
         if changed != len(indexes):
-            told_before = block.early.intersection(indexes)
-            block.early -= told_before
-            if repeated := len(indexes) - changed - len(told_before):
+            early = block.early.intersection(indexes)
+            block.early -= early
+            if repeated := len(indexes) - changed - len(early):
                 raise ValueError(f"{repeated} of {len(indexes)} offsets from {block.offsets[0]} were done before")
 
     def advance(self, position: int) -> None:
-        """Tell that nothing lies below `position` but what was registered: markers and aborted ranges hold none."""
+        """Note that below `position` is nothing but what was registered: markers and aborted ranges are no messages."""
         with self._lock:
             self._position = max(self._position, position)
 
@@ -216,28 +207,28 @@ class Tracker:
     def in_flight(self) -> int:
         """How many registered offsets are not done."""
         with self._lock:
-            self._work_off()
+            self._apply_updates()
             return self._in_flight
 
     @property
     def parked(self) -> tuple[int, int]:
         """How many of those in flight are parked, and their bytes."""
         with self._lock:
-            self._work_off()
+            self._apply_updates()
             return self._parked, self._parked_bytes
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of the messages that are not done; each weighs as the mean of those it was fetched with."""
+        """Bytes of the messages that are not done; each counts as the mean of those it was fetched with."""
         with self._lock:
-            self._work_off()
+            self._apply_updates()
             return self._bytes_in_flight
 
     @property
     def watermark(self) -> int:
         """The lowest offset not done; the position when nothing is in flight."""
         with self._lock:
-            self._work_off()
+            self._apply_updates()
             return self._watermark()
 
     def _watermark(self) -> int:
@@ -249,7 +240,7 @@ class Tracker:
     def gaps(self) -> list[range]:
         """Return the offset ranges that are done above the watermark, rising; holes in the log count as done."""
         with self._lock:
-            self._work_off()
+            self._apply_updates()
             return list(self._gaps())
 
     def _gaps(self) -> Iterator[range]:
@@ -288,13 +279,9 @@ class Tracker:
         return b"".join(parts)
 
     def commit_point(self, max_chars: int = MAX_METADATA_CHARS) -> CommitPoint:
-        """Return what may be committed now, with the map of what is done above it (I3).
-
-        Args:
-            max_chars: characters of the map, at most; 0 for none.
-        """
+        """Return what may be committed now, with the map of what is done above it in `max_chars` at most (I3)."""
         with self._lock:
-            self._work_off()
+            self._apply_updates()
             watermark = self._watermark()
             if not max_chars:
                 return CommitPoint(watermark, "")

@@ -1,12 +1,12 @@
 """A lane: an ordered queue of runs, and the keys of it that are parked.
 
-A lane is filled by the router and emptied by the one worker that holds it; who holds it is the scheduler's business. So
-the queue needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the router only appends, the holder
-only takes. Parked keys and held runs belong to the holder alone.
+A lane is filled by the router and emptied by the one worker that holds it; the scheduler decides which. So the queue
+needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the router only appends, the holder only takes.
+Parked keys and throttled runs belong to the holder alone.
 
-The router may be two threads, of which one has the messages whose keys a user's function gives; those of a topic always
-come from the same. A count of appended runs that both raise at once may miss one. It only tells the holder that
-something came since he read it, and each appends before he counts, so what is missed was there at that reading.
+Two threads may append, of which one has the messages whose keys a user's function gives; those of a topic always come
+from the same. A count of appended runs that both raise at once may miss one. It only shows the holder that something
+came since it was read, and each thread appends before it counts, so what is missed was there at that reading.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Run(Generic[OwnerT, RecordT]):
         records: the messages, in offset order.
         indexes: the place of each in its owner's block.
         arrival: when the first message of the block came, as a number that rises with every message. A message's own
-            is this and its index: the lane's claim to be served.
+            is this and its index: by it the lane is served.
         next: the first message not taken yet. Written by the lane's holder only.
     """
 
@@ -44,124 +44,169 @@ class Run(Generic[OwnerT, RecordT]):
 
 
 class KeyState(Enum):
-    """Where the head of a parked key is. Written by the lane's holder only."""
+    """Where the head of a parked key is.
 
-    #: Here, for its time or for a rate.
+    The lane's holder moves it from WAITING to any of the others, and on to WAITING with the next head or the next try.
+    DEFERRED and SENDING are left to another thread, which ends them with HANDLED, DONE, FAILED or HELD, and wakes it.
+    """
+
+    #: In the lane, until its time.
     WAITING = "waiting"
+    #: In the lane, and no time will come: the wait of its policy has no end.
+    UNSCHEDULED = "unscheduled"
+    #: In the lane, and not to be tried while its partition stays: its handler holds it.
+    HELD = "held"
+    #: In the lane, and not to be tried: the consumer stops because of it.
+    STOPPING = "stopping"
     #: With its handler, which put the completion off.
     DEFERRED = "deferred"
     #: On its way to another topic, which must have it first.
     SENDING = "sending"
-    #: Here, and not to be tried: the consumer stops because of it.
-    STOPPING = "stopping"
+    #: Its deferred completion came: the message is done.
+    HANDLED = "handled"
+    #: Another topic has it, or it was dropped.
+    DONE = "done"
+    #: Its deferred completion failed.
+    FAILED = "failed"
+
+
+#: Another thread has the head, and will end the state.
+_OUT = (KeyState.DEFERRED, KeyState.SENDING)
 
 
 class ParkedKey(Generic[OwnerT, RecordT]):
     """A key whose head message waits: the head, and what came for the key behind it. The lane holder's alone.
 
-    Waking a parked key is a hint; what happens to it is decided by these fields.
+    Save for `state` and `error` while another thread has the head: that thread writes them by `resolve`, the holder by
+    `send_out` before that and by `take_error` after it, all under the lock. Waking a parked key is a hint; what happens
+    to it is decided by these fields.
 
     Attributes:
         waiting: the messages in order, each with its owner and its place in the owner's block; the head is first.
         attempts: how often the head was tried.
-        before: how often the head was handed over behind others, with them, before it was the head.
-        tried: how often the messages behind the head were, in their order; those it does not reach never were.
-        alone: how many messages, from the head on, are tried one at a time where others come in batches.
-        mates: the keys, this one included, whose messages failed together as one batch: they are tried again so.
+        tries_behind_others: how often the head was handed over behind others, with them, before it was the head.
+        tries_of_waiting: how often the messages behind the head were, in their order; those it does not reach never
+            were.
+        tried_alone: how many messages, from the head on, are tried one at a time where others come in batches.
+        batch_keys: the keys, this one included, whose messages failed together as one batch: they are tried again so.
         since: when the head was first tried, on the caller's clock.
-        asked: whether the head stands in the line for its handler's rate. Set by the holder, cleared by who wakes the
-            key because of it, before he does.
+        awaits_token: whether the key stands in the queue of its handler's token bucket. Set by the holder, cleared by
+            whoever wakes the key because of it, before he does.
         state: where the head is.
-        due_at: when a head that waits may be tried (again); infinity where its handler's policy says never.
-        settled: what became of a head that somebody else had: None while it is out, `DONE`, or the error it ended
-            with. Written once by that somebody, before the key is woken; the holder takes note of it then.
+        due_at: when a head that waits may be tried (again).
+        error: what the head's deferred completion failed with.
     """
 
     __slots__ = (
-        "alone",
-        "asked",
+        "_lock",
         "attempts",
-        "before",
+        "awaits_token",
+        "batch_keys",
         "due_at",
-        "mates",
-        "settled",
+        "error",
         "since",
         "state",
-        "tried",
+        "tried_alone",
+        "tries_behind_others",
+        "tries_of_waiting",
         "waiting",
     )
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
         self.attempts = 0
-        self.before = 0
+        self.tries_behind_others = 0
         # Made at need: only handlers of batches have any.
-        self.tried: deque[int] | None = None
-        self.alone = 0
-        self.mates: tuple[Hashable, ...] = ()
-        self.asked = False
+        self.tries_of_waiting: deque[int] | None = None
+        self.tried_alone = 0
+        self.batch_keys: tuple[Hashable, ...] = ()
+        self.awaits_token = False
         self.since = 0.0
         self.state = KeyState.WAITING
         self.due_at = 0.0
-        self.settled: object = None
+        self.error: BaseException | None = None
+
+    def send_out(self, state: KeyState) -> None:
+        """Leave the head to another thread. By the holder, before that thread can know of it."""
+        with self._lock:
+            self.state = state
+
+    def resolve(self, state: KeyState, error: BaseException | None = None) -> None:
+        """End the state of a head that is out; its key is to be woken afterwards. Any thread, once for each head."""
+        with self._lock:
+            if self.state not in _OUT:
+                raise AssertionError(f"a head that is {self.state.value} is not out")
+            self.error = error
+            self.state = state
+
+    def take_error(self) -> BaseException:
+        """Return what the head's completion failed with; the head waits again. By the holder, in state FAILED."""
+        with self._lock:
+            error, self.error = self.error, None
+            self.state = KeyState.WAITING
+        if error is None:
+            raise AssertionError("only a head that failed has an error")
+        return error
+
+    @property
+    def is_out(self) -> bool:
+        """Whether another thread has the head."""
+        return self.state in _OUT
 
     @property
     def tries(self) -> int:
         """How often the head was handed over."""
-        return self.before + self.attempts
+        return self.tries_behind_others + self.attempts
 
     def tries_behind(self, place: int) -> int:
         """Return how often a message that waits was handed over; those behind the head have places from 1 on."""
-        tried = self.tried
-        return 0 if tried is None or place > len(tried) else tried[place - 1]
+        tries = self.tries_of_waiting
+        return 0 if tries is None or place > len(tries) else tries[place - 1]
 
     def count_behind(self, count: int) -> None:
         """Note that so many messages behind the head were handed over with it, and wait again."""
         if not count:
             return
-        if self.tried is None:
-            self.tried = deque()
-        for place in range(min(count, len(self.tried))):
-            self.tried[place] += 1
-        self.tried.extend([1] * (count - len(self.tried)))
+        if self.tries_of_waiting is None:
+            self.tries_of_waiting = deque()
+        tries = self.tries_of_waiting
+        for place in range(min(count, len(tries))):
+            tries[place] += 1
+        tries.extend([1] * (count - len(tries)))
 
     def next_head(self) -> None:
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
         self.attempts = 0
-        self.before = self.tried.popleft() if self.tried else 0
-        self.alone = max(0, self.alone - 1)
+        self.tries_behind_others = self.tries_of_waiting.popleft() if self.tries_of_waiting else 0
+        self.tried_alone = max(0, self.tried_alone - 1)
         self.state = KeyState.WAITING
         self.due_at = 0.0
-        self.settled = None
 
 
-#: What `ParkedKey.settled` holds when the head was done.
-DONE = "done"
-
-
-class HeldRuns(Generic[OwnerT, RecordT]):
-    """Runs that wait for the rate of their handler while their lane goes on with others. The lane holder's alone.
+class ThrottledRuns(Generic[OwnerT, RecordT]):
+    """Runs that wait for a token of their handler while their lane goes on with others. The lane holder's alone.
 
     Attributes:
         runs: the runs in arrival order; later ones of the same handler go behind.
-        asked: whether they stand in the line for the rate. Set by the holder, cleared by who wakes them because of it,
-            before he does: a holder who saw it set is woken after that.
+        awaits_token: whether they stand in the token bucket's queue. Set by the holder, cleared by whoever wakes them
+            because of it, before he does: a holder who saw it set is woken after that.
         dropped: the caller's count of dropped owners when the runs were last searched for theirs.
     """
 
-    __slots__ = ("asked", "dropped", "runs")
+    __slots__ = ("awaits_token", "dropped", "runs")
 
     def __init__(self) -> None:
         self.runs: deque[Run[OwnerT, RecordT]] = deque()
-        self.asked = False
+        self.awaits_token = False
         self.dropped = 0
 
 
 class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
-    __slots__ = ("appended", "claim", "due", "held", "number", "owes", "parked", "runs")
+    __slots__ = ("appended", "claim", "due", "number", "owed_s", "parked", "runs", "throttled")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -171,17 +216,17 @@ class Lane(Generic[OwnerT, RecordT]):
         self.appended = 0
         #: Keys whose head waits. The holder's alone.
         self.parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = {}
-        #: Runs that wait for a rate, by what limits it: opaque here, and never equal to a key. The holder's alone.
-        self.held: dict[Hashable, HeldRuns[OwnerT, RecordT]] = {}
-        #: Parked keys and held runs that were woken. Any thread appends, the holder takes.
+        #: Runs that wait for a token, by its bucket: opaque here, and never equal to a key. The holder's alone.
+        self.throttled: dict[Hashable, ThrottledRuns[OwnerT, RecordT]] = {}
+        #: Parked keys, and token buckets whose runs wait, that were woken. Any thread appends, the holder takes.
         self.due: list[Hashable] = []
-        #: Seconds that were given to what was woken and not yet to runs that stood here meanwhile. The holder's alone.
-        self.owes = 0.0
+        #: Seconds that what was woken took, owed to the runs that waited meanwhile. The holder's alone.
+        self.owed_s = 0.0
         #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
         self.claim = threading.Lock()
 
     def append(self, run: Run[OwnerT, RecordT]) -> None:
-        """Put a run at the end. By the router, which tells the scheduler afterwards."""
+        """Put a run at the end. By the router, which calls `Scheduler.ready` afterwards."""
         self.runs.append(run)
         self.appended += 1
 
@@ -192,17 +237,17 @@ class Lane(Generic[OwnerT, RecordT]):
 
     @property
     def serves_due(self) -> bool:
-        """Whether what was woken is served next, and not the runs: by turns, of the same length. By the holder."""
-        return bool(self.due) and (not self.runs or self.owes <= 0.0)
+        """Whether what was woken is served next, and not the runs: both get as much time. By the holder."""
+        return bool(self.due) and (not self.runs or self.owed_s <= 0.0)
 
     def due_owner(self) -> OwnerT | None:
-        """Return what the head of the first that was woken belongs to, or None where nothing waits. By the holder."""
+        """Return the owner of the first message that was woken, or None where nothing waits. By the holder."""
         key = self.due[0]
         parked = self.parked.get(key)
         if parked is not None:
             return parked.waiting[0][0]
-        held = self.held.get(key) if self.held else None
-        return held.runs[0].owner if held is not None and held.runs else None
+        throttled = self.throttled.get(key) if self.throttled else None
+        return throttled.runs[0].owner if throttled is not None and throttled.runs else None
 
 
-__all__ = ["DONE", "HeldRuns", "KeyState", "Lane", "ParkedKey", "Run"]
+__all__ = ["KeyState", "Lane", "ParkedKey", "Run", "ThrottledRuns"]

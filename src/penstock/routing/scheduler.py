@@ -6,11 +6,11 @@ side by side, and none is left with many messages when the others are through.
 
 What was woken, retries above all, has a queue of its own, in the order in which it was woken: were it queued by age
 among the others, failing messages, which only get older, would go before all that is healthy for ever, and the oldest
-of them before all others. Who takes says which queue goes first: a worker gives runs as much of its time as it gave to
-what was woken, and so does the holder of a lane that has both. So neither starves the other.
+of them before all others. The worker says which goes first: it gives runs as much of its time as it gave to what was
+woken, and so does the holder of a lane that has both. So neither starves the other.
 
-Workers of one kind share a *slot*; in pinned mode each worker is a slot of its own, has one lane for life, and only
-ever takes that.
+Workers of one kind share a *ready queue*; in pinned mode each worker has a queue of its own, and one lane for life,
+which it alone takes.
 
 Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back, so it
 stands in at most one heap and is held by at most one worker: that is invariant I1. The claim is a lock that is only
@@ -18,8 +18,8 @@ ever tried, so testing and setting are one step; heaps change only through `heap
 from end to end, each as one step to other threads. A thread interrupted anywhere in here holds nothing that
 another waits for.
 
-No run is left without a claim: who appends, appends before it tries the claim; who gives back, releases the claim
-before it looks for work. Whichever of the two is later finds the lane free and the run there.
+No run is left without a claim: whoever appends, does so before it tries the claim; whoever gives back, releases the
+claim before it looks for work. Whichever of the two is later finds the lane free and the run there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import count
 from typing import Generic, TypeVar
 
-from penstock.routing.hashing import lane_of
 from penstock.routing.lanes import Lane
 
-#: Lanes for each worker. More lanes delay fewer neighbours of a slow key; each visit of a lane costs some
-#: microseconds, so with empty handlers many more would tell.
+#: Lanes for each worker. More lanes delay fewer neighbours of a slow key; taking a lane costs some
+#: microseconds, so with empty handlers many more would show.
 LANES_PER_WORKER = 64
 
 OwnerT = TypeVar("OwnerT")
@@ -44,115 +43,111 @@ class Scheduler(Generic[OwnerT, RecordT]):
     """The lanes of one consumer and the order in which they are served.
 
     Args:
-        lanes: number of lanes.
-        slots: groups of workers; each group takes from a heap of its own.
-        slot_of: which slot serves a lane, asked when the lane is queued, while nobody holds it and it has work. All
-            are served by slot 0 when left out.
+        queues: how many ready queues there are, one for each group of workers.
+        queue_of: returns the ready queue of a lane; called when the lane is queued, while nobody holds it and it has
+            work. All are in queue 0 when left out.
 
     Attributes:
         lanes: all lanes, by number.
-        slots: how many slots there are.
+        queues: how many ready queues there are.
     """
 
     def __init__(
-        self, lanes: int, *, slots: int = 1, slot_of: Callable[[Lane[OwnerT, RecordT]], int] | None = None
+        self, lanes: int, *, queues: int = 1, queue_of: Callable[[Lane[OwnerT, RecordT]], int] | None = None
     ) -> None:
         self.lanes: tuple[Lane[OwnerT, RecordT], ...] = tuple(Lane(number) for number in range(lanes))
-        self.slots = slots
-        self._slot_of = slot_of
-        #: One heap a slot of arrival of the head x number of lanes + lane number: one number compares faster than two.
-        self._ready: list[list[int]] = [[] for _ in range(slots)]
+        self.queues = queues
+        self._queue_of = queue_of
+        #: One heap a queue of arrival of the head x number of lanes + lane number: one number compares faster than two.
+        self._ready: list[list[int]] = [[] for _ in range(queues)]
         #: The same of lanes that serve what was woken, by the count of those before them in place of an arrival.
-        self._due: list[list[int]] = [[] for _ in range(slots)]
+        self._due: list[list[int]] = [[] for _ in range(queues)]
         self._woken = count()
 
-    def lane_number(self, key: bytes) -> int:
-        """Return the number of the lane that serves a key."""
-        return lane_of(key, len(self.lanes))
-
     def ready(self, lanes: Iterable[Lane[OwnerT, RecordT]]) -> list[int]:
-        """Tell that runs were appended to these lanes.
+        """Queue these lanes, to which runs were appended.
 
         Returns:
-            The slot of each lane that became ready by it: so many workers of these slots may be needed.
+            The ready queue of each lane that became ready by it: so many workers of these queues may be needed.
         """
-        slots = []
+        queues = []
         for lane in lanes:
-            # `_queue`, written out for the common case: this is done for every lane of every fetch.
+            # `_enqueue`, written out for the common case: this is done for every lane of every fetch.
             if lane.claim.acquire(False):  # noqa: FBT003 - a keyword costs as much as the call
                 if lane.runs or lane.due:
-                    slots.append(self._push(lane))
+                    queues.append(self._push(lane))
                     continue
                 lane.claim.release()
-                if (slot := self._queue(lane)) is not None:
-                    slots.append(slot)
-        return slots
+                if (queue := self._enqueue(lane)) is not None:
+                    queues.append(queue)
+        return queues
 
     def wake(self, lane: Lane[OwnerT, RecordT], key: Hashable) -> list[int]:
-        """Tell that a parked key or held runs of a lane should be looked at. Returns slots as `ready` does."""
+        """Wake a parked key, or the runs of a token bucket, in a lane. Returns queues as `ready` does."""
         lane.due.append(key)
         return self.ready((lane,))
 
-    def take(self, slot: int, owes: float = 0.0) -> Lane[OwnerT, RecordT] | None:
-        """Give the caller a ready lane of its slot, or None. It must give it back.
+    def take(self, queue: int, owed_s: float = 0.0) -> Lane[OwnerT, RecordT] | None:
+        """Give the caller a ready lane, or None. It must give it back.
 
         Args:
-            slot: the caller's slot.
-            owes: above 0, a lane whose runs are served comes first; else one in which something was woken.
+            queue: the caller's ready queue.
+            owed_s: seconds that the caller owes to runs: above 0, a lane whose runs are served comes first; else one in
+                which something was woken.
         """
-        ready, due = self._ready[slot], self._due[slot]
+        ready, due = self._ready[queue], self._due[queue]
         try:
-            if due and (not owes or not ready):
+            if due and (not owed_s or not ready):
                 return self.lanes[heapq.heappop(due) % len(self.lanes)]
             return self.lanes[heapq.heappop(ready) % len(self.lanes)] if ready else None
-        except IndexError:  # another took the last one since the look
-            # There is no other to take meanwhile, save in the other queue; who finds both empty has seen all.
-            return self.take(slot, owes) if ready or due else None
+        except IndexError:  # another took the last one meanwhile
+            # There may be one in the other heap; where both are empty, nothing is left.
+            return self.take(queue, owed_s) if ready or due else None
 
     def give_back(self, lane: Lane[OwnerT, RecordT]) -> int | None:
-        """Take a lane back. Returns its slot when it is ready again: the caller looks there once more, or wakes one."""
+        """Take a lane back. Returns its queue when it is ready again: the caller looks there again, or wakes one."""
         lane.claim.release()
-        return self._queue(lane)
+        return self._enqueue(lane)
 
-    def rest(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
-        """Take a lane back that has runs but should not be served until something happens to it.
+    def linger(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
+        """Take a lane back that has runs but should not be served until it is woken.
 
         Args:
-            lane: the lane; a run that is appended, a key that is woken or `ready` brings it back.
+            lane: the lane; a run that is appended, a key that is woken, or `ready` queues it again.
             appended: `lane.appended` as it was when the caller decided so; the lane is ready again if it has changed.
         """
         lane.claim.release()
-        return self._queue(lane) if lane.due or lane.appended != appended else None
+        return self._enqueue(lane) if lane.due or lane.appended != appended else None
 
-    def _queue(self, lane: Lane[OwnerT, RecordT]) -> int | None:
+    def _enqueue(self, lane: Lane[OwnerT, RecordT]) -> int | None:
         """Claim a lane that has work and is free, and put it on its heap."""
         while (lane.runs or lane.due) and lane.claim.acquire(False):  # noqa: FBT003 - as above
             # Only a holder takes work away, and that is this thread now: what is seen here stays.
             if lane.runs or lane.due:
                 return self._push(lane)
-            # A former holder finished it between the look and the claim. Look again after the release: who appended
-            # meanwhile found the lane claimed and relies on this.
+            # A former holder finished it before the claim. Look again after the release: whoever appended meanwhile
+            # found the lane claimed and relies on this.
             lane.claim.release()
         return None
 
     def _push(self, lane: Lane[OwnerT, RecordT]) -> int:
-        """Put a claimed lane with work on its heap and return its slot."""
-        slot = 0 if self._slot_of is None else self._slot_of(lane)
+        """Put a claimed lane with work on its heap and return its queue."""
+        queue = 0 if self._queue_of is None else self._queue_of(lane)
         if lane.due and lane.serves_due:
-            heapq.heappush(self._due[slot], next(self._woken) * len(self.lanes) + lane.number)
+            heapq.heappush(self._due[queue], next(self._woken) * len(self.lanes) + lane.number)
         else:
             run = lane.runs[0]
             arrival = run.arrival + run.indexes[run.next]
-            heapq.heappush(self._ready[slot], arrival * len(self.lanes) + lane.number)
-        return slot
+            heapq.heappush(self._ready[queue], arrival * len(self.lanes) + lane.number)
+        return queue
 
-    def waiting(self, slot: int) -> int:
-        """Return how many lanes of a slot are ready and not taken."""
-        return len(self._ready[slot]) + len(self._due[slot])
+    def waiting(self, queue: int) -> int:
+        """Return how many lanes of a queue are ready and not taken."""
+        return len(self._ready[queue]) + len(self._due[queue])
 
     @property
     def idle(self) -> bool:
-        """Whether no lane is ready or held; keys and runs that wait in one and lanes at rest do not count."""
+        """Whether no lane is ready or held; keys and runs that wait in one and lanes that linger do not count."""
         return not any(lane.claim.locked() for lane in self.lanes)
 
 

@@ -13,17 +13,34 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from penstock.spark_sink.monitoring.progress import SinkPartition, SinkState, SinkStatistics
     from penstock.spark_sink.monitoring.progress_listener import ProgressListener
     from penstock.spark_sink.queries.query import start_sink
+    from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
+    from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
+    from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
     from penstock.spark_sink.sinks.parquet_sink import ParquetSink
     from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
+    from penstock.spark_sink.sinks.sql.row_validator import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
+    from penstock.spark_sink.source.planning import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
 #: Public name -> the module that defines it.
 _HOMES = {
+    "TaskReport": "penstock.spark_sink.sinks.handlers.report",
+    "SinkState": "penstock.spark_sink.monitoring.progress",
+    "SinkPartition": "penstock.spark_sink.monitoring.progress",
+    "RowsFunction": "penstock.spark_sink.queries.sink_specs",
+    "TopicPartition": "penstock.spark_sink.source.planning",
+    "SinkStatistics": "penstock.spark_sink.monitoring.progress",
+    "SinkSpec": "penstock.spark_sink.queries.sink_specs",
+    "SinkFunction": "penstock.spark_sink.queries.sink_specs",
+    "Rejected": "penstock.spark_sink.sinks.sql.row_validator",
+    "Offsets": "penstock.spark_sink.source.planning",
+    "BatchReport": "penstock.spark_sink.sinks.handlers.report",
     "DeadLetters": "penstock.spark_sink.sinks.sql.dead_letters",
     "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
     "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
@@ -71,13 +88,24 @@ def _lacking(error: ImportError) -> str:
 
 
 __all__ = [
+    "BatchReport",
     "DeadLetters",
     "DeltaSink",
     "HandlerSink",
     "KafkaSink",
+    "Offsets",
     "ParquetSink",
     "ProgressListener",
+    "Rejected",
+    "RowsFunction",
+    "SinkFunction",
+    "SinkPartition",
+    "SinkSpec",
+    "SinkState",
+    "SinkStatistics",
     "SqlSink",
+    "TaskReport",
+    "TopicPartition",
     "register",
     "start_sink",
 ]

@@ -31,7 +31,7 @@ class Lifeline:
         return {LIFELINE_VARIABLE: str(self.reading_end)}
 
     def close(self) -> None:
-        """Let go of both ends: children that still run end."""
+        """Close both ends: children that still run end."""
         os.close(self.reading_end)
         os.close(self._writing_end)
 

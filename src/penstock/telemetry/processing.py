@@ -26,7 +26,7 @@ from penstock.errors import raised
 from penstock.message import Message
 from penstock.telemetry import names
 from penstock.telemetry.propagation import context_of
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 T = TypeVar("T")
 GivenT = TypeVar("GivenT")
@@ -49,16 +49,7 @@ class _Running(NamedTuple):
 
 
 class Processing:
-    """Wraps handlers. Thread-safe, and safe between the tasks of an event loop.
-
-    Args:
-        tracer: makes the spans.
-        meter: makes the histogram.
-        group: the consumer group.
-        record_keys: whether spans carry keys.
-        clock: seconds that only rise.
-        complaints: where telemetry's own failures go.
-    """
+    """Wraps handlers. Thread-safe, and safe between the tasks of an event loop."""
 
     def __init__(
         self,
@@ -68,7 +59,7 @@ class Processing:
         *,
         record_keys: bool,
         clock: Callable[[], float],
-        complaints: Complaints,
+        suppressed: SuppressedErrors,
     ) -> None:
         self._tracer = tracer
         self._record_keys = record_keys
@@ -87,7 +78,7 @@ class Processing:
         # Made once for each topic and partition. Any thread adds, and two that add the same add equals: no lock.
         self._measured: dict[str, dict[str, AttributeValue]] = {}
         self._places: dict[tuple[str, int], dict[str, AttributeValue]] = {}
-        self._complaints = complaints
+        self._suppressed = suppressed
 
     def around(self, invoke: Callable[[Message], T]) -> Callable[[Message], T]:
         """Return a function that calls `invoke` within a span of its message."""
@@ -145,7 +136,7 @@ class Processing:
         try:
             return start(given)
         except Exception:  # noqa: BLE001 - a defect of telemetry must not become a failure of the message
-            self._complaints.log()
+            self._suppressed.log()
             return None
 
     def _start_one(self, message: Message) -> _Running:
@@ -205,12 +196,12 @@ class Processing:
             # While the span is current, so that an exemplar of the metric points to it.
             self._durations.record(seconds, measured)
         except Exception:  # noqa: BLE001 - as in _begin
-            self._complaints.log()
+            self._suppressed.log()
         context_api.detach(token)
         try:
             span.end()
         except Exception:  # noqa: BLE001 - as in _begin
-            self._complaints.log()
+            self._suppressed.log()
 
 
 def error_type(error: BaseException) -> str:

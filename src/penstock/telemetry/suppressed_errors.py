@@ -13,7 +13,7 @@ from contextlib import contextmanager
 _log = logging.getLogger(__name__)
 
 
-class Complaints:
+class SuppressedErrors:
     """Logs failures: the first as a warning, the others, which may come with each message, at debug level."""
 
     def __init__(self, group: str) -> None:
@@ -42,4 +42,4 @@ class Complaints:
             self.log()
 
 
-__all__ = ["Complaints"]
+__all__ = ["SuppressedErrors"]

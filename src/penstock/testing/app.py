@@ -6,10 +6,8 @@ and are not run, nor is a transaction coordinator.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -22,11 +20,12 @@ from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.lifespan import enter
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message
-from penstock.testing.broker import TestBroker
-from penstock.testing.loop import TaskRunner
-from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from penstock.testing.task_runner import TaskRunner
 
 #: Seconds the clock goes on at a time at most, so that a member polls as often as its group wants.
 _STRIDE_S = 10.0
@@ -50,7 +49,7 @@ class TestApp:
         broker: where it runs; one of its own when left out.
         seed: decides what is left to chance in a broker of its own: where fetches break.
         partitions: of the topics that the app consumes and that are absent.
-        patience: real seconds to wait for `async def` handlers.
+        handler_timeout: real seconds that an `async def` handler may take before it is taken to hang.
 
     Raises:
         ConfigurationError: the app has no handler.
@@ -65,7 +64,7 @@ class TestApp:
         *,
         seed: int = 0,
         partitions: int = 1,
-        patience: float = 10.0,
+        handler_timeout: float = 10.0,
     ) -> None:
         if not app.handlers:
             raise ConfigurationError(
@@ -75,10 +74,10 @@ class TestApp:
         self.app = app
         self.broker = broker or TestBroker(seed)
         self._partitions = partitions
-        self._patience = patience
+        self._handler_timeout = handler_timeout
         self._consumer: SteppedConsumer | None = None
         self._tasks: TaskRunner | None = None
-        self._entered = ExitStack()
+        self._around = ExitStack()
         # Until when the group keeps partitions for a process that was killed.
         self._session_over = 0.0
 
@@ -103,8 +102,8 @@ class TestApp:
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in app.handlers)
         middlewares = app._middlewares  # noqa: SLF001 - as above
         consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)
-        if consumer.engine.has_tasks:
-            self._tasks = TaskRunner(consumer, self._patience)
+        if consumer.engine.lane_plan.has_tasks:
+            self._tasks = TaskRunner(consumer, self._handler_timeout)
         self._consumer = consumer
         try:
             self._enter_lifespans()
@@ -117,20 +116,9 @@ class TestApp:
         return self
 
     def _enter_lifespans(self) -> None:
+        run_async = None if self._tasks is None else self._tasks.run
         for lifespan in self.app._lifespans:  # noqa: SLF001 - as above
-            if not inspect.isasyncgenfunction(lifespan):
-                self._entered.enter_context(contextmanager(lifespan)())  # type: ignore[arg-type] # asked just above
-                continue
-            tasks = self._tasks
-            if tasks is None:
-                raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-            manager = asynccontextmanager(lifespan)()
-            tasks.run(manager.__aenter__())
-            self._entered.callback(partial(self._leave_lifespan, tasks, manager))
-
-    @staticmethod
-    def _leave_lifespan(tasks: TaskRunner, manager: AbstractAsyncContextManager[None]) -> None:
-        tasks.run(manager.__aexit__(None, None, None))
+            enter(lifespan, self._around, run_async)
 
     def stop(self) -> bool:
         """Drain, commit and leave the group. Returns whether everything taken in was done.
@@ -144,9 +132,9 @@ class TestApp:
             return True
         consumer, loop = self._running(), self._running().loop
         try:
-            if loop is None or loop.failure is not None:
+            if loop is None or loop.stop_request.failure is not None:
                 return False
-            deadline = loop.begin_drain()
+            deadline = loop.drain.begin()
             over = False
             while not over:
                 before = self._traces()
@@ -154,9 +142,9 @@ class TestApp:
                 worked = self._work()
                 if not over and not worked and self._traces() == before:
                     self._move(min(deadline, consumer.next_due()))
-            if loop.failure is not None:
-                raise loop.failure
-            return loop.drained
+            if loop.stop_request.failure is not None:
+                raise loop.stop_request.failure
+            return loop.drain.finished
         finally:
             self._end()
 
@@ -175,7 +163,7 @@ class TestApp:
             for resource in self.app._resources:  # noqa: SLF001 - as above
                 resource.close()
             try:
-                self._entered.close()
+                self._around.close()
             finally:
                 self._tasks = None
                 if tasks is not None:
@@ -191,7 +179,7 @@ class TestApp:
         session_ms = float(consumer.engine.settings.config.get("session.timeout.ms", _SESSION_MS))
         self._session_over = self.clock.monotonic() + session_ms / 1000
         self._consumer = None
-        self._entered.pop_all()
+        self._around.pop_all()
         for resource in self.app._resources:  # noqa: SLF001 - as above
             resource.close()
         if self._tasks is not None:
@@ -257,9 +245,9 @@ class TestApp:
             before = self._traces()
             consumer.step(loop.step)
             worked = self._work()
-            if loop.failure is not None:
+            if loop.stop_request.failure is not None:
                 self._end()
-                raise loop.failure
+                raise loop.stop_request.failure
             quiet = 0 if worked or self._traces() != before else quiet + 1
             if quiet == _QUIET_TURNS:
                 return
@@ -325,7 +313,7 @@ class TestApp:
                 f"app {self.app.name} does not consume {topic}; name one of {', '.join(self.app.handlers)}"
             )
         letters = one.dead_letter_topic.replace("{topic}", topic)
-        # The topic is made by an app with dead_letter=True when it starts.
+        # The topic is made by an app with on_failure="dead_letter" when it starts.
         self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
         return self.records(letters)
 
@@ -341,7 +329,7 @@ class TestApp:
         consumer = self._running()
         worked = False
         for worker in consumer.workers:
-            if worker.station.kind is Kind.THREAD:
+            if worker.slot.kind is Kind.THREAD:
                 while worker.take():
                     worked = True
                     while worker.work is not None:
@@ -357,12 +345,12 @@ class TestApp:
         """Return what changes whenever the poll loop has done something."""
         consumer = self._running()
         engine = consumer.engine
+        publisher = engine.dead_letter_publisher
         return (
             engine.router.received,
             engine.router.stale,
             (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
-            (engine.outbox.waiting, engine.outbox.unsettled, engine.outbox.dead_letters, engine.outbox.put_off),
-            engine.outbox.failures,
+            (publisher.waiting, publisher.unwritten, publisher.dead_letters, publisher.retries, publisher.failures),
             (engine.commits.succeeded, engine.commits.failed),
             [assignment.paused for assignment in engine.assignments.all()],
             self.broker.generation(engine.group),
@@ -373,7 +361,7 @@ class TestApp:
 
 
 def _call(worker: SteppedWorker) -> Outcome:
-    outcome = call(worker.station, worker.work)
+    outcome = call(worker.slot, worker.work)
     error = getattr(outcome, "error", None)
     if isinstance(error, KeyboardInterrupt):
         # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.

@@ -7,38 +7,61 @@ readers, only after its decision is COMMIT. What is not decided is asked of the 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.transactions.coordinator.coordinator import Coordinator
-from penstock.transactions.messages import Outgoing
+from penstock.transactions.messages import Outgoing, UserHeaders
 from penstock.transactions.model import (
     CoordinatorStatistics,
+    DiscardPolicy,
     HalfMessage,
     ProducerStatistics,
     TransactionResult,
     TransactionState,
+    Wait,
 )
+from penstock.transactions.producer.check_responder import Check
 from penstock.transactions.producer.listeners import (
     LocalTransactionExecutor,
+    Run,
     TransactionCheckListener,
     TransactionListener,
 )
 from penstock.transactions.producer.producer import TransactionalProducer
+from penstock.transactions.producer.sender import AsyncExecute, Execute
+from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
+from penstock.transactions.store import Store
+from penstock.transactions.stores.coordinator import Coordinator
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.barrier.barrier import barrier, barrier_check, clean_barrier, create_barrier_table
+    from penstock.transactions.barriers import (
+        BarrierCheck,
+        HasId,
+        barrier,
+        barrier_check,
+        clean_barrier,
+        create_barrier_table,
+    )
     from penstock.transactions.stores.file import FileStore
     from penstock.transactions.stores.sql import SqlStore
 
 __all__ = [
+    "AsyncExecute",
+    "BarrierCheck",
+    "Check",
     "Coordinator",
     "CoordinatorStatistics",
+    "DiscardPolicy",
+    "Execute",
     "FileStore",
     "HalfMessage",
+    "HasId",
     "LocalTransactionExecutor",
     "Outgoing",
     "ProducerStatistics",
+    "Run",
     "SqlStore",
+    "Store",
+    "Submission",
     "Transaction",
     "TransactionCheckListener",
     "TransactionListener",
@@ -46,6 +69,8 @@ __all__ = [
     "TransactionResult",
     "TransactionState",
     "TransactionalProducer",
+    "UserHeaders",
+    "Wait",
     "barrier",
     "barrier_check",
     "clean_barrier",
@@ -57,10 +82,12 @@ __all__ = [
 _HOME_OF = {
     "FileStore": "penstock.transactions.stores.file",
     "SqlStore": "penstock.transactions.stores.sql",
-    "barrier": "penstock.transactions.barrier.barrier",
-    "barrier_check": "penstock.transactions.barrier.barrier",
-    "clean_barrier": "penstock.transactions.barrier.barrier",
-    "create_barrier_table": "penstock.transactions.barrier.barrier",
+    "BarrierCheck": "penstock.transactions.barriers",
+    "HasId": "penstock.transactions.barriers",
+    "barrier": "penstock.transactions.barriers",
+    "barrier_check": "penstock.transactions.barriers",
+    "clean_barrier": "penstock.transactions.barriers",
+    "create_barrier_table": "penstock.transactions.barriers",
 }
 
 

@@ -1,4 +1,4 @@
-"""Admission: whether a message may be handed over now, and what is noted where it may not. Called by visits."""
+"""Admission: whether a message may be handed over now, by filter, decoder, key function and rates."""
 
 from __future__ import annotations
 
@@ -6,47 +6,43 @@ from collections.abc import Container, Hashable, Sequence
 from itertools import groupby
 
 from penstock.consumer.assignments import ConsumerLane, Fetch, Item
-from penstock.consumer.execution_slot import Station
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.parking import NotDue, Parking
-from penstock.consumer.handlers.route import Answer, Failed, Full, Route
+from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
 
-#: A message must wait for those of its key that are in the batch being gathered.
-LATER = Full()
+#: A message must wait for those of its key that are in the batch under way.
+AFTER_BATCH = RateLimited()
 
 
 class Admission:
-    """Asks filter, decoder, key function and rates. Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        parking: where messages wait.
-    """
+    """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
 
-    def ask(  # noqa: PLR0911 - one for each way that a message can go
+    def admit(  # noqa: PLR0911 - one for each way that a message can go
         self,
         lane: ConsumerLane,
         route: Route,
         item: Item,
         now: float,
-        station: Station,
+        slot: ExecutionSlot,
         *,
         arrival: int,
         gathered: Container[Hashable] = (),
-    ) -> tuple[Hashable, Message | Failed | Full | None]:
-        """Return a message's identity, and what to hand over; None when it was seen to: refused, or made to wait.
+    ) -> tuple[Hashable, Message | Failed | RateLimited | None]:
+        """Return a message's identity, and what to hand over; None when it was refused, or is parked now.
 
         `arrival` is that of the run. A key of those `gathered` is not parked: should its messages in the batch fail,
         they come before this one.
         """
         record = item[2]
-        # Before its key is asked: of what the filter refuses nothing is expected.
+        # Before its key: of what the filter refuses nothing is expected.
         passes = route.screen(record)
         if not passes:
-            self.filtered(item, station)
+            self.filtered(item, slot)
             return None, None
         try:
             known = item[0].identities
@@ -59,11 +55,11 @@ class Admission:
             self._parking.wake_at(at, lane, alone)
             return alone, None
         if key in lane.parked:
-            self._parking.behind(lane, key, item)
+            self._parking.append(lane, key, item)
             return key, None
         answer = passes if isinstance(passes, Failed) else route.admit(key, record, now, arrival + item[1])
         if isinstance(answer, (Failed, float)) and key in gathered:
-            return key, LATER
+            return key, AFTER_BATCH
         if isinstance(answer, float):
             self._parking.park(lane, key, item).due_at = answer
             self._parking.wake_at(answer, lane, key)
@@ -71,7 +67,7 @@ class Admission:
         return key, answer
 
     @staticmethod
-    def answer(route: Route, key: Hashable, record: Record, now: float, attempts: int) -> Answer | None:
+    def readmit(route: Route, key: Hashable, record: Record, now: float, attempts: int) -> Answer | None:
         """Return what to hand over for a message of a parked key, why not now, or None where it is refused.
 
         `attempts` is how often it was tried since it was fetched.
@@ -87,22 +83,22 @@ class Admission:
         return route.admit(key, record, now, 0, attempts)
 
     @staticmethod
-    def done(items: Sequence[Item], station: Station) -> None:
+    def done(items: Sequence[Item], slot: ExecutionSlot) -> None:
         """Complete messages that a handler is done with."""
         for fetch, same in groupby(items, key=_fetch_of):
             indexes = [index for _, index, _ in same]
             fetch.assignment.tracker.complete(fetch.block, indexes)
-            station.handled += len(indexes)
+            slot.handled += len(indexes)
 
     @staticmethod
-    def filtered(item: Item, station: Station) -> None:
+    def filtered(item: Item, slot: ExecutionSlot) -> None:
         """Complete a message that the filter refused."""
         item[0].assignment.tracker.complete(item[0].block, (item[1],))
-        station.filtered += 1
+        slot.filtered += 1
 
 
 def _fetch_of(item: Item) -> Fetch:
     return item[0]
 
 
-__all__ = ["LATER", "Admission"]
+__all__ = ["AFTER_BATCH", "Admission"]

@@ -1,11 +1,11 @@
 """Tasks: `async def` handlers on one event loop, as many at once as `max_concurrency` says, under the same order rules.
 
 The loop runs on a thread of its own. All fields of the pool are that thread's, save where it says otherwise; others
-reach it through `call_soon_threadsafe`. A task is a slot: it serves lane after lane until none is ready, and ends.
+reach it through `call_soon_threadsafe`. A task serves lane after lane until none is ready, and ends.
 
 A task for each message would cost more than the message. So one serves many, as long as they leave nothing behind: once
-a handler has changed a context variable, or was asked to cancel and went on, its task hands what is next to a new one,
-in the middle of a lane too. What a handler finds is what the loop began with.
+a handler has changed a context variable, or was asked to cancel and went on, its task leaves what is next to a new one,
+in the middle of a lane too. Each handler finds the context variables that the loop began with.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane, Fetch
-from penstock.consumer.execution.lane_processor import Desk
-from penstock.consumer.execution_slot import Outcome, Station, Visit, Work
+from penstock.consumer.execution.executor import LoopLag
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, disregarded
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 #: Time slices of a thread that a task has with a lane. There are many more tasks than threads, so a lane that is ready
-#: finds a free one sooner; and a visit costs more beside an `await` that costs little.
+#: finds a free one sooner; and taking a lane costs more beside an `await` that costs little.
 _SLICES = 5
 #: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
 _JOIN_S = 5.0
@@ -56,30 +57,21 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class TaskPool:
-    """The event loop of a consumer and its tasks.
-
-    Args:
-        name: name of the consumer, for the thread's name.
-        max_concurrency: how many handlers may be under way at once.
-        slot: the scheduler's slot of lanes for tasks.
-        scheduler: where lanes come from.
-        desk: what serves them.
-        closing: called on the loop's thread before it ends.
-    """
+    """The event loop of a consumer and its tasks."""
 
     def __init__(
         self,
         name: str,
         *,
         max_concurrency: int,
-        slot: int,
+        queue: int,
         scheduler: Scheduler[Fetch, Record],
-        desk: Desk,
+        processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
-        self._slot = slot
+        self._queue = queue
         self._scheduler = scheduler
-        self._desk = desk
+        self._processor = processor
         self._closing = closing
         self._loop = new_event_loop()
         self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
@@ -87,7 +79,7 @@ class TaskPool:
         self._limit = max_concurrency
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pump_asked = False
+        self._pump_scheduled = False
         self._round_at = 0.0
         self._ended = False
         # Whether handlers did not end though they were cancelled. Written and read by who ends the pool.
@@ -97,8 +89,8 @@ class TaskPool:
         #: The context variables that every handler finds. Written before the first task is made.
         self._context = contextvars.copy_context()
         #: Stations of tasks: those in use and, for later tasks, those that are not. It only grows.
-        self.stations: list[Station] = []
-        self._free: list[Station] = []
+        self.slots: list[ExecutionSlot] = []
+        self._free: list[ExecutionSlot] = []
         #: When the loop last came round; a loop that is blocked stays behind. Any thread reads it.
         self.alive_at = self.time()
 
@@ -111,11 +103,16 @@ class TaskPool:
         """Return the time by which `alive_at` goes. Not the loop's: uvloop's stands still while the loop is blocked."""
         return time.monotonic()
 
-    def wake(self, slots: Sequence[int]) -> None:
+    def loop_lag(self) -> LoopLag:
+        """Return for how long the loop has not come round. Any thread."""
+        lag = self.time() - self.alive_at if self.thread.is_alive() else 0.0
+        return LoopLag(lag, self.thread.ident)
+
+    def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served. Any thread."""
-        # One call is enough for all that was made ready before it runs. Set before the call, cleared before the look.
-        if slots and not self._pump_asked:
-            self._pump_asked = True
+        # One call is enough for all that became ready before it runs. Set before it, cleared before lanes are taken.
+        if queues and not self._pump_scheduled:
+            self._pump_scheduled = True
             self._call(self._pump)
 
     def resize(self, max_concurrency: int) -> None:
@@ -144,7 +141,7 @@ class TaskPool:
         try:
             self._loop.run_forever()
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
-            self._desk.fail(raised())
+            self._processor.fail(raised())
         finally:
             try:
                 self._loop.run_until_complete(self._end())
@@ -167,55 +164,64 @@ class TaskPool:
 
     def _pump(self) -> None:
         """Begin tasks for ready lanes, as many as may be."""
-        self._pump_asked = False
-        while self._running < self._limit and not self._ended and self._scheduler.waiting(self._slot):
-            station = self._free.pop() if self._free else self._station()
-            lane = self._scheduler.take(self._slot, station.owes)
+        self._pump_scheduled = False
+        while self._running < self._limit and not self._ended and self._scheduler.waiting(self._queue):
+            slot = self._free.pop() if self._free else self._slot()
+            lane = self._scheduler.take(self._queue, slot.owed_s)
             if lane is None:
-                self._free.append(station)
+                self._free.append(slot)
                 return
             self._running += 1
-            self._begin(lane, station)
+            self._begin(lane, slot)
 
     def _begin(
-        self, lane: ConsumerLane, station: Station, visit: Visit | None = None, work: Work | None = None
+        self,
+        lane: ConsumerLane,
+        slot: ExecutionSlot,
+        processing: LaneProcessing | None = None,
+        work: Work | None = None,
     ) -> None:
-        """Let a new task serve a lane; of a visit that another task began, from what is to be handled next on."""
-        task = self._loop.create_task(self._serve_lanes(lane, station, visit, work), context=self._context.copy())
-        station.task = task
+        """Let a new task serve a lane; where another task has begun with it, from what is to be handled next on."""
+        task = self._loop.create_task(self._serve_lanes(lane, slot, processing, work), context=self._context.copy())
+        slot.task = task
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    def _station(self) -> Station:
-        station = Station(Kind.TASK, f"penstock-task-{self._name}-{len(self.stations)}", _SLICES)
-        station.thread_id = threading.get_ident()
-        self.stations.append(station)
-        return station
+    def _slot(self) -> ExecutionSlot:
+        slot = ExecutionSlot(Kind.TASK, f"penstock-task-{self._name}-{len(self.slots)}", _SLICES)
+        slot.thread_id = threading.get_ident()
+        self.slots.append(slot)
+        return slot
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._desk.fail(error)
+            self._processor.fail(error)
         if not self._ended:
             # One that a handler cancelled took no next lane.
             self._pump()
 
     async def _serve_lanes(  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
-        self, lane: ConsumerLane | None, station: Station, visit: Visit | None, work: Work | None
+        self, lane: ConsumerLane | None, slot: ExecutionSlot, processing: LaneProcessing | None, work: Work | None
     ) -> None:
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
-        take, give_back, start, slot = self._scheduler.take, self._scheduler.give_back, self._desk.visit, self._slot
+        take, give_back, start, queue = (
+            self._scheduler.take,
+            self._scheduler.give_back,
+            self._processor.process,
+            self._queue,
+        )
         clock, context, copied = self.time, self._context, contextvars.copy_context
         cancelling = cast("asyncio.Task[None]", asyncio.current_task()).cancelling
-        # Whether the handler left something behind, and whether another task has the station and what it is at.
+        # Whether the handler left something behind, and whether another task has the slot and what it is at.
         tainted = moved = False
         try:
             while lane is not None:
-                if visit is None:
-                    visit = start(lane, station)
-                send = visit.send
+                if processing is None:
+                    processing = start(lane, slot)
+                send = processing.send
                 outcome: Outcome = None
-                rest = None
+                linger = None
                 try:
                     while True:
                         if work is None:
@@ -225,7 +231,7 @@ class TaskPool:
                                 moved = True
                                 break
                         try:
-                            outcome = await station.invoke(work)  # type: ignore[misc] # of a task: an `async def`
+                            outcome = await slot.invoke(work)  # type: ignore[misc] # of a task: an `async def`
                         except asyncio.CancelledError as error:
                             if self._ended:
                                 raise
@@ -241,36 +247,36 @@ class TaskPool:
                         if (copied() != context or cancelling()) and not self._ended:
                             tainted = True
                 except StopIteration as end:
-                    rest = end.value
+                    linger = end.value
                 finally:
                     if not moved:
-                        station.leave()
+                        slot.leave()
                         # The lane may be ready again: this task looks next, and finds it or one that is older.
-                        ready = give_back(lane) if rest is None else self._desk.give_back(lane, rest)
-                        if ready is not None and ready != slot:
-                            # Its next work is for a thread, and none looks by itself.
-                            self._desk.wake((ready,))
+                        ready = give_back(lane) if linger is None else self._processor.give_back(lane, linger)
+                        if ready is not None and ready != queue:
+                            # Its next work is for a thread, which must be woken.
+                            self._processor.wake((ready,))
                 if moved:
-                    self._begin(lane, station, visit, work)
+                    self._begin(lane, slot, processing, work)
                     return
-                visit = None
+                processing = None
                 now = clock()
                 if now >= self._round_at and not tainted:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _ROUND_S
                     await asyncio.sleep(0)
-                lane = None if self._ended or self._running > self._limit else take(slot, station.owes)
+                lane = None if self._ended or self._running > self._limit else take(queue, slot.owed_s)
                 if tainted and lane is not None:
                     moved = True
-                    self._begin(lane, station)
+                    self._begin(lane, slot)
                     return
         finally:
             if not moved:
                 self._running -= 1
-                self._free.append(station)
+                self._free.append(slot)
 
     def end_handlers(self, timeout: float) -> list[str]:
-        """Begin nothing more; cancel the handlers that are still under way. Returns their stations' names.
+        """Begin nothing more; cancel the handlers that are still under way. Returns their slots' names.
 
         Args:
             timeout: seconds to wait for handlers that were cancelled.
@@ -278,7 +284,7 @@ class TaskPool:
         if not self.thread.is_alive():
             # Never begun, or ended: by `close`, or by what a handler's own task raised.
             return []
-        under_way = [station.name for station in self.stations if station.record is not None]
+        under_way = [slot.name for slot in self.slots if slot.record is not None]
         try:
             self.run(self._cancel()).result(max(_END_S, timeout))
         except TimeoutError:

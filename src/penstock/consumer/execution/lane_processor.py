@@ -1,13 +1,13 @@
-"""A visit: what the holder of a lane does with it, step by step, whoever calls the handlers.
+"""The lane processor: what the holder of a lane does with it, step by step, whoever calls the handlers.
 
-`Desk.visit` is a generator. It yields what is to be given to the handler in `station.invoke`, is sent what came of it,
+`LaneProcessor.process` is a generator. It yields what the handler in `slot.invoke` is to be given, is sent the outcome,
 and returns how the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
 simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
 
-A visit alone holds its lane (the scheduler sees to that), so what it does to the lane's queue, parked keys and held
-runs needs no lock. Revocation: the poll thread sets `assignment.active = False` and then looks at every station's
-`fetch`; a visit sets `fetch` first and then looks at `active`. Whichever comes second sees the other, so a handler
-either is waited for or does not start. Offsets are completed before `fetch` is let go of, so who waited sees them.
+One generator at a time holds a lane (the scheduler guarantees it), so what it does to the lane's runs, parked keys and
+throttled runs needs no lock. Revocation: the poll thread sets `assignment.active = False` and then reads every slot's
+`fetch`; the holder sets `fetch` first and then reads `active`. Whichever comes second sees the other, so a handler
+either is waited for or does not start. Offsets are completed before `fetch` is cleared, so who waited sees them done.
 """
 
 from __future__ import annotations
@@ -17,32 +17,26 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from functools import partial
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import Assignment, ConsumerHeld, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, ConsumerThrottled, Fetch
 from penstock.consumer.execution.admission import Admission
-from penstock.consumer.execution.batch_calls import BatchCalls
+from penstock.consumer.execution.batch_processor import BatchProcessor
 from penstock.consumer.execution.batches import available
-from penstock.consumer.execution.parked_calls import ParkedCalls
-from penstock.consumer.execution.throttling import Holding
-from penstock.consumer.execution_slot import Outcome, Rest, Station, Visit, Work
-from penstock.consumer.failures.dead_letter_publisher import Outbox
+from penstock.consumer.execution.parked_key_processor import ParkedKeyProcessor
+from penstock.consumer.execution.throttling import Throttling
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, LingerUntil, Outcome, Work
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.route import Failed, Full, Route
+from penstock.consumer.handlers.route import Failed, RateLimited, Route
 from penstock.message import Message, Record
 from penstock.routing import Scheduler
 
 
-class Desk:
-    """Serves lanes. Thread-safe: each visit works on the lane it holds.
+class LaneProcessor:
+    """Processes lanes. Thread-safe: each call works on the lane that its caller holds.
 
     Args:
-        clock: the engine's clock.
-        run_seconds: a visit's time slice.
-        scheduler: the lanes.
-        timers: where retries wait.
-        outbox: where exhausted messages go.
-        wake: called with the slots of lanes that became ready.
-        fail: called with an error that must stop the consumer.
+        run_seconds: the time slice of a lane.
     """
 
     def __init__(
@@ -52,7 +46,7 @@ class Desk:
         *,
         scheduler: Scheduler[Fetch, Record],
         timers: Timers,
-        outbox: Outbox,
+        publisher: DeadLetterPublisher,
         wake: Callable[[Sequence[int]], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -60,75 +54,75 @@ class Desk:
         self._run_seconds = run_seconds
         self._scheduler = scheduler
         self._timers = timers
-        #: Has the ready lanes of these slots served. Any thread.
+        #: Has the lanes of these ready queues processed. Any thread.
         self.wake = wake
         self.fail = fail
-        #: Whether batches that are not full are served at once: set when the consumer drains. Any thread.
-        self.hurry = False
-        #: What waits for a rate.
-        self.holding = Holding(self.wake_key)
-        self._parking = Parking(clock, timers=timers, outbox=outbox, wake_key=self.wake_key, fail=fail)
-        #: Completions that are out, with what they belong to. Any thread may look.
+        #: Whether batches that are not full are processed at once: set when the consumer drains. Any thread.
+        self.draining = False
+        #: What waits for tokens.
+        self.throttling = Throttling(self.wake_key)
+        self._parking = Parking(clock, timers=timers, publisher=publisher, wake_key=self.wake_key, fail=fail)
+        #: Deferred completions that are out, with what they belong to. Any thread may read it.
         self.deferred = self._parking.deferred
         self._admission = Admission(self._parking)
-        self._batches = BatchCalls(clock, self._admission, self._parking)
-        self._parked = ParkedCalls(clock, self._admission, self._parking, self.holding, self._batches)
+        self._batches = BatchProcessor(clock, self._admission, self._parking)
+        self._parked_keys = ParkedKeyProcessor(clock, self._admission, self._parking, self.throttling, self._batches)
 
-    def give_back(self, lane: ConsumerLane, rest: Rest | None) -> int | None:
-        """Give a lane back as its visit said; returns its slot when it is ready again."""
-        if rest is None:
+    def give_back(self, lane: ConsumerLane, linger: LingerUntil | None) -> int | None:
+        """Give a lane back as `process` returned; returns its ready queue when it is ready again."""
+        if linger is None:
             return self._scheduler.give_back(lane)
-        slot = self._scheduler.rest(lane, rest.appended)
-        # Only now: what brings it back finds the lane free, or held by one who asks for himself.
-        rest.after()
-        return slot
+        queue = self._scheduler.linger(lane, linger.appended)
+        # Only now: what wakes it finds the lane free, or held by another who looks at it himself.
+        linger.schedule_wake()
+        return queue
 
     def wake_key(self, lane: ConsumerLane, key: Hashable) -> None:
-        """Have a parked key, or the runs that a meter holds, looked at. Any thread."""
+        """Wake a parked key, or the runs that a token bucket throttles. Any thread."""
         self.wake(self._scheduler.wake(lane, key))
 
     def wake_lane(self, lane: ConsumerLane) -> None:
-        """Have a lane at rest looked at. Any thread."""
+        """Wake a lane that lingers. Any thread."""
         self.wake(self._scheduler.ready((lane,)))
 
-    def visit(self, lane: ConsumerLane, station: Station) -> Visit:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
-        """Serve a lane until it is empty, its work is of another kind, or the time slice is over."""
+    def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
+        """Process a lane until it is empty, its work is of another kind, or the time slice is over."""
         began = self._now()
-        deadline = began + self._run_seconds * station.slices
-        # A worker that owes runs their time takes them where it finds them.
-        if lane.due and lane.serves_due and not (station.owes and lane.runs and _of_kind(lane.runs[0], station)):
-            goes_on = yield from self._serve_due(lane, station, deadline)
-            # Runs that waited meanwhile get as much before the next turn of what is woken, here and of this worker.
-            lane.owes = station.owes = self._now() - began
+        deadline = began + self._run_seconds * slot.slices
+        # A worker that owes time to runs takes those that it finds.
+        if lane.due and lane.serves_due and not (slot.owed_s and lane.runs and _of_kind(lane.runs[0], slot)):
+            goes_on = yield from self._process_woken(lane, slot, deadline)
+            # Runs that waited meanwhile get as much time before what is woken next, in this lane and from this worker.
+            lane.owed_s = slot.owed_s = self._now() - began
             if not goes_on:
                 return None
         while lane.runs:
             run = lane.runs[0]
-            fetch = station.fetch = run.owner
+            fetch = slot.fetch = run.owner
             assignment = fetch.assignment
             route = assignment.route
             if not assignment.active:
                 lane.runs.popleft()
                 continue
-            if route.kind is not station.kind:
+            if route.kind is not slot.kind:
                 return None
-            station.invoke = route.invoke
+            slot.invoke = route.invoke
             # Also where the limit was taken away since: what came first goes first.
-            if lane.held and (held := lane.held.get(route.meter)) is not None:
-                held.runs.append(lane.runs.popleft())
+            if lane.throttled and (throttled := lane.throttled.get(route.token_bucket)) is not None:
+                throttled.runs.append(lane.runs.popleft())
                 continue
             if route.gated or route.batch > 1:
-                if route.batch > 1 and (rest := self._lingers(lane, run, route)) is not None:
-                    # They are not ready to be served, so what was woken is.
-                    lane.owes = station.owes = 0.0
-                    return rest
+                if route.batch > 1 and (linger := self._lingers(lane, run, route)) is not None:
+                    # Its runs are not ready, so they are owed no time.
+                    lane.owed_s = slot.owed_s = 0.0
+                    return linger
                 began = self._now()
-                serve = self._batches.serve if route.batch > 1 else self._serve_gated
-                if (yield from serve(lane, lane.runs, route, station, deadline)):
-                    self.holding.begin(lane, route.meter)
+                serve = self._batches.process if route.batch > 1 else self._process_gated
+                if (yield from serve(lane, lane.runs, route, slot, deadline)):
+                    self.throttling.begin(lane, route.token_bucket)
                 time = self._now()
-                if station.owes or lane.owes:
-                    _repay(lane, station, time - began)
+                if slot.owed_s or lane.owed_s:
+                    _repay(lane, slot, time - began)
                 if time >= deadline:
                     return None
                 continue
@@ -137,146 +131,152 @@ class Desk:
             identity = route.ordering.identity
             records = run.records
             parked_keys = lane.parked
-            station.run = run
+            slot.run = run
             place = first = run.next
             time = began = now()
             while place < len(records):
                 record = records[place]
                 if parked_keys and (key := identity(record)) in parked_keys:
-                    self._complete(run, first, place, station)
-                    self._parking.behind(lane, key, (fetch, run.indexes[place], record))
+                    self._complete(run, first, place, slot)
+                    self._parking.append(lane, key, (fetch, run.indexes[place], record))
                     place = first = run.next = place + 1
                     continue
-                station.started = time
-                station.record = record
+                slot.started = time
+                slot.record = record
                 outcome = yield Message(record)
                 place += 1
                 if outcome is not None:
-                    self._complete(run, first, place - 1, station)
+                    self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
-                    self._parking.set_aside(lane, identity(record), item, outcome, station)
-                    # Before the next record is begun: see `Station.finished`.
+                    self._parking.park_unfinished(lane, identity(record), item, outcome, slot)
+                    # Before the next record is begun: see `ExecutionSlot.finished`.
                     first = run.next = place
                 time = now()
                 if time >= deadline or not assignment.active:
                     break
-            self._complete(run, first, place, station)
+            self._complete(run, first, place, slot)
             if place == len(records):
                 lane.runs.popleft()
-            if station.owes or lane.owes:
-                _repay(lane, station, time - began)
+            if slot.owed_s or lane.owed_s:
+                _repay(lane, slot, time - began)
             if time >= deadline:
                 return None
         return None
 
-    def _serve_due(self, lane: ConsumerLane, station: Station, deadline: float) -> Generator[Work, Outcome, bool]:
-        """Serve what was woken in a lane. Returns False when the visit is over."""
+    def _process_woken(
+        self, lane: ConsumerLane, slot: ExecutionSlot, deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Process what was woken in a lane. Returns False when the lane is to be given back."""
         while lane.due:
             owner = lane.due_owner()
-            if owner is not None and owner.assignment.route.kind is not station.kind:
+            if owner is not None and owner.assignment.route.kind is not slot.kind:
                 return False
             key = lane.due.pop(0)
-            parked, held = lane.parked.get(key), lane.held.get(key)
-            if parked is not None and not (yield from self._parked.serve(lane, key, parked, station, deadline)):
+            parked, throttled = lane.parked.get(key), lane.throttled.get(key)
+            if parked is not None and not (yield from self._parked_keys.process(lane, key, parked, slot, deadline)):
                 return False
-            if held is not None and not (yield from self._serve_held(lane, key, held, station, deadline)):
+            if throttled is not None and not (yield from self._process_throttled(lane, key, throttled, slot, deadline)):
                 return False
         return True
 
-    def _complete(self, run: ConsumerRun, first: int, stop: int, station: Station) -> None:
+    def _complete(self, run: ConsumerRun, first: int, stop: int, slot: ExecutionSlot) -> None:
         if stop > first:
             run.owner.assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
             run.next = stop
-            station.handled += stop - first
+            slot.handled += stop - first
 
-    def _serve_held(
-        self, lane: ConsumerLane, key: Hashable, held: ConsumerHeld, station: Station, deadline: float
+    def _process_throttled(
+        self, lane: ConsumerLane, key: Hashable, throttled: ConsumerThrottled, slot: ExecutionSlot, deadline: float
     ) -> Generator[Work, Outcome, bool]:
-        """Serve runs that waited for their handler's rate, as far as it goes. Returns False when the visit is over."""
-        self.holding.sweep(held)
-        while held.runs:
-            fetch = station.fetch = held.runs[0].owner
+        """Process throttled runs as far as tokens go. Returns False when the lane is to be given back."""
+        self.throttling.drop_inactive(throttled)
+        while throttled.runs:
+            fetch = slot.fetch = throttled.runs[0].owner
             route = fetch.assignment.route
             if not fetch.assignment.active:
-                held.runs.popleft()
+                throttled.runs.popleft()
                 continue
             if self._now() >= deadline:
                 lane.due.insert(0, key)
                 return False
-            station.invoke = route.invoke
-            serve = self._batches.serve if route.batch > 1 else self._serve_gated
-            if (yield from serve(lane, held.runs, route, station, deadline)):
-                self.holding.line_up(lane, route.meter, held)
+            slot.invoke = route.invoke
+            serve = self._batches.process if route.batch > 1 else self._process_gated
+            if (yield from serve(lane, throttled.runs, route, slot, deadline)):
+                self.throttling.await_token(lane, route.token_bucket, throttled)
                 return True
-        # Those that stand in the line stay, though there are none: so a lane stands there once.
-        if not held.asked:
-            del lane.held[key]
+        # A waiter of the token bucket stays, though no runs are left: so a lane has one at most.
+        if not throttled.awaits_token:
+            del lane.throttled[key]
         return True
 
-    def _serve_gated(
-        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, station: Station, deadline: float
+    def _process_gated(
+        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, deadline: float
     ) -> Generator[Work, Outcome, bool]:
-        """Serve a run whose handler has a filter, a decoder, a key function or a rate: message by message.
+        """Process a run whose handler has a filter, a decoder, a key function or a rate: message by message.
 
-        Returns whether the rate is used up: the first of the runs is at a message that must wait.
+        Returns whether no token is left: the first of the runs is at a message that must wait for one.
         """
         run = runs[0]
         fetch, assignment = run.owner, run.owner.assignment
-        station.batch_count = 1
+        slot.batch_count = 1
         while run.next < len(run.records):
             record = run.records[run.next]
             item = (fetch, run.indexes[run.next], record)
             now = self._now()
             if now >= deadline or not assignment.active:
                 return False
-            key, message = self._admission.ask(lane, route, item, now, station, arrival=run.arrival)
-            if isinstance(message, Full):
+            key, message = self._admission.admit(lane, route, item, now, slot, arrival=run.arrival)
+            if isinstance(message, RateLimited):
                 return True
             run.next += 1
             if message is None:
                 continue
-            station.started, station.record = now, record
+            slot.started, slot.record = now, record
             outcome = message if isinstance(message, Failed) else (yield message)
             if outcome is None:
-                self._admission.done((item,), station)
+                self._admission.done((item,), slot)
             else:
-                self._parking.set_aside(lane, key, item, outcome, station)
+                self._parking.park_unfinished(lane, key, item, outcome, slot)
         runs.popleft()
         return False
 
-    def _lingers(self, lane: ConsumerLane, run: ConsumerRun, route: Route) -> Rest | None:
-        """Tell whether a lane's next batch should wait for more."""
+    def _lingers(self, lane: ConsumerLane, run: ConsumerRun, route: Route) -> LingerUntil | None:
+        """Return until when a lane's next batch should wait for more, or None where it should not."""
         appended = lane.appended
         until = run.owner.arrived + route.linger
-        if self._now() >= until or self.hurry or available(lane.runs, run.owner.assignment, route.batch) >= route.batch:
+        if (
+            self._now() >= until
+            or self.draining
+            or available(lane.runs, run.owner.assignment, route.batch) >= route.batch
+        ):
             return None
-        return Rest(appended, partial(self._linger, lane, until))
+        return LingerUntil(appended, partial(self._linger, lane, until))
 
     def _linger(self, lane: ConsumerLane, until: float) -> None:
-        """Bring a lane back that was given back to wait for a full batch."""
+        """Have a lane woken when its batch has waited long enough."""
         self._timers.add(until, partial(self.wake_lane, lane))
-        # A drain that began since the look found the lane held, and could not wake it.
-        if self.hurry:
+        # A drain that began since `_lingers` found the lane held, and could not wake it.
+        if self.draining:
             self.wake_lane(lane)
 
-    def busy_with(self, stations: Iterable[Station], assignments: Sequence[Assignment]) -> list[str]:
-        """Return the names of the stations and completions that hold a message of one of these assignments."""
+    def busy_with(self, slots: Iterable[ExecutionSlot], assignments: Sequence[Assignment]) -> list[str]:
+        """Return the names of the slots and completions that hold a message of one of these assignments."""
         busy = []
-        for station in stations:
-            fetch = station.fetch
+        for slot in slots:
+            fetch = slot.fetch
             if fetch is not None and fetch.assignment in assignments:
-                busy.append(station.name)
+                busy.append(slot.name)
         busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
         return busy
 
 
-def _of_kind(run: ConsumerRun, station: Station) -> bool:
-    return run.owner.assignment.route.kind is station.kind
+def _of_kind(run: ConsumerRun, slot: ExecutionSlot) -> bool:
+    return run.owner.assignment.route.kind is slot.kind
 
 
-def _repay(lane: ConsumerLane, station: Station, seconds: float) -> None:
-    lane.owes = max(0.0, lane.owes - seconds)
-    station.owes = max(0.0, station.owes - seconds)
+def _repay(lane: ConsumerLane, slot: ExecutionSlot, seconds: float) -> None:
+    lane.owed_s = max(0.0, lane.owed_s - seconds)
+    slot.owed_s = max(0.0, slot.owed_s - seconds)
 
 
-__all__ = ["Desk"]
+__all__ = ["LaneProcessor"]

@@ -1,14 +1,14 @@
-"""Worker threads: each takes a ready lane, calls the handler for what its visit yields, and gives the lane back.
+"""Worker threads: each takes a ready lane, calls the handler for what the lane processor yields, and gives it back.
 
 Handlers may raise what they like: it is a failure of that message. Anything else that raises in here is a defect of
-penstock; it stops the consumer with that error rather than leave a lane held for ever.
+penstock; it stops the consumer with that error rather than hold a lane for ever.
 
 How many threads are woken matters more than how many there are. Python runs one thread at a time; where handlers
-return in microseconds, each further thread that is awake only takes turns with the others. So while handlers are
-quick one thread is kept awake and finds all the work; where they wait for something (seen from how long they take),
-as many are woken as there are lanes. A thread that is stuck while lanes wait is seen by the poll thread (`relieve`),
-which wakes others. A thread that is awake needs no waking: it looks for work once more after it has said it sleeps,
-and who brings work looks for sleepers after bringing it, so one of the two sees the other.
+return in microseconds, each further thread that is awake only contends with the others. So while handlers are quick one
+thread is kept awake and finds all the work; where they wait for something (by how long they take), as many are woken as
+there are ready lanes. The poll thread sees threads that are stuck while lanes wait, and wakes others (`wake_idle`). A
+thread that is awake needs no waking: it looks for a lane again after it has set `asleep`, and whoever makes a lane
+ready reads `asleep` after that, so one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from queue import SimpleQueue
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
-from penstock.consumer.execution.lane_processor import Desk
-from penstock.consumer.execution_slot import Outcome, Station
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, disregarded
@@ -33,21 +33,21 @@ from penstock.routing import Scheduler
 _QUICK_S = 50e-6
 #: Seconds in one message while lanes wait after which a thread counts as stuck.
 _STUCK_S = 0.001
-#: Seconds between two looks at a thread that ends.
+#: Seconds between two checks of a thread that ends.
 _LOOK_S = 0.05
 #: Seconds that a thread which is not in a handler may take to end.
 _END_S = 1.0
-#: The weight of the last visit in the average.
+#: The weight of the last lane in the average.
 _LAST = 0.2
 
 _WAKE = True
 _END = False
 
 
-def call(station: Station, work: object) -> Outcome:
-    """Call a station's handler and return what came of it."""
+def call(slot: ExecutionSlot, work: object) -> Outcome:
+    """Call a slot's handler and return what came of it."""
     try:
-        returned = station.invoke(work)
+        returned = slot.invoke(work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return Failed(raised())
     return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
@@ -56,78 +56,68 @@ def call(station: Station, work: object) -> Outcome:
 class Worker:
     """One worker thread."""
 
-    def __init__(self, pool: WorkerPool, number: int, slot: int) -> None:
+    def __init__(self, pool: WorkerPool, number: int, queue: int) -> None:
         self._pool = pool
-        self.slot = slot
-        self.station = Station(Kind.THREAD, f"penstock-worker-{pool.name}-{number}")
-        self.thread = threading.Thread(target=self._main, name=self.station.name, daemon=True)
+        self.queue = queue
+        self.slot = ExecutionSlot(Kind.THREAD, f"penstock-worker-{pool.name}-{number}")
+        self.thread = threading.Thread(target=self._main, name=self.slot.name, daemon=True)
         self.tokens: SimpleQueue[bool] = SimpleQueue()
-        #: Whether it waits, or is about to, for a token. Written by itself, and by who puts a token.
+        #: Whether it waits, or is about to, for a token of its queue. Written by itself, and by who puts a token.
         self.asleep = True
-        #: Whether it is to end after its visit.
+        #: Whether it is to end after its lane.
         self.retired = False
 
     def _main(self) -> None:
-        pool, station = self._pool, self.station
-        station.thread_id = threading.get_ident()
+        pool, slot = self._pool, self.slot
+        slot.thread_id = threading.get_ident()
         try:
             while self.tokens.get():
                 while not self.retired:
-                    lane = pool.scheduler.take(self.slot, station.owes)
+                    lane = pool.scheduler.take(self.queue, slot.owed_s)
                     if lane is None:
                         self.asleep = True
-                        # Once more: a lane that came before it was written is seen by nobody else.
-                        lane = pool.scheduler.take(self.slot, station.owes)
+                        # Again: a lane that became ready before that was written is seen by nobody else.
+                        lane = pool.scheduler.take(self.queue, slot.owed_s)
                         if lane is None:
                             break
                         self.asleep = False
-                    self._serve(lane)
+                    self._process(lane)
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
-            pool.desk.fail(raised())
+            pool.processor.fail(raised())
         finally:
             pool.closing()
 
-    def _serve(self, lane: ConsumerLane) -> None:
-        station, desk = self.station, self._pool.desk
-        visit = desk.visit(lane, station)
-        send = visit.send
+    def _process(self, lane: ConsumerLane) -> None:
+        slot, processor = self.slot, self._pool.processor
+        processing = processor.process(lane, slot)
+        send = processing.send
         outcome: Outcome = None
-        rest = None
-        before, begun = station.handled, time.perf_counter()
+        linger = None
+        before, begun = slot.handled, time.perf_counter()
         try:
             while True:
                 work = send(outcome)
                 # `call`, written out: it is most of what an empty handler costs.
                 try:
-                    outcome = station.invoke(work)  # type: ignore[assignment] # anything but a deferral is ignored
+                    outcome = slot.invoke(work)  # type: ignore[assignment] # anything but a deferral is ignored
                 except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
                     outcome = Failed(raised())
                 else:
                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
                         outcome = disregarded(outcome)
         except StopIteration as end:
-            rest = end.value
+            linger = end.value
         finally:
-            station.leave()
-            ready = desk.give_back(lane, rest)
-            if ready is not None and ready != self.slot:
-                # Its next work is for the event loop, which does not look by itself. In this slot this thread looks.
-                desk.wake((ready,))
-        self._pool.note((time.perf_counter() - begun) / max(1, station.handled - before))
+            slot.leave()
+            ready = processor.give_back(lane, linger)
+            if ready is not None and ready != self.queue:
+                # Its next work is for the event loop, which must be woken. In its own queue this thread looks next.
+                processor.wake((ready,))
+        self._pool.note_duration((time.perf_counter() - begun) / max(1, slot.handled - before))
 
 
 class WorkerPool:
-    """The worker threads of a consumer. Any thread may call anything.
-
-    Args:
-        name: name of the consumer, for the threads' names.
-        workers: how many threads.
-        pinned: whether each has a slot of its own.
-        clock: the engine's clock.
-        scheduler: where lanes come from.
-        desk: what serves them.
-        closing: called on each thread before it ends.
-    """
+    """The worker threads of a consumer. Any thread may call anything."""
 
     def __init__(
         self,
@@ -137,21 +127,21 @@ class WorkerPool:
         pinned: bool,
         clock: Clock,
         scheduler: Scheduler[Fetch, Record],
-        desk: Desk,
+        processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
         self.name = name
         self.scheduler = scheduler
-        self.desk = desk
+        self.processor = processor
         self._pinned = pinned
         self._clock = clock
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
         self._made = 0
-        #: Where messages may be in a handler: of all threads there ever were, for one that goes may still be in its
-        #: last, and no count may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
-        self.stations: list[Station] = []
+        #: The slots of all threads there ever were, for one that ends may still be in its last handler, and no count
+        #: may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
+        self.slots: list[ExecutionSlot] = []
         #: Seconds that a handler takes, about. Any worker writes; a lost update does no harm.
         self._typical_s = 1.0
         self.workers: list[Worker] = []
@@ -161,7 +151,7 @@ class WorkerPool:
         for _ in range(count):
             worker = Worker(self, self._made, self._made if self._pinned else 0)
             self._made += 1
-            self.stations = [*self.stations, worker.station]
+            self.slots = [*self.slots, worker.slot]
             self.workers = [*self.workers, worker]
             if self._started:
                 worker.thread.start()
@@ -174,7 +164,7 @@ class WorkerPool:
             worker.thread.start()
 
     def resize(self, count: int) -> None:
-        """Have so many threads from now on; those too many end after the visit they are in."""
+        """Have so many threads from now on; those that are too many end after the lane they are at."""
         with self._lock:
             if count > len(self.workers):
                 self._grow(count - len(self.workers))
@@ -183,30 +173,30 @@ class WorkerPool:
             for worker in gone:
                 worker.retired = True
                 worker.tokens.put(_END)
-            # What they were woken for is for the others now.
+            # The lanes that they were woken for are for the others now.
             for worker in self.workers:
-                self._rouse(worker)
+                self._wake(worker)
 
-    def note(self, seconds: float) -> None:
-        """Take note of how long a message took in a visit."""
+    def note_duration(self, seconds: float) -> None:
+        """Note how long a message took, on the average of a lane."""
         self._typical_s += (seconds - self._typical_s) * _LAST
 
-    def wake(self, slots: Sequence[int]) -> None:
-        """Have these slots' ready lanes served, given a slot for each lane that became ready."""
+    def wake(self, queues: Sequence[int]) -> None:
+        """Have ready lanes served, given the ready queue of each lane that became ready."""
         if self._pinned:
-            for slot in slots:
-                self._rouse(self.workers[slot])
+            for queue in queues:
+                self._wake(self.workers[queue])
             return
-        if not slots:
+        if not queues:
             return
-        wanted = len(slots)
+        wanted = len(queues)
         if self._typical_s < _QUICK_S:
             if not all(worker.asleep for worker in self.workers):
                 return
             wanted = 1
-        self._rouse_some(wanted)
+        self._wake_some(wanted)
 
-    def relieve(self) -> bool:
+    def wake_idle(self) -> bool:
         """Wake others where lanes wait and all who are awake are stuck. Returns whether lanes wait and some sleep."""
         if self._pinned or not self.scheduler.waiting(0):
             return False
@@ -218,22 +208,22 @@ class WorkerPool:
                 sleepers += 1
             else:
                 awake += 1
-                station = worker.station
-                free = free or station.record is None or station.started > stuck_before
+                slot = worker.slot
+                free = free or slot.record is None or slot.started > stuck_before
         if sleepers and not free:
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
-            self._rouse_some(min(self.scheduler.waiting(0), max(1, awake)))
+            self._wake_some(min(self.scheduler.waiting(0), max(1, awake)))
         return sleepers > 0
 
-    def _rouse_some(self, count: int) -> None:
+    def _wake_some(self, count: int) -> None:
         for worker in self.workers:
             if count <= 0:
                 return
             if worker.asleep:
-                self._rouse(worker)
+                self._wake(worker)
                 count -= 1
 
-    def _rouse(self, worker: Worker) -> None:
+    def _wake(self, worker: Worker) -> None:
         if worker.asleep:
             worker.asleep = False
             worker.tokens.put(_WAKE)
@@ -248,9 +238,9 @@ class WorkerPool:
         for worker in workers:
             while worker.thread.is_alive():
                 left = deadline - time.monotonic()
-                # One that is not in a handler ends at once, when it is its turn; unless it is in a filter or a resource
-                # that does not come back.
-                if left <= (0 if worker.station.record is not None else -_END_S):
+                # One that is not in a handler ends as soon as it runs; unless it is in a filter or a resource that does
+                # not return.
+                if left <= (0 if worker.slot.record is not None else -_END_S):
                     break
                 worker.thread.join(max(_LOOK_S, left))
         return [worker for worker in workers if worker.thread.is_alive()]

@@ -1,8 +1,8 @@
-"""Holding: what waits in a lane for the rate of its handler, while the lane goes on with the messages of others.
+"""Throttling: what waits in a lane for a token of its handler's rate, while the lane goes on with other messages.
 
 A rate is one for all keys of a handler, so nothing is parked: the runs of the handler step aside as they are, and what
-comes for it later goes behind them. So a key keeps its order, and a held handler costs a place in the meter's line for
-each lane, however many messages wait. Called by visits, each for the lane it holds.
+comes for it later goes behind them. So a key keeps its order, and a throttled handler costs one waiter in its token
+bucket for each lane, however many messages wait. Each call is for a lane that the caller holds.
 """
 
 from __future__ import annotations
@@ -11,52 +11,51 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from penstock.consumer.assignments import ConsumerHeld, ConsumerLane, ConsumerParked
-from penstock.consumer.handlers.rate_limits import Meter
-from penstock.routing import HeldRuns
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, ConsumerThrottled
+from penstock.consumer.handlers.rate_limits import TokenBucket
+from penstock.routing import ThrottledRuns
 
 
-class Holding:
-    """Lets runs and parked keys wait for a rate. Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        wake_key: has a parked key, or the runs that a meter holds, looked at; any thread may call it.
-    """
+class Throttling:
+    """Lets runs and parked keys wait for tokens. Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(self, wake_key: Callable[[ConsumerLane, Hashable], None]) -> None:
         self._wake_key = wake_key
-        #: How often assignments were dropped: what is held is searched for theirs. Raised before it is woken.
+        #: How often assignments were dropped: throttled runs are searched for theirs. Raised before they are woken.
         self.dropped = 0
 
-    def begin(self, lane: ConsumerLane, meter: Meter) -> None:
-        """Let the first of a lane's runs step aside; `meter` let no more through."""
-        held = lane.held[meter] = HeldRuns()
-        held.dropped = self.dropped
-        held.runs.append(lane.runs.popleft())
-        self.line_up(lane, meter, held)
+    def begin(self, lane: ConsumerLane, token_bucket: TokenBucket) -> None:
+        """Let the first of a lane's runs step aside; no token is left for it."""
+        throttled = lane.throttled[token_bucket] = ThrottledRuns()
+        throttled.dropped = self.dropped
+        throttled.runs.append(lane.runs.popleft())
+        self.await_token(lane, token_bucket, throttled)
 
-    def line_up(self, lane: ConsumerLane, meter: Meter, held: ConsumerHeld) -> None:
-        """Let held runs wait in the line of all lanes, by the age of their first message."""
-        if not held.asked:
-            held.asked = True
-            run = held.runs[0]
-            meter.wait(run.arrival + run.indexes[run.next], partial(self._let_ask, lane, meter, held))
+    def await_token(self, lane: ConsumerLane, token_bucket: TokenBucket, throttled: ConsumerThrottled) -> None:
+        """Let throttled runs wait for a token, among those of all lanes by the age of their first message."""
+        if not throttled.awaits_token:
+            throttled.awaits_token = True
+            run = throttled.runs[0]
+            arrival = run.arrival + run.indexes[run.next]
+            token_bucket.wait(arrival, partial(self._wake, lane, token_bucket, throttled))
 
-    def line_up_key(self, lane: ConsumerLane, meter: Meter, key: Hashable, parked: ConsumerParked) -> None:
-        """Let the head of a parked key wait, before all lanes: it has waited longer."""
-        if not parked.asked:
-            parked.asked = True
-            meter.wait(0, partial(self._let_ask, lane, key, parked))
+    def await_token_for_key(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
+        """Let the head of a parked key wait for a token, before the runs of all lanes: it has waited longer."""
+        if not parked.awaits_token:
+            parked.awaits_token = True
+            token_bucket = parked.waiting[0][0].assignment.route.token_bucket
+            token_bucket.wait(0, partial(self._wake, lane, key, parked))
 
-    def _let_ask(self, lane: ConsumerLane, key: Hashable, who: ConsumerHeld | ConsumerParked) -> None:
-        who.asked = False
+    def _wake(self, lane: ConsumerLane, key: Hashable, waiter: ConsumerThrottled | ConsumerParked) -> None:
+        # First: the holder may ask for a token again as soon as the key is woken.
+        waiter.awaits_token = False
         self._wake_key(lane, key)
 
-    def sweep(self, held: ConsumerHeld) -> None:
-        """Forget runs of dropped assignments: they would stay, counted by nobody, as long as the rate holds them."""
-        if held.dropped != self.dropped:
-            held.dropped = self.dropped
-            held.runs = deque(run for run in held.runs if run.owner.assignment.active)
+    def drop_inactive(self, throttled: ConsumerThrottled) -> None:
+        """Drop runs of inactive assignments: they would stay, counted by nobody, as long as no token comes."""
+        if throttled.dropped != self.dropped:
+            throttled.dropped = self.dropped
+            throttled.runs = deque(run for run in throttled.runs if run.owner.assignment.active)
 
 
-__all__ = ["Holding"]
+__all__ = ["Throttling"]

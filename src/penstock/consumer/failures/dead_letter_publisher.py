@@ -1,8 +1,8 @@
-"""The outbox: messages whose tries are exhausted, written to another topic before their offset is done.
+"""The dead-letter publisher: it writes messages whose tries are exhausted to another topic; then their offset is done.
 
-Visits put them here; the poll thread alone sends them and hears of their delivery. The key stays parked until the
-broker has acknowledged, so nothing of it is handled out of order should the process die in between. A message that
-cannot be written holds its offset, says so, and is sent again.
+Holders of lanes put them here; the poll thread alone sends them and serves their delivery reports. The key stays parked
+until the broker has acknowledged, so nothing of it is handled out of order should the process die in between. A message
+that cannot be written holds its offset, is logged, and is sent again.
 
 One that is too large for its topic would be refused for ever. A dead letter then sheds what we added, the stack first;
 one for a retry topic is given up at once, as its handler says. What no topic takes stops the consumer: the offset
@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 #: Seconds before a message that could not be written is sent again.
 RESEND_AFTER_S = 5.0
 
-#: Seconds between two lines of the log that a right is missing: all messages for a topic lack the same.
-_SAY_AGAIN_S = 60.0
+#: Seconds between two log lines about a missing right: all messages for a topic lack the same.
+_LOG_AGAIN_S = 60.0
 
 #: Characters that are left of a text in a dead letter that must be small.
 _SHORT_CHARS = 64
-#: What a topic says of a message that it will never take.
+#: What a broker answers about a message that its topic will never take.
 _NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
 
 Trace = Callable[[str, HeaderList], HeaderList]
@@ -62,7 +62,7 @@ _NEXT_SHED = {Shed.NOTHING: Shed.STACK, Shed.STACK: Shed.TEXTS}
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class ExhaustedMessage:
     """An exhausted message and why it failed.
 
     Attributes:
@@ -73,6 +73,7 @@ class Outgoing:
         attempts: how often it was tried here.
         retry: for the retry topic, how often it has been there; None for the dead-letter topic.
         shed: what its headers leave out.
+        hold: called in place of `on_written` where no retry topic takes it and its handler holds it then.
     """
 
     fetch: Fetch
@@ -82,6 +83,7 @@ class Outgoing:
     attempts: int
     retry: int | None
     shed: Shed = Shed.NOTHING
+    hold: Callable[[], None] | None = field(default=None, repr=False)
 
     @property
     def place(self) -> tuple[Assignment, int]:
@@ -89,62 +91,63 @@ class Outgoing:
         return self.fetch.assignment, self.record.offset()
 
 
-Durable = Callable[[], None]
+OnWritten = Callable[[], None]
 
 
-class Outbox:
-    """Takes exhausted messages from any thread (`put`); everything else is the poll thread's.
+class DeadLetterPublisher:
+    """Takes exhausted messages from any thread (`publish`); everything else is the poll thread's."""
 
-    Args:
-        group: the consumer group, for the headers.
-        clock: the engine's clock.
-        timers: where a message waits to be sent again.
-        limits: what stops a consumer that loses everything.
-    """
-
-    def __init__(self, group: str, clock: Clock, timers: Timers, limits: DeadLetterLimits) -> None:
+    def __init__(
+        self,
+        group: str,
+        clock: Clock,
+        timers: Timers,
+        limits: DeadLetterLimits,
+        *,
+        fail: Callable[[BaseException], None] | None = None,
+        exception_texts: bool = False,
+    ) -> None:
         self._group = group
         self._clock = clock
         self._timers = timers
         #: What stops a consumer that gives up everything. Thread-safe: drops ask it too.
         self.limits = limits
         # With whether it is sent for the first time.
-        self._queue: deque[tuple[Outgoing, Durable, bool]] = deque()
+        self._queue: deque[tuple[ExhaustedMessage, OnWritten, bool]] = deque()
         self._producer: ProducerClient | None = None
-        # When it was said last that a right is missing, by topic.
-        self._said: dict[str, float] = {}
+        # When it was logged last that a right is missing, by topic.
+        self._logged_at: dict[str, float] = {}
         self._unacknowledged = 0
         self._held = 0
         #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
         self.trace: Trace | None = None
-        #: Whether the log shows the texts of what handlers raised. Set before the start.
-        self.exception_texts = False
+        #: Whether the log shows the texts of what handlers raised.
+        self.exception_texts = exception_texts
         #: Whom the brokers take the producer for.
         self.principal = THIS_CLIENT
-        #: Called with an error that must stop the consumer. Set before the start.
-        self.fail: Callable[[BaseException], None] = _raise
-        #: What became of each message that is here, in words. Any thread: operations of a `dict` are atomic.
-        self.words: dict[tuple[Assignment, int], str] = {}
+        self._fail = fail or _raise
+        #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
+        self.states: dict[tuple[Assignment, int], str] = {}
         #: Messages that their handler drops because no retry topic takes them. Written by the poll thread.
         self.dropped = 0
         #: Dead letters written, messages written to retry topics, and sends that failed. Written by the poll thread.
         self.dead_letters = 0
-        self.put_off = 0
+        self.retries = 0
         self.failures = 0
 
     def connect(self, producer: ProducerClient, principal: str = THIS_CLIENT) -> None:
         """Take the producer, and whom the brokers take it for. Before the poll thread starts."""
         self._producer, self.principal = producer, principal
 
-    def put(self, outgoing: Outgoing, durable: Durable) -> None:
-        """Hand a message over; its key must be parked.
+    def publish(self, message: ExhaustedMessage, on_written: OnWritten) -> None:
+        """Have a message written; its key must be parked. Any thread.
 
         Args:
-            outgoing: the message.
-            durable: called on the poll thread when the broker has it.
+            message: the message.
+            on_written: called on the poll thread when the broker has it.
         """
-        self.words[outgoing.place] = "it is about to be written to another topic"
-        self._queue.append((outgoing, durable, True))
+        self.states[message.place] = "it is about to be written to another topic"
+        self._queue.append((message, on_written, True))
 
     @property
     def waiting(self) -> int:
@@ -152,12 +155,12 @@ class Outbox:
         return len(self._queue) + self._unacknowledged
 
     @property
-    def unsettled(self) -> int:
-        """How many are not durable yet: on their way, or waiting to be sent again."""
+    def unwritten(self) -> int:
+        """How many are not written yet: on their way, or waiting to be sent again."""
         return self.waiting + self._held
 
     def serve(self) -> None:
-        """Send what was put, hear what was delivered."""
+        """Send what was published, serve delivery reports."""
         if self._producer is None:
             return
         while self._queue:
@@ -166,17 +169,17 @@ class Outbox:
             self._producer.poll(0)
 
     def flush(self, timeout: float) -> None:
-        """Wait for deliveries of what was sent, at most `timeout` seconds. What was only put is not sent any more."""
+        """Wait for deliveries of what was sent, at most `timeout` seconds. What was not sent yet stays so."""
         if self._producer is not None and self._unacknowledged:
             self._producer.flush(timeout)
 
-    def _send(self, producer: ProducerClient, one: Outgoing, durable: Durable, first: bool) -> None:
+    def _send(self, producer: ProducerClient, one: ExhaustedMessage, on_written: OnWritten, first: bool) -> None:
         if not one.fetch.assignment.active:
             # Its next owner handles it again. The key is woken for what waits behind it.
-            self._settle(one, durable)
+            self._finish(one, on_written)
             return
         if one.retry is None and first:
-            self.limits.check(one)
+            self.limits.check(f"{one.fetch.assignment}@{one.record.offset()}", one.error)
         topic, headers = self._addressed(one)
         if self.trace is not None:
             headers = self.trace(topic, headers)
@@ -185,72 +188,77 @@ class Outbox:
             self._unacknowledged -= 1
             if error is None:
                 self._written(one, topic)
-                self._settle(one, durable)
+                self._finish(one, on_written)
             else:
-                self._not_written(one, durable, topic, error)
+                self._not_written(one, on_written, topic, error)
 
         try:
             producer.produce(topic, one.record.value(), one.record.key(), headers=headers, on_delivery=delivered)
         except KafkaException as error:
-            self._not_written(one, durable, topic, error.args[0])
+            self._not_written(one, on_written, topic, error.args[0])
         except BufferError as error:
-            self._hold(one, durable, topic, str(error))
+            self._hold(one, on_written, topic, str(error))
         else:
-            self.words[one.place] = f"it is being written to {topic}"
+            self.states[one.place] = f"it is being written to {topic}"
             self._unacknowledged += 1
 
-    def _settle(self, one: Outgoing, durable: Durable) -> None:
-        self.words.pop(one.place, None)
-        durable()
+    def _finish(self, one: ExhaustedMessage, on_written: OnWritten) -> None:
+        self.states.pop(one.place, None)
+        on_written()
 
-    def _not_written(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
+    def _not_written(self, one: ExhaustedMessage, on_written: OnWritten, topic: str, error: KafkaError) -> None:
         if error.code() in _NEVER_TAKEN:
-            self._refused(one, durable, topic, error)
+            self._refused(one, on_written, topic, error)
         else:
-            self._hold(one, durable, topic, self._why(topic, error), says_all=is_missing_right(error))
+            self._hold(one, on_written, topic, self._why(topic, error), for_topic=is_missing_right(error))
 
-    def _refused(self, one: Outgoing, durable: Durable, topic: str, error: KafkaError) -> None:
-        """See to a message that its topic will never take as it is."""
+    def _refused(self, one: ExhaustedMessage, on_written: OnWritten, topic: str, error: KafkaError) -> None:
+        """Handle a message that its topic will never take as it is."""
         self.failures += 1
         handler = one.fetch.assignment.route.handler
         place = f"{one.fetch.assignment}@{one.record.offset()}"
         if one.retry is not None and handler.on_failure is not OnFailure.STOP:
             _log.error(
-                "%s is not taken by %s: %s; it is given up at once\n%s",
+                "%s is not taken by %s: %s; it %s\n%s",
                 place,
                 topic,
                 reason(error),
+                "is held" if handler.on_failure is OnFailure.HOLD else "is given up at once",
                 failure_text(one.error, texts=self.exception_texts),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
-                self._queue.append((replace(one, retry=None), durable, True))
+                self._queue.append((replace(one, retry=None), on_written, True))
+            elif handler.on_failure is OnFailure.HOLD and one.hold is not None:
+                self._finish(one, one.hold)
             else:
                 self.dropped += 1
-                self._settle(one, durable)
+                self._finish(one, on_written)
             return
         if one.retry is None and one.shed in _NEXT_SHED and error.code() != KafkaError.INVALID_RECORD:
             smaller = replace(one, shed=_NEXT_SHED[one.shed])
             _log.warning("%s is too large for %s, and is written without %s", place, topic, smaller.shed.value)
-            self._queue.append((smaller, durable, False))
+            self._queue.append((smaller, on_written, False))
             return
         self._held += 1
-        self.words[one.place] = f"{topic} does not take it: {reason(error)}"
+        self.states[one.place] = f"{topic} does not take it: {reason(error)}"
         stop = PenstockError(
             f"{place} was given up after {one.attempts} tries, and {topic} does not take it, without what we add "
             f"either: {reason(error)}; the consumer stops and keeps the offset: raise max.message.bytes of {topic}, or "
             "choose on_failure 'drop' for it"
         )
         stop.__cause__ = one.error
-        self.fail(stop)
+        self._fail(stop)
 
-    def _addressed(self, one: Outgoing) -> tuple[str, HeaderList]:
+    def _addressed(self, one: ExhaustedMessage) -> tuple[str, HeaderList]:
         """Return the topic a message goes to, and its headers."""
         assignment = one.fetch.assignment
         handler = assignment.route.handler
         source = assignment.route.source or assignment.topic
         if one.retry is not None:
-            due = self._clock.time() + handler.retry_delays[one.retry]
-            return retry_topic(self._group, source), retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+            delay = handler.retry_delays[one.retry]
+            due = self._clock.time() + delay
+            fields = retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+            return retry_topic(self._group, source, delay), fields
         tries = tries_before(one.record, source) + one.attempts
         origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=tries)
         if one.shed is not Shed.NOTHING:
@@ -261,19 +269,19 @@ class Outbox:
                 message=(origin.message or "")[:_SHORT_CHARS],
                 exception=(origin.exception or "")[-_SHORT_CHARS:],
             )
-        # Not the retry topic's: that place says nothing to who looks for the message.
+        # Not the retry topic's: whoever searches for the message needs its first place.
         topic, partition, offset = origin_of(one.record, source)
         origin = replace(origin, topic=topic, partition=partition, offset=offset)
         return handler.dead_letter_topic.replace("{topic}", source), write(
             handler.dead_letter_format, one.record, origin
         )
 
-    def _written(self, one: Outgoing, topic: str) -> None:
-        self._said.pop(topic, None)
+    def _written(self, one: ExhaustedMessage, topic: str) -> None:
+        self._logged_at.pop(topic, None)
         if one.retry is None:
             self.dead_letters += 1
         else:
-            self.put_off += 1
+            self.retries += 1
         _log.log(
             logging.WARNING if one.retry is None else logging.INFO,
             "%s@%d is in %s after %d tries (%s)",
@@ -296,21 +304,18 @@ class Outbox:
             text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
         return f"{text} ({reason(error)})"
 
-    def _hold(self, one: Outgoing, durable: Durable, topic: str, why: str, *, says_all: bool = False) -> None:
+    def _hold(
+        self, one: ExhaustedMessage, on_written: OnWritten, topic: str, why: str, *, for_topic: bool = False
+    ) -> None:
         """Keep a message that could not be written, and send it again after a while.
 
-        Args:
-            one: the message.
-            durable: as for `put`.
-            topic: where it is to go.
-            why: why it could not be written.
-            says_all: whether that says the same of all that goes to this topic: it is not logged for each.
+        With `for_topic`, which says that nothing gets into the topic, that is logged once in a while, not for each.
         """
         self.failures += 1
         now = self._clock.monotonic()
-        if not says_all or now - self._said.get(topic, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-            if says_all:
-                self._said[topic] = now
+        if not for_topic or now - self._logged_at.get(topic, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
+            if for_topic:
+                self._logged_at[topic] = now
             _log.error(
                 "%s@%d cannot be written to %s: %s; its offset and its key are held, next try in %g s",
                 one.fetch.assignment,
@@ -320,16 +325,16 @@ class Outbox:
                 RESEND_AFTER_S,
             )
         self._held += 1
-        self.words[one.place] = f"it cannot be written to {topic}: {why}"
-        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, one, durable))
+        self.states[one.place] = f"it cannot be written to {topic}: {why}"
+        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, one, on_written))
 
-    def _resend(self, one: Outgoing, durable: Durable) -> None:
+    def _resend(self, one: ExhaustedMessage, on_written: OnWritten) -> None:
         self._held -= 1
-        self._queue.append((one, durable, False))
+        self._queue.append((one, on_written, False))
 
 
 def _raise(error: BaseException) -> None:
     raise error
 
 
-__all__ = ["RESEND_AFTER_S", "Outbox", "Outgoing", "Shed"]
+__all__ = ["RESEND_AFTER_S", "DeadLetterPublisher", "ExhaustedMessage", "Shed"]

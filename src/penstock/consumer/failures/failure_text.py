@@ -1,4 +1,4 @@
-"""How the log tells of what a handler raised: which kind it was and where, and its text only where that is wanted.
+"""How the log shows what a handler raised: which kind it was and where, and its text only where that is wanted.
 
 The text of an exception often quotes the message. Those of our own errors never do.
 """
@@ -23,7 +23,7 @@ def failure_text(error: BaseException, *, texts: bool) -> str:
             return "".join(traceback.format_exception(error)).rstrip()
         except Exception as unprintable:  # noqa: BLE001 - the user's __str__ may raise anything
             return f"(its stack cannot be had: {type(unprintable).__name__})"
-    return "\n".join("".join(_told(one)) for one in reversed(list(_chain(error))))
+    return "\n".join("".join(_own_text(one)) for one in reversed(list(_chain(error))))
 
 
 def short_text(error: BaseException) -> str:
@@ -40,7 +40,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
-def _told(error: BaseException) -> Iterator[str]:
+def _own_text(error: BaseException) -> Iterator[str]:
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from penstock import options as check
 from penstock.errors import ConfigurationError, PenstockError
-
-if TYPE_CHECKING:
-    from penstock.consumer.failures.dead_letter_publisher import Outgoing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +42,7 @@ class DeadLetterLimit:
 
 
 class DeadLetterLimits:
-    """Counts what is given up against a limit. Thread-safe: the poll thread asks for dead letters, visits for drops.
-
-    Args:
-        limit: the limit, or None for none.
-        handled: returns how many messages were handled so far.
-    """
+    """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
 
     def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int]) -> None:
         self._limit = limit
@@ -62,7 +53,7 @@ class DeadLetterLimits:
         self._in_a_row = 0
         self._handled_then = 0
 
-    def check(self, outgoing: Outgoing) -> None:
+    def check(self, place: str, error: BaseException) -> None:
         """Count a message that is about to be given up.
 
         Raises:
@@ -85,9 +76,9 @@ class DeadLetterLimits:
             why = f"{count - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
         if why is not None:
             raise PenstockError(
-                f"{why}: {outgoing.fetch.assignment}@{outgoing.record.offset()} is not given up and the consumer "
-                "stops; find what fails every message, then start again"
-            ) from outgoing.error
+                f"{why}: {place} is not given up and the consumer stops; find what fails every message, then start "
+                "again"
+            ) from error
 
 
 __all__ = ["DeadLetterLimit", "DeadLetterLimits"]

@@ -1,7 +1,7 @@
 """Parking: what becomes of messages that did not get done at once.
 
 A failed message waits for its retry, a deferred one for its completion, an exhausted one for the broker to take it
-elsewhere; whatever comes of its key meanwhile waits behind it. Called by visits, each for the lane it holds.
+elsewhere; whatever comes of its key meanwhile waits behind it. Each call is for a lane that the caller holds.
 """
 
 from __future__ import annotations
@@ -9,26 +9,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
-from penstock.consumer.execution_slot import Station
-from penstock.consumer.failures.dead_letter_publisher import Outbox, Outgoing
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import OnFailure
 from penstock.consumer.handlers.route import Failed, Route
-from penstock.consumer.message_sizes import weight_of
+from penstock.consumer.message_sizes import size_in_bytes
 from penstock.errors import PenstockError
-from penstock.routing import DONE, KeyState
+from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
-
-#: What `ParkedKey.settled` holds when a completion came.
-HANDLED = "handled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class NotDue:
     """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
 
     Attributes:
-        key: the line it joins then.
+        key: the key under which it waits afterwards.
         place: topic, partition and offset.
     """
 
@@ -45,7 +42,7 @@ class NotDue:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class FailedBatch:
     """A batch of several messages that failed as a whole.
 
     Attributes:
@@ -61,138 +58,130 @@ class Company:
 
 
 class Parking:
-    """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        clock: the engine's clock.
-        timers: where retries wait.
-        outbox: where exhausted messages go.
-        wake_key: has a parked key looked at; any thread may call it.
-        fail: called with an error that must stop the consumer.
-    """
+    """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that is held."""
 
     def __init__(
         self,
         clock: Clock,
         *,
         timers: Timers,
-        outbox: Outbox,
+        publisher: DeadLetterPublisher,
         wake_key: Callable[[ConsumerLane, Hashable], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._now = clock.monotonic
         self._timers = timers
-        self._outbox = outbox
+        self._publisher = publisher
         self._wake_key = wake_key
         self._fail = fail
-        #: Completions that are out, with what they belong to. `dict` operations are atomic; any thread.
+        #: Completions that are out, with what they belong to. Any thread: operations of a `dict` are atomic.
         self.deferred: dict[DeferredCompletion, Fetch] = {}
 
     def wake_at(self, due: float, lane: ConsumerLane, key: Hashable) -> None:
-        """Have a parked key looked at when its time has come."""
+        """Wake a parked key when its time has come."""
         self._timers.add(due, partial(self._wake_key, lane, key))
 
-    def set_aside(
+    def park_unfinished(
         self,
         lane: ConsumerLane,
         key: Hashable,
         item: Item,
         outcome: Failed | DeferredCompletion,
-        station: Station,
+        slot: ExecutionSlot,
         *,
-        company: Company | None = None,
+        failed_batch: FailedBatch | None = None,
     ) -> None:
         """Park the key of a message that did not get done at its first try, alone or in a batch that failed whole."""
         parked = self.park(lane, key, item)
-        # Here, not where it fails: that may be later, with a station that began something else meanwhile.
-        parked.since = station.started
+        # Here, not in `fail_head`: that may be later, with a slot that began something else meanwhile.
+        parked.since = slot.started
         if isinstance(outcome, DeferredCompletion):
-            self.put_off(lane, key, parked, outcome, station)
+            self.defer_head(lane, key, parked, outcome, slot)
         else:
-            self.failed(lane, key, parked, outcome, station, company=company)
+            self.fail_head(lane, key, parked, outcome, slot, failed_batch=failed_batch)
 
     def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
         """Park a key that is not parked on a message."""
         parked = lane.park(key)
-        self.behind(lane, key, item)
+        self.append(lane, key, item)
         return parked
 
-    def behind(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
+    def append(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
         lane.parked[key].waiting.append(item)
-        item[0].assignment.tracker.park(1, weight_of(item[2]))
+        item[0].assignment.tracker.park(1, size_in_bytes(item[2]))
 
-    def next_head(self, parked: ConsumerParked, station: Station) -> None:
+    def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
         """Go on to the message behind a head that is done with."""
         fetch, _, record = parked.waiting[0]
-        if parked.settled is None:
-            fetch.assignment.tracker.park(-1, -weight_of(record))
+        if parked.state not in (KeyState.HANDLED, KeyState.DONE):
+            fetch.assignment.tracker.park(-1, -size_in_bytes(record))
         parked.next_head()
-        station.record = None
+        slot.record = None
 
-    def put_off(
+    def defer_head(
         self,
         lane: ConsumerLane,
         key: Hashable,
         parked: ConsumerParked,
         completion: DeferredCompletion,
-        station: Station,
+        slot: ExecutionSlot,
     ) -> None:
-        """Let a parked key wait for a completion. What settles it may come from any thread, at any time."""
+        """Let a parked key wait for a completion. It may come from any thread, at any time."""
         item = fetch, _, _ = parked.waiting[0]
         if not completion._take():  # noqa: SLF001 - the engine's half of the class
             twice = PenstockError(
                 "the DeferredCompletion that the handler returned belongs to another message; make one for each"
             )
-            self.failed(lane, key, parked, Failed(twice), station)
+            self.fail_head(lane, key, parked, Failed(twice), slot)
             return
-        parked.state = KeyState.DEFERRED
+        parked.send_out(KeyState.DEFERRED)
         timeout = fetch.assignment.route.handler.deferred_timeout
         timer: Timer | None = None
 
-        def settle(error: BaseException | None) -> None:
+        def resolve(error: BaseException | None) -> None:
             if error is None:
-                self._settled(item)
-            # Before the key is woken: the holder looks at it only then.
-            parked.settled = HANDLED if error is None else error
+                self._complete(item)
+            # Before the key is woken: the holder reads its state only then.
+            parked.resolve(KeyState.HANDLED if error is None else KeyState.FAILED, error)
             self._wake_key(lane, key)
             if timer is not None:
-                # It holds the message by what it would fail: until the timeout that would be outside of every limit.
+                # It refers to the message, which would stay in memory until the timeout, outside of every limit.
                 self._timers.cancel(timer)
-            # Last: who waits for the deferred ones must see the offset done, and the lane that goes on because of it.
+            # Last: a drain that waits for deferred completions must see the offset done, and the woken lane.
             self.deferred.pop(completion, None)
 
         self.deferred[completion] = fetch
         if timeout is not None:
             late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
             timer = self._timers.add(self._now() + timeout, partial(completion.fail, late))
-        completion._attach(settle)  # noqa: SLF001 - the engine's half of the class
+        completion._attach(resolve)  # noqa: SLF001 - the engine's half of the class
 
-    def failed(
+    def fail_head(
         self,
         lane: ConsumerLane,
         key: Hashable,
         parked: ConsumerParked,
         failure: Failed,
-        station: Station,
+        slot: ExecutionSlot,
         *,
-        company: Company | None = None,
+        failed_batch: FailedBatch | None = None,
     ) -> None:
-        """Decide what becomes of the failed head of a parked key; `company` is the batch that failed whole with it."""
+        """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
         fetch, _, record = parked.waiting[0]
         assignment, error = fetch.assignment, failure.error
         route = assignment.route
         handler = route.handler
-        station.failed += 1
+        slot.failed += 1
         parked.attempts += 1
         now = self._now()
         place = f"{assignment}@{record.offset()}"
-        parked.mates = () if company is None else company.keys
-        parked.alone = max(1, parked.alone) if company is None else 0
+        parked.batch_keys = () if failed_batch is None else failed_batch.keys
+        parked.tried_alone = max(1, parked.tried_alone) if failed_batch is None else 0
         due_at = None
         if not failure.permanent:
             try:
-                due_at = self._due_at(route, parked, error, now, company)
+                due_at = self._due_at(route, parked, error, now, failed_batch)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
                 parked.state = KeyState.STOPPING
                 stop = PenstockError(
@@ -204,24 +193,26 @@ class Parking:
                 return
         if due_at is not None:
             _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, due_at - now)
+            if math.isinf(due_at):
+                # By a policy whose wait has no end, the key waits until its partition goes.
+                parked.state = KeyState.UNSCHEDULED
+                return
             parked.state = KeyState.WAITING
             parked.due_at = due_at
-            # By a policy whose wait has no end, the key waits until its partition goes.
-            if not math.isinf(due_at):
-                self.wake_at(due_at, lane, key)
+            self.wake_at(due_at, lane, key)
             return
-        if company is not None and not failure.permanent:
-            # Whose failure it was is not known yet: none is given up for that of another.
+        if failed_batch is not None and not failure.permanent:
+            # Which message failed is not known yet: none is given up for the failure of another.
             _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
-            parked.mates, parked.alone = (), company.sizes[key]
+            parked.batch_keys, parked.tried_alone = (), failed_batch.sizes[key]
             parked.state = KeyState.WAITING
             parked.due_at = now
             lane.due.append(key)
             return
-        self._give_up(lane, key, parked, failure, station)
+        self._give_up(lane, key, parked, failure, slot)
 
     def _give_up(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, station: Station
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
     ) -> None:
         """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
         fetch, index, record = parked.waiting[0]
@@ -232,11 +223,22 @@ class Parking:
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
-            parked.state = KeyState.SENDING
-            self._send(Outgoing(fetch, index, record, error, parked.tries, again), lane, key, parked)
+            parked.send_out(KeyState.SENDING)
+            self._send(ExhaustedMessage(fetch, index, record, error, parked.tries, again), lane, key, parked)
+        elif handler.on_failure is OnFailure.HOLD:
+            parked.state = KeyState.HELD
+            _log.error(
+                "%s is held: %s failed it %d times, last with %s; its key waits and its offset is not committed, "
+                "everything else goes on: mend the cause and start the app again\n%s",
+                place,
+                handler.name,
+                parked.attempts,
+                type(error).__name__,
+                failure_text(error, texts=self._publisher.exception_texts),
+            )
         elif handler.on_failure is OnFailure.DROP:
             try:
-                self._outbox.limits.check(Outgoing(fetch, index, record, error, parked.tries, None))
+                self._publisher.limits.check(place, error)
             except PenstockError as too_many:
                 parked.state = KeyState.STOPPING
                 self._fail(too_many)
@@ -247,50 +249,55 @@ class Parking:
                 handler.name,
                 parked.attempts,
                 type(error).__name__,
-                failure_text(error, texts=self._outbox.exception_texts),
+                failure_text(error, texts=self._publisher.exception_texts),
             )
-            self._settled(parked.waiting[0])
-            station.dropped += 1
-            parked.settled = DONE
+            self._complete(parked.waiting[0])
+            slot.dropped += 1
+            parked.state = KeyState.DONE
             lane.due.append(key)
         else:
             parked.state = KeyState.STOPPING
             stop = PenstockError(
                 f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
-                "the consumer stops and keeps the offset: mend the handler, or choose dead_letter=True or 'drop'"
+                "the consumer stops and keeps the offset: mend the handler, or choose on_failure='dead_letter', 'drop' "
+                "or 'hold'"
             )
             stop.__cause__ = error
             self._fail(stop)
 
     @staticmethod
     def _due_at(
-        route: Route, parked: ConsumerParked, error: BaseException, now: float, company: Company | None
+        route: Route, parked: ConsumerParked, error: BaseException, now: float, failed_batch: FailedBatch | None
     ) -> float | None:
         """Return when the policy has a failed head tried again, or None where it gives it up."""
-        known = {} if company is None else company.due_at
+        known = {} if failed_batch is None else failed_batch.due_at
         tries = parked.attempts, parked.since
         if tries not in known:
             delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
             known[tries] = None if delay is None else now + delay
         return known[tries]
 
-    def _send(self, outgoing: Outgoing, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Hand an exhausted message to the outbox; its key waits until the broker has it."""
+    def _send(self, message: ExhaustedMessage, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
+        """Have an exhausted message written to another topic; its key waits until a broker has it or refuses it."""
 
-        def durable() -> None:
-            self._settled((outgoing.fetch, outgoing.index, outgoing.record))
-            parked.settled = DONE
+        def on_written() -> None:
+            self._complete((message.fetch, message.index, message.record))
+            parked.resolve(KeyState.DONE)
             self._wake_key(lane, key)
 
-        self._outbox.put(outgoing, durable)
+        def hold() -> None:
+            parked.resolve(KeyState.HELD)
+            self._wake_key(lane, key)
+
+        self._publisher.publish(replace(message, hold=hold), on_written)
 
     @staticmethod
-    def _settled(item: Item) -> None:
-        """Complete the head of a parked key; it is parked no more, though its lane is looked at only later."""
+    def _complete(item: Item) -> None:
+        """Complete the head of a parked key; it counts as parked no more, though its lane sees it only later."""
         fetch, index, record = item
         fetch.assignment.tracker.complete(fetch.block, (index,))
-        # Else it would be taken off the bytes in flight twice until then, and more be fetched than is allowed (I5).
-        fetch.assignment.tracker.park(-1, -weight_of(record))
+        # Else it would be subtracted from the bytes in flight twice until then, and too much be fetched (I5).
+        fetch.assignment.tracker.park(-1, -size_in_bytes(record))
 
 
-__all__ = ["HANDLED", "Company", "NotDue", "Parking"]
+__all__ = ["FailedBatch", "NotDue", "Parking"]

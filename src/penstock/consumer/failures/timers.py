@@ -1,4 +1,4 @@
-"""Timers: what is to be called when. The poll thread calls what is due; no thread sleeps."""
+"""Timers: a heap of callbacks and their times. The poll thread calls what is due; no thread sleeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from itertools import count
 
-#: Timers that were cancelled and may stand in the heap until they are due.
+#: Cancelled timers that may stay in the heap until they are due.
 _MAX_CANCELLED = 1_000
 
 
@@ -17,12 +17,12 @@ class Timer:
     __slots__ = ("call",)
 
     def __init__(self, call: Callable[[], object]) -> None:
-        #: None once it was taken or cancelled: what it would have touched is let go at once, not when it is due.
+        #: None once it was taken or cancelled: what it refers to is freed at once, not when it is due.
         self.call: Callable[[], object] | None = call
 
 
 class Timers:
-    """What is to be called when: a heap. Any thread adds and cancels, the poll thread calls what is due."""
+    """Any thread adds and cancels, the poll thread calls what is due."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class Timers:
         self._cancelled = 0
 
     def __len__(self) -> int:
-        """How many stand in the heap, some of those that were cancelled included."""
+        """How many are in the heap, some of those that were cancelled included."""
         return len(self._heap)
 
     def add(self, due: float, call: Callable[[], object]) -> Timer:
@@ -42,13 +42,13 @@ class Timers:
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Have it not called, unless it was or is being called. May be said more than once."""
+        """Have it not called, unless it was or is being called. May be repeated."""
         with self._lock:
             if timer.call is None:
                 return
             timer.call = None
             self._cancelled += 1
-            # Each time as many go as stay, so that it costs little for each; a far timeout holds no room until then.
+            # Each time as many go as stay, so that each costs little; a far timeout takes no memory until then.
             if self._cancelled > _MAX_CANCELLED and 2 * self._cancelled > len(self._heap):
                 self._heap = [one for one in self._heap if one[2].call is not None]
                 heapq.heapify(self._heap)
@@ -56,7 +56,7 @@ class Timers:
 
     def serve(self, now: float) -> None:
         """Call what is due, the earliest first."""
-        # Without the lock: a heap that is replaced meanwhile is looked at in the next turn.
+        # Without the lock: a heap that is replaced meanwhile is read at the next call.
         heap = self._heap
         if not heap or heap[0][0] > now:
             return

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from penstock.errors import PenstockError
 
-Settle = Callable[[BaseException | None], None]
+#: Called with the error of a completion that failed, or None.
+OnDecided = Callable[[BaseException | None], None]
 
 
 class DeferredCompletion:
@@ -18,13 +19,13 @@ class DeferredCompletion:
     nothing. It belongs to one message: one that is returned a second time is a failure of the message it came with.
     """
 
-    __slots__ = ("_lock", "_outcome", "_settle", "_taken")
+    __slots__ = ("_bound", "_lock", "_on_decided", "_outcome")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken = False
+        self._bound = False
         self._outcome: tuple[BaseException | None] | None = None
-        self._settle: Settle | None = None
+        self._on_decided: OnDecided | None = None
 
     def complete(self) -> bool:
         """Say that the message is done. Returns whether this call decided it."""
@@ -53,26 +54,26 @@ class DeferredCompletion:
             if self._outcome is not None:
                 return False
             self._outcome = (error,)
-            # Let go of: a completion that its user keeps must not keep the message.
-            settle, self._settle = self._settle, None
-        if settle is not None:
-            settle(error)
+            # Released: a completion that its user keeps must not keep the message.
+            on_decided, self._on_decided = self._on_decided, None
+        if on_decided is not None:
+            on_decided(error)
         return True
 
     def _take(self) -> bool:
-        """Let it belong to a message; returns False where it belongs to one already. Called by the engine, first."""
+        """Bind it to a message; return False where it is bound already. Called by the engine, first."""
         with self._lock:
-            taken, self._taken = self._taken, True
-        return not taken
+            bound, self._bound = self._bound, True
+        return not bound
 
-    def _attach(self, settle: Settle) -> None:
-        """Tell who wants to know. Called by the engine when the handler returned this; at once where it is decided."""
+    def _attach(self, on_decided: OnDecided) -> None:
+        """Set the callback, or call it at once where the outcome is known. By the engine."""
         with self._lock:
             outcome = self._outcome
             if outcome is None:
-                self._settle = settle
+                self._on_decided = on_decided
         if outcome is not None:
-            settle(outcome[0])
+            on_decided(outcome[0])
 
 
 __all__ = ["DeferredCompletion"]

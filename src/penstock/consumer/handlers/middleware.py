@@ -1,133 +1,173 @@
-"""What is put around handlers: middlewares, and resources that belong to a worker."""
+"""Middlewares: functions around every call of a handler, which may wrap it, await it, or leave it out.
+
+The chain is built once, when a route is made. A handler without middlewares is called as it is.
+"""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Generic, TypeVar, cast
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from penstock.consumer.handlers.functions import is_async, name_of, require_parameters
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.route import Invoke
-from penstock.errors import ConfigurationError, raised
-from penstock.message import Message
+from penstock.errors import BatchError, ConfigurationError, PenstockError, raised
 
-_log = logging.getLogger(__name__)
+#: Hands a message, or a list of them, on to the next middleware and at last to the handler; awaited in an `async def`.
+CallNext = Callable[[Any], Any]
+PlainMiddleware = Callable[[Any, CallNext], object]
+AsyncMiddleware = Callable[[Any, CallNext], Awaitable[object]]
 
-ResourceT = TypeVar("ResourceT")
 
-
+@dataclass(frozen=True, slots=True)
 class Middleware:
-    """Hooks around every call of a handler. Subclass it and override what you need.
+    """A middleware in two forms, for an app that has handlers of both kinds.
 
-    The hooks run where the handler runs: on its worker thread, or on the event loop, where they must not wait. What
-    they raise counts as the handler's failure. With a batch they are called once for each of its messages.
+    Attributes:
+        plain: called around plain handlers, as `plain(message, call_next)`.
+        async_: awaited around `async def` handlers, as `await async_(message, call_next)`.
     """
 
-    def before(self, message: Message) -> None:
-        """Be told that a message is about to be handled."""
+    plain: PlainMiddleware
+    async_: AsyncMiddleware
 
-    def after(self, message: Message, error: BaseException | None) -> None:
-        """Be told how it ended: None, or what the handler raised. Called in reverse order of the middlewares.
+    def __post_init__(self) -> None:
+        """Check that each is of its kind."""
+        for option, given, wanted in (("plain", self.plain, False), ("async_", self.async_, True)):
+            _require_middleware(given)
+            if is_async(given) is not wanted:
+                form = "an `async def`" if wanted else "a plain function"
+                raise ConfigurationError(f"Middleware({option}=...) takes {form}, but {name_of(given)} is none")
 
-        One is called for each `before` that was, also where that raised; what one raises, those further out are told.
-        """
+
+#: What a user gives: a function of a message and `call_next`, plain or an `async def`, or both as a `Middleware`.
+MiddlewareSpec = PlainMiddleware | AsyncMiddleware | Middleware
+
+Invoke = Callable[..., object]
 
 
-def middlewares_of(given: Iterable[Middleware]) -> tuple[Middleware, ...]:
-    """Return what a user gave as middlewares, or raise `ConfigurationError`."""
-    several = tuple(given) if isinstance(given, Iterable) else None
-    if several is None or not all(isinstance(one, Middleware) for one in several):
-        wrong = next((one for one in several or () if not isinstance(one, Middleware)), given)
+def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...]:
+    """Return what a user gave as middlewares.
+
+    Raises:
+        ConfigurationError: it is no list, or one of it cannot be called with a message and `call_next`.
+    """
+    if not isinstance(given, Iterable):
         raise ConfigurationError(
-            "middlewares must be a list of objects of a subclass of penstock.Middleware, but "
-            f"{'it' if several is None else 'one'} is a {type(wrong).__name__}"
+            f"middlewares must be a list of functions (message, call_next), but is a {type(given).__name__}"
         )
+    several = tuple(given)
+    for one in several:
+        if not isinstance(one, Middleware):
+            _require_middleware(one)
     return several
 
 
-def surround(handler: Handler, middlewares: Sequence[Middleware]) -> Invoke:
-    """Return the handler's function within the middlewares' hooks; the function itself where there are none."""
-    function = handler.function
-    if not middlewares:
-        return function
+def _require_middleware(given: Callable[..., object]) -> None:
+    if not callable(given) or inspect.isclass(given):
+        what = f"the class {given.__name__}" if inspect.isclass(given) else f"a {type(given).__name__}"
+        raise ConfigurationError(f"a middleware must be a function (message, call_next), but one is {what}")
+    require_parameters("middleware", given, "a message and call_next", 2)
 
-    if handler.kind is Kind.TASK:
 
-        async def call_async(work: Message | list[Message]) -> object:
-            with _hooks(middlewares, work):
-                return await cast("Awaitable[object]", function(work))
+def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec]) -> Invoke:
+    """Return the handler's function within the middlewares, the first outermost; the function itself without any.
 
-        return call_async
+    Raises:
+        ConfigurationError: a middleware is not of the handler's kind.
+    """
+    invoke: Invoke = handler.function
+    link = _async_link if handler.kind is Kind.TASK else _plain_link
+    for middleware in reversed(middlewares):
+        invoke = link(_of_kind(middleware, handler), invoke)
+    return invoke
 
-    def call(work: Message | list[Message]) -> object:
-        with _hooks(middlewares, work):
-            return function(work)
+
+def _of_kind(middleware: MiddlewareSpec, handler: Handler) -> Callable[..., Any]:
+    if isinstance(middleware, Middleware):
+        return middleware.async_ if handler.kind is Kind.TASK else middleware.plain
+    if is_async(middleware) is (handler.kind is Kind.TASK):
+        return middleware
+    # Not adapted: a plain one would be over before the handler has run, and a worker thread has no event loop.
+    forms = ("an `async def`", "a plain function")
+    own, other = forms if handler.kind is Kind.TASK else forms[::-1]
+    raise ConfigurationError(
+        f"handler {handler.name} is {own}, but middleware {name_of(middleware)} is {other}; make it {own} too, or give "
+        "both forms as penstock.Middleware(plain=..., async_=...)"
+    )
+
+
+def _plain_link(middleware: PlainMiddleware, inner: Invoke) -> Invoke:
+    def call(work: object) -> object:
+        result: object = None
+
+        def call_next(given: object) -> object:
+            nonlocal result
+            try:
+                result = inner(given)
+            except:  # noqa: E722 - see `raised`; the middleware gets what it can catch
+                raise _passed_on(raised(), given, work)  # noqa: B904 - it is what was caught, as a rule
+            return result
+
+        returned = middleware(work, call_next)
+        # Else a middleware that only looks on would lose the handler's `DeferredCompletion`.
+        return result if returned is None else returned
 
     return call
 
 
-@contextmanager
-def _hooks(middlewares: Sequence[Middleware], work: Message | list[Message]) -> Iterator[None]:
-    messages = work if isinstance(work, list) else [work]
-    # What began is told of its end, also where a later hook fails.
-    begun: list[tuple[Middleware, Message]] = []
-    error: BaseException | None = None
+def _async_link(middleware: AsyncMiddleware, inner: Invoke) -> Invoke:
+    async def call(work: object) -> object:
+        result: object = None
+        begun: list[Coroutine[Any, Any, object]] = []
+
+        async def await_next(given: object) -> object:
+            nonlocal result
+            try:
+                result = await inner(given)  # type: ignore[misc] # an `async def`, or a link around one
+            except:  # noqa: E722 - as in `_plain_link`
+                raise _passed_on(raised(), given, work)  # noqa: B904 - as above
+            return result
+
+        def call_next(given: object) -> Coroutine[Any, Any, object]:
+            begun.append(await_next(given))
+            return begun[-1]
+
+        returned = await middleware(work, call_next)
+        if any(inspect.getcoroutinestate(one) == inspect.CORO_CREATED for one in begun):
+            for one in begun:
+                one.close()
+            raise PenstockError(
+                f"middleware {name_of(middleware)} did not await call_next, so the handler has not run; write "
+                "`await call_next(message)`"
+            )
+        return result if returned is None else returned
+
+    return call
+
+
+def _passed_on(error: BaseException, given: object, work: object) -> BaseException:
+    """Return what a middleware is to see of a failure further in: a `BatchError` by the places of its own list."""
+    if given is work or not isinstance(error, BatchError) or not isinstance(work, list):
+        return error
+    places = {id(message): place for place, message in enumerate(work)}
     try:
-        for middleware in middlewares:
-            for message in messages:
-                begun.append((middleware, message))
-                middleware.before(message)
-        yield
-    except:  # noqa: E722 - see `raised`; it is raised again below
-        error = raised()
-    for middleware, message in reversed(begun):
-        try:
-            middleware.after(message, error)
-        except:  # noqa: E722 - the same; those further out are told of it
-            error = raised()
-    if error is not None:
-        raise error
+        return BatchError({places[id(given[place])]: why for place, why in error.failed.items()})  # type: ignore[index] # tried
+    except (IndexError, KeyError, TypeError):
+        # Which of the batch's messages failed is not known, so none counts as done.
+        failed = PenstockError("a BatchError names messages that a middleware put into the batch; pass on those it got")
+        failed.__cause__ = error
+        return failed
 
 
-class WorkerResource(Generic[ResourceT]):
-    """Something each worker has one of: a database session, a client that is not thread-safe.
-
-    Made by `App.worker_resource`. It is made on a worker at its first use there, and closed by the same worker when it
-    ends. Handlers on the event loop share one, made on the loop.
-    """
-
-    def __init__(self, make: Callable[[], Generator[ResourceT, Any, Any]]) -> None:
-        self._make = contextmanager(make)
-        self._local = threading.local()
-
-    def get(self) -> ResourceT:
-        """Return this worker's own.
-
-        Raises:
-            Exception: what making it raised; the message that needed it fails with it.
-        """
-        if not hasattr(self._local, "manager"):
-            manager: AbstractContextManager[ResourceT] = self._make()
-            self._local.value = manager.__enter__()
-            self._local.manager = manager
-        return cast("ResourceT", self._local.value)
-
-    def close(self) -> None:
-        """Close this thread's own, if it has one. What that raises is logged."""
-        manager: AbstractContextManager[ResourceT] | None = getattr(self._local, "manager", None)
-        if manager is None:
-            return
-        del self._local.manager, self._local.value
-        try:
-            manager.__exit__(None, None, None)
-        except Exception:  # noqa: BLE001 - the user's code; the worker ends all the same
-            _log.exception("closing a resource of %s failed", threading.current_thread().name)
-
-    def __repr__(self) -> str:
-        """Name it."""
-        return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"
-
-
-__all__ = ["Middleware", "WorkerResource", "middlewares_of", "surround"]
+__all__ = [
+    "AsyncMiddleware",
+    "CallNext",
+    "Invoke",
+    "Middleware",
+    "MiddlewareSpec",
+    "PlainMiddleware",
+    "middlewares_of",
+    "wrap",
+]

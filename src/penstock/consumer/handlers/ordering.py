@@ -26,7 +26,7 @@ _PARTITIONS_APART = 1_000_003
 class Order(Enum):
     """Which messages are handled one at a time and in order."""
 
-    #: Messages with the same key, whichever partitions and topics of the app they come from.
+    #: Messages with the same key, whichever partitions and topics of the handler's key space they come from.
     KEY = "key"
     #: Messages of the same partition.
     PARTITION = "partition"
@@ -75,16 +75,25 @@ class Ordering:
         keyless: what to do without a key.
         lanes: number of lanes.
         key: what stands for the record's key, or None for the key itself.
+        space: number of the key space: equal keys of two spaces do not wait for each other.
         together: messages in a row that share a lane though nothing orders them, for handlers that take batches.
     """
 
     def __init__(
-        self, order: Order, keyless: Keyless, lanes: int, key: KeyFunction | None = None, *, together: int = 1
+        self,
+        order: Order,
+        keyless: Keyless,
+        lanes: int,
+        key: KeyFunction | None = None,
+        *,
+        space: int = 0,
+        together: int = 1,
     ) -> None:
         self._order = order
         self._keyless = keyless
         self._lanes = lanes
         self._key = key
+        self._space = space
         self._together = together
 
     @property
@@ -99,13 +108,14 @@ class Ordering:
             MessageFormatError: the user's key function failed on it, or gave something that is no key.
         """
         identity = self.identity(record)
-        if isinstance(identity, bytes):
-            return lane_of(identity, self._lanes), identity
+        key = key_of(identity)
+        if isinstance(key, bytes):
+            return lane_of(key, self._lanes, self._space), identity
         return self.keyless_lane(record), identity
 
     def lane_numbers(self, topic: str, partition: int, records: Sequence[Record]) -> list[int]:
         """Return the lane of each message of one partition. Never raises."""
-        lanes = self._lanes
+        lanes, space = self._lanes, self._space
         if self._order is Order.KEY:
             if self._key is None:
                 keys: list[bytes | None] = column(records, "key")
@@ -113,9 +123,9 @@ class Ordering:
                 keys = [self._routed_key(self._key, record) for record in records]
             if None not in keys:
                 # `lane_of`, written out: a call for each message would cost as much as the hash.
-                return [xxh3_64_intdigest(key) % lanes for key in keys]  # type: ignore[arg-type] # no None in it
+                return [xxh3_64_intdigest(key, space) % lanes for key in keys]  # type: ignore[arg-type] # no None in it
             return [
-                self.keyless_lane(record) if key is None else lane_of(key, lanes)
+                self.keyless_lane(record) if key is None else lane_of(key, lanes, space)
                 for key, record in zip(keys, records, strict=True)
             ]
         if self._order is Order.PARTITION:
@@ -130,10 +140,8 @@ class Ordering:
         """
         if self._order is Order.KEY:
             key = record.key() if self._key is None else self._own_key(self._key, record)
-            if key is not None:
-                return key
-            if self._keyless is Keyless.TOGETHER:
-                return None
+            if key is not None or self._keyless is Keyless.TOGETHER:
+                return self._space, key
             if self._keyless is Keyless.PARTITION:
                 return (record.topic(), record.partition())
         elif self._order is Order.PARTITION:
@@ -170,7 +178,7 @@ class Ordering:
         if self._keyless is Keyless.PARTITION:
             return self._partition_lane(record.topic(), record.partition())
         if self._keyless is Keyless.TOGETHER:
-            return lane_of(_NO_KEY, self._lanes)
+            return lane_of(_NO_KEY, self._lanes, self._space)
         return self._place_lane(record)
 
     def _place_lane(self, record: Record) -> int:
@@ -184,4 +192,11 @@ class Ordering:
         return lane_of(f"{topic}\0{partition}".encode(), self._lanes)
 
 
-__all__ = ["KeyFunction", "Keyless", "Order", "Ordering", "key_function"]
+def key_of(identity: object) -> object:
+    """Return the key of an identity that `Ordering` made: bytes, or None for no key; any other identity as it is."""
+    if isinstance(identity, tuple) and isinstance(identity[0], int):
+        return identity[1]
+    return identity
+
+
+__all__ = ["KeyFunction", "Keyless", "Order", "Ordering", "key_function", "key_of"]

@@ -1,4 +1,4 @@
-"""Rate limits: a meter for all messages of a handler, a pace for each of its keys. Times are given, never read."""
+"""Rate limits: a token bucket for each handler, a key rate limiter for its keys. Times are given, never read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLACK = 1e-6
 _PRUNE_AT = 10_000
 
 
-class Meter:
+class TokenBucket:
     """A token bucket: so many messages a second may be begun. Thread-safe.
 
     Who found it empty waits here, by arrival, and is woken as tokens come: one for each token, so that a thousand who
@@ -92,7 +92,7 @@ class Meter:
         self._at = now if self._at is None else max(self._at, now)
 
 
-class Pace:
+class KeyRateLimiter:
     """The least time between two messages of one key. A key is asked for by the holder of its lane alone.
 
     Args:
@@ -128,4 +128,4 @@ class Pace:
         self._begun[key] = now
 
 
-__all__ = ["Meter", "Pace"]
+__all__ = ["KeyRateLimiter", "TokenBucket"]

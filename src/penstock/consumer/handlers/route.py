@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.ordering import Ordering
-from penstock.consumer.handlers.rate_limits import Meter, Pace
+from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.retry_topics import RetriedRecord, tries_before
 from penstock.errors import MessageFormatError, PenstockError, raised
@@ -47,14 +47,14 @@ def disregarded(returned: object) -> Failed | None:
     )
 
 
-class Full:
-    """The handler's rate is used up: the message waits for the meter, with all of its handler in its lane."""
+class RateLimited:
+    """The handler's rate is used up: the message waits for the token bucket, with all of its handler in its lane."""
 
 
-FULL = Full()
+RATE_LIMITED = RateLimited()
 
-#: A message to hand over; a failure; the meter is empty; or the time, on the engine's clock, before which it must wait.
-Answer = Message | Failed | Full | float
+#: A message to hand over; a failure; no token is left; or the time, on the engine's clock, before which it must wait.
+Answer = Message | Failed | RateLimited | float
 
 
 class Route:
@@ -79,15 +79,15 @@ class Route:
         "gated",
         "handler",
         "invoke",
+        "key_rate_limiter",
         "kind",
         "linger",
-        "meter",
         "not_before",
         "ordering",
-        "pace",
         "retried",
         "retry",
         "source",
+        "token_bucket",
     )
 
     def __init__(
@@ -108,8 +108,10 @@ class Route:
         self.batch = handler.batch
         self.linger = handler.linger
         self.retry: RetryPolicy = handler.retry
-        self.meter: Meter = Meter(handler.rate) if shares is None else shares.meter
-        self.pace: Pace = Pace(handler.key_rate) if shares is None else shares.pace
+        self.token_bucket: TokenBucket = TokenBucket(handler.rate) if shares is None else shares.token_bucket
+        self.key_rate_limiter: KeyRateLimiter = (
+            KeyRateLimiter(handler.key_rate) if shares is None else shares.key_rate_limiter
+        )
         self.source = source
         self.not_before = not_before
         self.retried = retried
@@ -121,8 +123,8 @@ class Route:
             one.filter is not None
             or one.decoder is not None
             or one.key is not None
-            or self.meter.rate is not None
-            or self.pace.rate is not None
+            or self.token_bucket.rate is not None
+            or self.key_rate_limiter.rate is not None
             or self.not_before is not None
         )
 
@@ -130,8 +132,8 @@ class Route:
         """Take new values for what may change while running."""
         if retry is not None:
             self.retry = retry
-        self.meter.rate = rate
-        self.pace.rate = key_rate
+        self.token_bucket.rate = rate
+        self.key_rate_limiter.rate = key_rate
         self.gated = self._is_gated()
 
     def _as_seen(self, record: Record) -> Record:
@@ -157,14 +159,14 @@ class Route:
             arrival: its claim to be let through: the lowest of those that wait is first.
             attempts: as for `message`.
         """
-        if (at := self.pace.free_at(identity)) > now:
+        if (at := self.key_rate_limiter.free_at(identity)) > now:
             return at
         message = self.message(record, attempts)
         if isinstance(message, Failed):
             return message
-        if not self.meter.take(now, arrival):
-            return FULL
-        self.pace.begin(identity, now)
+        if not self.token_bucket.take(now, arrival):
+            return RATE_LIMITED
+        self.key_rate_limiter.begin(identity, now)
         return message
 
     def message(self, record: Record, attempts: int = 0) -> Message | Failed:
@@ -192,4 +194,4 @@ class Route:
             return Failed(failure, permanent=True)
 
 
-__all__ = ["FULL", "Answer", "Failed", "Full", "Invoke", "Kind", "Route", "disregarded"]
+__all__ = ["RATE_LIMITED", "Answer", "Failed", "Invoke", "Kind", "RateLimited", "Route", "disregarded"]

@@ -1,8 +1,9 @@
-"""What else holds a partition, beside the message itself: its topic, its dead letter, a key parked in another topic."""
+"""Causes beside the message itself that hold a partition: its topic, a dead letter, a key parked in another topic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
 from penstock.message import Record
@@ -10,36 +11,26 @@ from penstock.routing import Scheduler
 
 #: An assignment and an offset of it.
 Place = tuple[Assignment, int]
-#: What a consumer says that has no partition, and was not refused by its group.
+#: Why a consumer has no partition that was not refused by its group.
 NO_PARTITION = (
     "no partition is assigned to this member: the group rebalances, or waits for a member that died until its session "
     "ends (session.timeout.ms, 45 s by default), or other members have them all"
 )
 
 
-class Context:
-    """What is known of a consumer's surroundings. Any thread.
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """What holds partitions beside the messages themselves. Any thread.
 
-    Args:
-        outgoing: what became of messages that are written to another topic, in words.
-        trouble: returns what is wrong with a topic, in words, or None.
-        missing: returns which rights are missing that a topic comes to a halt without, in words, or None.
+    Attributes:
+        publishing: where messages are that go to another topic, in words, by their places.
+        topic_trouble: returns what is wrong with a topic, in words, or None.
+        missing_rights: returns which rights are missing that a topic comes to a halt without, in words, or None.
     """
 
-    def __init__(
-        self,
-        outgoing: Mapping[Place, str],
-        trouble: Callable[[str], str | None],
-        missing: Callable[[str], str | None] = lambda _topic: None,
-    ) -> None:
-        self.outgoing = outgoing
-        self.trouble = trouble
-        self.missing = missing
-
-
-def nothing_known() -> Context:
-    """Return a context that knows of nothing."""
-    return Context({}, lambda _topic: None)
+    publishing: Mapping[Place, str]
+    topic_trouble: Callable[[str], str | None]
+    missing_rights: Callable[[str], str | None]
 
 
 def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:
@@ -47,7 +38,7 @@ def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place])
 
     Args:
         scheduler: the lanes.
-        wanted: the places of the messages, as few as can be: what waits is looked through one by one.
+        wanted: the places of the messages, as few as can be: what waits is searched one by one.
     """
     found: dict[Place, ConsumerParked] = {}
     for lane in scheduler.lanes if wanted else ():
@@ -60,4 +51,4 @@ def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place])
     return found
 
 
-__all__ = ["NO_PARTITION", "Context", "Place", "nothing_known", "parked_ahead"]
+__all__ = ["NO_PARTITION", "Causes", "Place", "parked_ahead"]

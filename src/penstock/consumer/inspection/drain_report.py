@@ -1,4 +1,4 @@
-"""What a drain says of itself: that it begins and how much it holds, why it is not over, and what it left undone."""
+"""The log of a drain: that it begins and how much is in flight, why it is not over, and what it left undone."""
 
 from __future__ import annotations
 
@@ -9,47 +9,30 @@ from penstock.consumer.assignments import Assignment
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two lines that say why a drain is not over.
-_SAY_AGAIN_S = 5.0
+#: Seconds between two log lines about why a drain is not over.
+_LOG_AGAIN_S = 5.0
 
 
 class DrainLog:
-    """Tells of one drain. On the poll thread only, save `unfinished`.
-
-    Args:
-        group: the consumer group.
-    """
+    """Logs one drain. On the poll thread only, save `unfinished`."""
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._say_at = 0.0
-        #: Messages in flight when the drain was cut short, by its time or by who would not wait; 0 where it was not.
+        self._log_at = 0.0
+        #: Messages in flight when the drain was cut short, by its time or a request to leave; 0 where it was not.
         self.unfinished = 0
 
     def begin(self, assignments: Iterable[Assignment], now: float, seconds: float) -> None:
-        """Tell that it begins.
-
-        Args:
-            assignments: what is drained.
-            now: the time on the engine's clock.
-            seconds: how long it may take.
-        """
-        self._say_at = now + _SAY_AGAIN_S
+        """Log that it begins."""
+        self._log_at = now + _LOG_AGAIN_S
         count = _in_flight(assignments)
         _log.info("%s stops: %d messages are in flight, and have %.1f s to be done", self._group, count, seconds)
 
     def go_on(self, assignments: Iterable[Assignment], now: float, seconds: float, waits: Iterable[str]) -> None:
-        """Tell why it is not over, every few seconds.
-
-        Args:
-            assignments: what is drained.
-            now: the time on the engine's clock.
-            seconds: how long it may yet take.
-            waits: what it waits for.
-        """
-        if now < self._say_at:
+        """Log why it is not over, every few seconds."""
+        if now < self._log_at:
             return
-        self._say_at = now + _SAY_AGAIN_S
+        self._log_at = now + _LOG_AGAIN_S
         _log.info(
             "%s is not done: %d messages are in flight (%s), and have %.1f s",
             self._group,
@@ -59,7 +42,7 @@ class DrainLog:
         )
 
     def cut_short(self, assignments: Iterable[Assignment], waits: Iterable[str]) -> None:
-        """Tell what is left undone by a drain that had not finished."""
+        """Log what is left undone by a drain that had not finished."""
         self.unfinished = _in_flight(assignments)
         if self.unfinished:
             _log.warning(

@@ -1,8 +1,8 @@
-"""How a running app answers `penstock explain`: a Unix socket in a folder of the user's, one file an app.
+"""The explain server: a running app answers `penstock explain` on a Unix socket in a folder of the user's.
 
 Only the same user on the same machine gets in: the folder is his alone. Whoever connects gets the answer of that moment
-as JSON, and the connection is closed; there is nothing to ask for, so nothing to check. An app that cannot serve says
-so in its log and runs on.
+as JSON, and the connection is closed; a request has no content, so there is nothing to check. An app that cannot serve
+logs it and runs on.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for the whole of an answer.
 _TIMEOUT_S = 5.0
-#: Seconds between two looks whether the app has ended, which waits for one.
+#: Seconds between two checks whether the app has ended, which waits for one.
 _LOOK_S = 0.1
 _SUFFIX = ".sock"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one process said.
+    """What one process answered.
 
     Attributes:
         process: its process id.
-        said: what it said, or None where it did not answer in time.
+        content: the answer, or None where it did not come in time.
     """
 
     process: int
-    said: dict[str, Any] | None
+    content: dict[str, Any] | None
 
 
 def folder() -> Path:
@@ -51,11 +51,11 @@ def folder() -> Path:
 
 
 @contextmanager
-def answering(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """Answer whoever asks while the block runs, on a thread.
+def explain_server(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """Serve explanations while the block runs, on a thread.
 
     Args:
-        answer: returns what to say; called on that thread, for each who asks.
+        answer: returns the answer; called on that thread, for each connection.
     """
     try:
         server = _Server(_own_folder() / f"{os.getpid()}-{secrets.token_hex(2)}{_SUFFIX}", answer)
@@ -63,7 +63,7 @@ def answering(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
         _log.warning("`penstock explain` will not reach this process: %s", error)
         yield
         return
-    thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="penstock-answers", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="penstock-explain", daemon=True)
     thread.start()
     try:
         yield
@@ -79,14 +79,14 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, answer: Callable[[], dict[str, Any]]) -> None:
         self.path = path
         self.answer = answer
-        # By its name it is found, and whoever finds it is answered: it has the name once it listens.
+        # Clients find it by its name, and are then answered: it gets the name once it listens.
         unnamed = path.with_suffix(".new")
         unnamed.unlink(missing_ok=True)
         super().__init__(str(unnamed), _Request)
         unnamed.replace(path)  # also of a process that had this id before, and did not end in order
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's names
-        # Who asked has gone away, or what he asked for could not be said; the app runs on.
+        # The client has gone away, or the answer could not be made; the app runs on.
         _log.warning("`penstock explain` got no answer from this process", exc_info=True)
 
 
@@ -117,7 +117,7 @@ def _process(path: Path) -> int:
 
 
 def ask_all() -> list[Answer]:
-    """Ask every app of this user that answers, in the order of their processes. Files of processes gone are removed."""
+    """Return the answers of all apps of this user, in the order of their processes. Files of ended ones are removed."""
     answers = []
     for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name)):
         with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
@@ -133,4 +133,4 @@ def ask_all() -> list[Answer]:
     return answers
 
 
-__all__ = ["Answer", "answering", "ask_all", "folder"]
+__all__ = ["Answer", "ask_all", "explain_server", "folder"]

@@ -1,15 +1,14 @@
-"""What a consumer tells about itself: frozen values, taken from live state."""
+"""The statistics of a consumer: frozen values, taken from live state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.assignments import Assignment
 
 if TYPE_CHECKING:
-    from penstock.consumer.engine import Engine
     from penstock.telemetry import Reading
 
 
@@ -61,6 +60,7 @@ class ConsumerStatistics:
         filtered: messages that a handler's filter refused.
         in_flight: messages taken in and not done.
         parked_keys: keys whose head message waits.
+        held_keys: how many of them their handler holds for good, by `on_failure="hold"`: an alarm.
         deferred: completions that are put off.
         stalls: messages that were reported for being in a handler for too long.
         commits: commits the group took.
@@ -89,6 +89,7 @@ class ConsumerStatistics:
     filtered: int
     in_flight: int
     parked_keys: int
+    held_keys: int
     deferred: int
     stalls: int
     commits: int
@@ -117,6 +118,7 @@ class ConsumerStatistics:
             bytes_in_flight=sum(one.bytes_in_flight for one in self.partitions),
             lag={(one.topic, one.partition): one.lag for one in self.partitions if one.lag is not None},
             parked_keys=self.parked_keys,
+            held_keys=self.held_keys,
             failed=self.failed,
             retried=self.retried,
             dead_letters=self.dead_letters,
@@ -130,54 +132,21 @@ class ConsumerStatistics:
         )
 
 
-def statistics_of(engine: Engine, stations: Sequence[Station], workers: int) -> ConsumerStatistics:
-    """Return the counts of an engine at this moment, from live state. Any thread."""
-    complete_finished(stations)
-    partitions = []
-    for one in engine.assignments.all():
-        watermark = one.tracker.watermark
-        partitions.append(
-            PartitionStatistics(
-                one.topic,
-                one.partition,
-                watermark,
-                one.tracker.position,
-                one.tracker.in_flight,
-                one.tracker.parked[0],
-                one.tracker.bytes_in_flight,
-                None if one.end is None or not one.known else max(0, one.end - watermark),
-                one.paused,
-            )
-        )
-    scheduler = engine.scheduler
-    return ConsumerStatistics(
-        received=engine.router.received,
-        restored=engine.router.restored,
-        handled=sum(station.handled_so_far for station in stations),
-        failed=sum(station.failed for station in stations),
-        retried=sum(station.retried for station in stations),
-        dead_letters=engine.outbox.dead_letters,
-        dead_letter_failures=engine.outbox.failures,
-        retry_topic=engine.outbox.put_off,
-        dropped=sum(station.dropped for station in stations) + engine.outbox.dropped,
-        filtered=sum(station.filtered for station in stations),
-        in_flight=sum(one.in_flight for one in partitions),
-        parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
-        deferred=len(engine.desk.deferred),
-        stalls=engine.watchdog.stalls,
-        commits=engine.commits.succeeded,
-        failed_commits=engine.commits.failed,
-        pauses=dict(engine.intake.pauses),
-        assigned=engine.rebalance.assigned,
-        revoked=engine.rebalance.revoked,
-        lost=engine.rebalance.lost,
-        stale=engine.router.stale,
-        workers=workers,
-        busy_workers=sum(station.record is not None for station in stations),
-        lanes=len(scheduler.lanes),
-        ready_lanes=sum(scheduler.waiting(slot) for slot in range(scheduler.slots)),
-        partitions=tuple(partitions),
+def partition_statistics(assignment: Assignment) -> PartitionStatistics:
+    """Return the counts of a partition at this moment. Any thread."""
+    tracker = assignment.tracker
+    watermark = tracker.watermark
+    return PartitionStatistics(
+        assignment.topic,
+        assignment.partition,
+        watermark,
+        tracker.position,
+        tracker.in_flight,
+        tracker.parked[0],
+        tracker.bytes_in_flight,
+        assignment.lag(watermark),
+        None if assignment.paused is None else assignment.paused.value,
     )
 
 
-__all__ = ["ConsumerStatistics", "PartitionStatistics", "statistics_of"]
+__all__ = ["ConsumerStatistics", "PartitionStatistics", "partition_statistics"]

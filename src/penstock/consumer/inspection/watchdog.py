@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
-from penstock.consumer.execution_slot import Station, complete_finished
+from penstock.consumer.execution.executor import LoopLag
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.handlers.handler import Kind
 from penstock.message import Record
 
@@ -22,23 +23,17 @@ _MAX_FRAMES = 12
 
 
 class Watchdog:
-    """Looks at the stations of a consumer. On the poll thread only.
-
-    Args:
-        stall_after: seconds in a handler after which a message is reported, once, and again each time that has doubled.
-        stations: returns the places where handlers are called.
-        loop_behind: returns for how many seconds the event loop has not come round, and its thread.
-    """
+    """Watches the slots of a consumer. On the poll thread only."""
 
     def __init__(
         self,
         stall_after: float,
-        stations: Callable[[], Iterable[Station]],
-        loop_behind: Callable[[], tuple[float, int | None]],
+        slots: Callable[[], Iterable[ExecutionSlot]],
+        loop_lag: Callable[[], LoopLag],
     ) -> None:
         self._stall_after = stall_after
-        self._stations = stations
-        self._loop_behind = loop_behind
+        self._slots = slots
+        self._loop_lag = loop_lag
         self._next = 0.0
         self._reported: dict[str, tuple[Record, float]] = {}
         self._loop_reported = False
@@ -46,28 +41,24 @@ class Watchdog:
         self.stalls = 0
         self.blocked_loops = 0
 
-    def look(self, now: float) -> None:
-        """Report what has been in a handler for too long.
-
-        Args:
-            now: the time on the engine's clock.
-        """
+    def check(self, now: float) -> None:
+        """Report what has been in a handler for too long."""
         if now < self._next:
             return
         self._next = now + min(_INTERVAL_S, self._stall_after / 2)
-        self._look_at_loop()
-        for station in self._stations():
-            record, fetch, age = station.record, station.fetch, now - station.started
+        self._check_loop()
+        for slot in self._slots():
+            record, fetch, age = slot.record, slot.fetch, now - slot.started
             if record is None or fetch is None or age < self._stall_after:
-                self._reported.pop(station.name, None)
+                self._reported.pop(slot.name, None)
                 continue
-            said = self._reported.get(station.name)
+            said = self._reported.get(slot.name)
             if said is not None and said[0] is record and age < 2 * said[1]:
                 continue
-            self._reported[station.name] = (record, age)
+            self._reported[slot.name] = (record, age)
             self.stalls += 1
             assignment = fetch.assignment
-            complete_finished((station,))
+            complete_finished((slot,))
             watermark = assignment.tracker.watermark
             _log.warning(
                 "%s@%d has been in %s for %.1f s on %s; the watermark of %s is %d%s; the handler's stack:\n%s",
@@ -75,32 +66,32 @@ class Watchdog:
                 record.offset(),
                 assignment.route.handler.name,
                 age,
-                station.name,
+                slot.name,
                 assignment,
                 watermark,
                 ", held by this message" if watermark == record.offset() else "",
-                "".join(stack_of(station)) or "(not to be had)",
+                "".join(stack_of(slot)) or "(not available)",
             )
 
-    def _look_at_loop(self) -> None:
-        behind, thread = self._loop_behind()
-        blocked = behind >= self._stall_after
+    def _check_loop(self) -> None:
+        lag = self._loop_lag()
+        blocked = lag.seconds >= self._stall_after
         if blocked and not self._loop_reported:
             self.blocked_loops += 1
             _log.warning(
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
                 "every other handler on the loop waits with it; its stack:\n%s",
-                behind,
-                "".join(_lines(_frame(thread))),
+                lag.seconds,
+                "".join(_lines(_frame(lag.thread_id))),
             )
         self._loop_reported = blocked
 
 
-def stack_of(station: Station) -> Sequence[str]:
+def stack_of(slot: ExecutionSlot) -> Sequence[str]:
     """Return the stack of a handler as it is now, the call last; empty where it cannot be had."""
-    if station.kind is Kind.THREAD:
-        return _lines(_frame(station.thread_id))
-    task = station.task
+    if slot.kind is Kind.THREAD:
+        return _lines(_frame(slot.thread_id))
+    task = slot.task
     if task is None:
         return ()
     frames = task.get_stack(limit=_MAX_FRAMES)

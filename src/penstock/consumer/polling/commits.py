@@ -7,13 +7,13 @@ One commit is under way at a time. The client repeats a commit whose broker went
 that arrives after a newer one takes the group back, with success reported for both. Where an answer stays out too long
 the next is sent without it; when all answers are there, the commit points are sent once more.
 
-The client's own position lies past markers and aborted ranges, which no message tells of. It also lies past messages
-that the client has counted out but not handed over yet, as when a rebalance callback runs in the middle of `consume`.
-So it is looked at only between fetches, when all that came out was tracked: never in a callback, and never after a
-fetch that failed half-way.
+The client's own position lies past markers and aborted ranges, which no message shows. It also lies past messages that
+the client has counted but not handed over yet, as when a rebalance callback runs in the middle of `consume`. So it is
+read only between fetches, when all that came out was tracked: never in a callback, and never after a fetch that failed
+half-way.
 
 A broker may be set to take less metadata than Kafka does by default. Then commits would fail for ever, so they are made
-again at once with half of the map, down to none: what it cannot tell is done again some day, the rest is committed.
+again at once with half of the map, down to none: what is cut off is done again some day, the rest is committed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 10.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
 _LATE_S = 0.5
-#: Seconds after which a commit is repeated though nothing has changed: only its answer tells that the right to commit
-#: was taken away, for a refused heartbeat says nothing until the session ends.
+#: Seconds after which a commit is repeated though nothing has changed: only its answer shows that the right to commit
+#: was taken away, for a refused heartbeat shows nothing until the session ends.
 _IDLE_S = 4.0
-#: Characters below which a map is not worth writing: it begins with seven that tell nothing.
+#: Characters below which a map is not worth writing: seven are its envelope.
 _SHORTEST_MAP = 16
 
 
@@ -46,11 +46,9 @@ class Commits:
     """Commits the assignments' watermarks.
 
     Args:
-        assignments: the partitions of this process.
         interval_s: seconds between periodic commits; any thread may change it.
-        clock: the engine's clock.
-        complete_finished: called before commit points are computed: has what handlers finished of the runs they are
-            still at completed, so that one that hangs keeps none of it from the commit.
+        complete_finished: called before commit points are computed: completes what handlers finished of the runs they
+            are still at, so that one that hangs keeps none of it from the commit.
     """
 
     def __init__(
@@ -64,12 +62,12 @@ class Commits:
         self.interval_s = interval_s
         self._clock = clock
         self._complete_finished = complete_finished
-        #: Told of every commit, where telemetry is on: topic and partition counts, and what went wrong. Set at start.
-        self.told: Callable[[Sequence[TopicPartition], str | None], None] | None = None
+        #: Called for every commit, where telemetry is on: its partitions, and what went wrong. Set at start.
+        self.on_result: Callable[[Sequence[TopicPartition], str | None], None] | None = None
         #: Called when a commit is refused for want of a right. Set at start.
-        self.refused: Callable[[], None] = lambda: None
-        # Whether that was said since the last commit that was taken.
-        self._is_refusal_said = False
+        self.on_missing_right: Callable[[], None] = lambda: None
+        # Whether that was logged since the last commit that was taken.
+        self._refusal_logged = False
         self._next = 0.0
         # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
         self._under_way = 0
@@ -77,14 +75,14 @@ class Commits:
         self._overtaken = False
         # Whether the last answer was a failure, and whether the end of a drain has begun to commit.
         self._failing = False
-        self._settling = False
+        self._draining = False
         # Characters of an offset map that the broker is believed to take.
         self._map_chars = MAX_METADATA_CHARS
         #: Commits the broker took, and commits that failed.
         self.succeeded = 0
         self.failed = 0
 
-    def tick(self, consumer: ConsumerClient, now: float) -> None:
+    def tick(self, client: ConsumerClient, now: float) -> None:
         """Commit what has changed, when it is time, without waiting for the answer."""
         if now < self._next:
             return
@@ -93,14 +91,14 @@ class Commits:
             return
         assignments = self._assignments.all()
         for assignment in assignments:
-            # What the client heard with its last fetch: no request is made.
-            known = consumer.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
+            # As of the client's last fetch: no request is made.
+            known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
-        self._advance_idle(consumer, assignments)
-        self._commit(consumer, assignments, now, self._map_chars)
+        self._advance_idle(client, assignments)
+        self._commit(client, assignments, now, self._map_chars)
 
-    def repeat(self, consumer: ConsumerClient, now: float) -> None:
+    def repeat(self, client: ConsumerClient, now: float) -> None:
         """Commit one point that the group has already, where nothing was committed for a while.
 
         To be called when all topics are known to be those that were read: in one that was made anew, a position of the
@@ -112,23 +110,23 @@ class Commits:
         had = [one for one in self._assignments.all() if one.known and one.acknowledged][:1]
         for assignment in had:
             assignment.acknowledged = False
-        self._commit(consumer, had, now, self._map_chars)
+        self._commit(client, had, now, self._map_chars)
 
-    def settle(self, consumer: ConsumerClient, now: float) -> bool:
+    def commit_drained(self, client: ConsumerClient, now: float) -> bool:
         """Commit what has changed at the end of a drain; return whether the group has all of it.
 
         To be asked again between polls, which bring the answers: waiting for one in the client would know no bound
         while the group's coordinator is away.
         """
-        if not self._under_way and (not self._settling or now >= self._next):
-            self._settling = True
+        if not self._under_way and (not self._draining or now >= self._next):
+            self._draining = True
             self._next = now + self.interval_s
             assignments = self._assignments.all()
-            self._advance_idle(consumer, assignments)
-            self._commit(consumer, assignments, now, self._map_chars)
+            self._advance_idle(client, assignments)
+            self._commit(client, assignments, now, self._map_chars)
         return not self._under_way and all(one.acknowledged for one in self._assignments.all())
 
-    def commit_revoked(self, consumer: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
+    def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit what has changed of revoked partitions, from within a rebalance callback.
 
         A commit that is waited for in the client knows no bound while the coordinator is away: as long as a session, or
@@ -138,7 +136,7 @@ class Commits:
         order.
 
         Args:
-            consumer: the client.
+            client: the client.
             assignments: what is revoked.
             wait_s: seconds to wait until the group is known to have it. Nothing is waited for where the last commit
                 failed or stays out, for then the coordinator may be away.
@@ -146,12 +144,12 @@ class Commits:
         now = self._clock.monotonic()
         late = self._under_way > 0 and now - self._sent_at > _LATE_S
         end = now if late or self._failing else now + wait_s
-        sent = self._commit(consumer, assignments, now, self._map_chars)
-        missing = self._not_taken(consumer, sent, end)
+        sent = self._commit(client, assignments, now, self._map_chars)
+        missing = self._not_taken(client, sent, end)
         if missing and any(one.committed.metadata for one in missing):
             # It may be the map that the broker refuses, and for these partitions there is no next commit.
-            self._commit(consumer, missing, now, 0)
-            missing = self._not_taken(consumer, missing, end)
+            self._commit(client, missing, now, 0)
+            missing = self._not_taken(client, missing, end)
         if missing is None or missing:
             _log.warning(
                 "the group is not known to have the commit of %s, which were revoked, %.1f s after it was sent; where "
@@ -161,24 +159,18 @@ class Commits:
             )
 
     def _not_taken(
-        self, consumer: ConsumerClient, assignments: Sequence[Assignment], end: float
+        self, client: ConsumerClient, assignments: Sequence[Assignment], end: float
     ) -> list[Assignment] | None:
-        """Return which of these the group answers to have another commit of than was sent; None without an answer.
-
-        Args:
-            consumer: the client.
-            assignments: of what the last commit is asked for.
-            end: when the answer is waited for no longer.
-        """
+        """Return which of these the group answers to have another commit of than was sent; None without an answer."""
         if not assignments:
             return []
         wait_s = end - self._clock.monotonic()
         if wait_s <= 0:
             return None
         try:
-            found = consumer.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
+            found = client.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
         except KafkaException as error:
-            _log.info("the group's offsets are not told: %s", reason(error))
+            _log.info("the group's offsets are not known: %s", reason(error))
             return None
         taken = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
         missing = []
@@ -189,7 +181,7 @@ class Commits:
         return missing
 
     def _commit(
-        self, consumer: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
+        self, client: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
     ) -> list[Assignment]:
         """Send what has changed, with at most so many characters of offset maps; return of which it was sent."""
         points: list[TopicPartition] = []
@@ -210,7 +202,7 @@ class Commits:
         if not points:
             return []
         try:
-            consumer.commit(offsets=points, asynchronous=True)
+            client.commit(offsets=points, asynchronous=True)
             self._overtaken = self._overtaken or self._under_way > 0
             self._under_way += 1
             self._sent_at = now
@@ -218,13 +210,13 @@ class Commits:
             self._note_failure(_error_of(error), points)
         return sent
 
-    def _advance_idle(self, consumer: ConsumerClient, assignments: Sequence[Assignment]) -> None:
-        """Move past markers and aborted ranges at the tail: only the client's position knows of them."""
+    def _advance_idle(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
+        """Move past markers and aborted ranges at the tail: only the client's position shows them."""
         idle = [one for one in assignments if not one.tracker.in_flight and (one.known or not one.is_sought)]
         if not idle:
             return
         try:
-            positions = consumer.position([TopicPartition(one.topic, one.partition) for one in idle])
+            positions = client.position([TopicPartition(one.topic, one.partition) for one in idle])
         except KafkaException as error:
             _log.debug("positions are not known now: %s", reason(error))
             return
@@ -234,12 +226,12 @@ class Commits:
                 assignment.tracker.advance(position.offset)
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Hear the answer to a commit that was not waited for. The client calls it from within poll."""
+        """Take the answer to a commit that was not waited for. The client calls it from within poll."""
         self._under_way = max(0, self._under_way - 1)
         if error is not None:
             self._note_failure(error, partitions)
         else:
-            self._note(partitions)
+            self._note_success(partitions)
         if self._overtaken and not self._under_way:
             self._overtaken = False
             for assignment in self._assignments.all():
@@ -250,26 +242,26 @@ class Commits:
         self._under_way = 0
         self._overtaken = False
 
-    def _note(self, partitions: list[TopicPartition] | None) -> None:
+    def _note_success(self, partitions: list[TopicPartition] | None) -> None:
         refused = [one for one in partitions or () if one.error is not None]
         if refused:
             self._note_failure(refused[0].error, refused)
         else:
             self.succeeded += 1
-            self._failing = self._is_refusal_said = False
-            if self.told is not None:
-                self.told(partitions or (), None)
+            self._failing = self._refusal_logged = False
+            if self.on_result is not None:
+                self.on_result(partitions or (), None)
         for one in partitions or ():
             assignment = self._assignments.get(one.topic, one.partition)
-            # An answer to an earlier commit says nothing of the last one.
+            # An answer to an earlier commit does not answer the last one.
             if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
                 assignment.acknowledged = True
 
     def _note_failure(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
         why = "no reason given" if error is None else reason(error)
         self.failed += 1
-        if self.told is not None:
-            self.told(partitions, why)
+        if self.on_result is not None:
+            self.on_result(partitions, why)
         for one in partitions:
             assignment = self._assignments.get(one.topic, one.partition)
             if assignment is not None:
@@ -279,11 +271,11 @@ class Commits:
             return
         self._failing = True
         if error is not None and is_missing_right(error):
-            self.refused()
-            if self._is_refusal_said:
+            self.on_missing_right()
+            if self._refusal_logged:
                 return
-            # Whoever is told by `refused` asks which right it is, and says it.
-            self._is_refusal_said = True
+            # The callback asks which right it is, and logs that.
+            self._refusal_logged = True
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
         _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self.interval_s)
 
@@ -292,7 +284,7 @@ class Commits:
         found = [self._assignments.get(one.topic, one.partition) for one in partitions]
         longest = max((len(one.committed.metadata) for one in found if one is not None), default=0)
         if not longest:
-            # They were revoked meanwhile, so nothing tells how long it was.
+            # They were revoked meanwhile, so its length is not known.
             return
         first = self._map_chars == MAX_METADATA_CHARS
         self._map_chars = min(self._map_chars, longest) // 2

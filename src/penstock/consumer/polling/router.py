@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
-from penstock.consumer.execution.keying import Keying
-from penstock.consumer.message_sizes import weight_of_all
+from penstock.consumer.execution.key_resolver import KeyResolver
+from penstock.consumer.message_sizes import total_size_in_bytes
 from penstock.message import Record, column
 from penstock.routing import Run, Scheduler
 
@@ -23,12 +23,8 @@ class Router:
     """Puts batches on lanes. Belongs to the poll thread.
 
     Args:
-        assignments: the partitions of this process.
-        scheduler: the lanes.
-        wake: called with the slots of lanes that became ready.
-        let_go: called once an assignment is inactive: what waited for it goes on.
-        topics: the topics that are consumed.
-        keying: who puts messages on lanes whose keys a user's function gives.
+        on_dropped: called once an assignment is inactive: what waited for it goes on.
+        key_resolver: puts messages on lanes whose keys a user's function gives.
     """
 
     def __init__(
@@ -36,18 +32,18 @@ class Router:
         assignments: Assignments,
         scheduler: Scheduler[Fetch, Record],
         wake: Callable[[Sequence[int]], None],
-        let_go: Callable[[], None],
+        on_dropped: Callable[[], None],
         topics: Collection[str],
         *,
-        keying: Keying | None = None,
+        key_resolver: KeyResolver | None = None,
     ) -> None:
         #: The topic of all messages, or nothing where there are several. Asking each costs a tenth of the routing.
         self._only_topic = next(iter(topics)) if len(topics) == 1 else ""
         self._assignments = assignments
         self._scheduler = scheduler
         self._wake = wake
-        self._let_go = let_go
-        self._keying = keying
+        self._on_dropped = on_dropped
+        self._key_resolver = key_resolver
         #: The arrival of the next message: they are counted from 1, for 0 is older than all.
         self._arrival = 1
         self._now = 0.0
@@ -76,18 +72,18 @@ class Router:
             for rising, offsets in _rising(records):
                 self._put(self._assignments.get(topic, partition) or assignment, rising, offsets, touched)
                 self._arrival += len(rising)
-        # Appended before the scheduler is told: see the argument in penstock.routing.scheduler.
+        # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
 
     @property
     def idle(self) -> bool:
         """Whether all that was taken in is on its lanes. On the poll thread."""
-        return self._keying is None or self._keying.idle
+        return self._key_resolver is None or self._key_resolver.idle
 
-    def relieve(self) -> None:
+    def flush_due(self) -> None:
         """Put on its lanes what waits behind a slow key function. On the poll thread."""
-        if self._keying is not None:
-            self._keying.relieve()
+        if self._key_resolver is not None:
+            self._key_resolver.flush_due()
 
     def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
         """Return where each message comes from; its partition alone where there is one topic only."""
@@ -104,15 +100,15 @@ class Router:
     ) -> None:
         if offsets[0] < assignment.tracker.position:
             assignment = self._went_back(assignment, offsets[0])
-        block = assignment.tracker.register(offsets, None, weight_of_all(records, assignment))
+        block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
         self.restored += len(offsets) - block.left
         lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
         # Without those that a former owner had done.
         todo = None if block.left == len(offsets) else block.done
-        if self._keying is not None and assignment.route.ordering.has_key_function:
+        if self._key_resolver is not None and assignment.route.ordering.has_key_function:
             indexes = [index for index in range(len(offsets)) if todo is None or not todo[index]]
-            self._keying.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
+            self._key_resolver.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
             return
         numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
         runs: dict[int, ConsumerRun] = {}
@@ -141,17 +137,17 @@ class Router:
         return self.begin_again(former, offset)
 
     def begin_again(self, former: Assignment, start: int | None) -> Assignment:
-        """Put a new incarnation of a partition in the place of the former, whose messages are let go.
+        """Put a new incarnation of a partition in the place of the former, whose messages are dropped.
 
         Args:
             former: the one that has it now.
-            start: the offset at which reading starts, or None where the first message will tell.
+            start: the offset at which reading starts, or None where the first message will show it.
         """
         assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
         assignment.paused = former.paused
         assignment.is_sought = start is None
         self._assignments.put(assignment)
-        self._let_go()
+        self._on_dropped()
         return assignment
 
 

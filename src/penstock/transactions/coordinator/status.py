@@ -21,8 +21,8 @@ from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, is_missing_right, topic_right
 from penstock.errors import MessageFormatError
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import Report
 from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 

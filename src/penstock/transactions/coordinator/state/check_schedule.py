@@ -63,15 +63,25 @@ class CheckPolicy:
         grown = self.interval_s * self.backoff ** min(max(check_count - 1, 0), 64)
         return min(grown, max(self.interval_s, _LONGEST_S))
 
+    def next_due(self, birth_s: float, immunity_s: float, answered_s: float, check_count: int) -> float:
+        """Return when the next check of a transaction is due, in the clock of the times given.
+
+        Args:
+            birth_s: when its first half was stored.
+            immunity_s: its own immunity, 0 where it has none.
+            answered_s: when its last check was answered, 0 where none was.
+            check_count: how many were answered.
+        """
+        due = birth_s + max(self.timeout_s, immunity_s)
+        return max(due, answered_s + self.interval(check_count)) if answered_s else due
+
     def first_due(self, pending: Pending) -> float:
         """Return when the next check of a half that was just read is due."""
         born = pending.birth_ms / 1000
         if not pending.is_complete:
             return born + max(self.timeout_s, self.incomplete_s)
-        due = born + max(self.timeout_s, (pending.half.immunity_ms or 0) / 1000)
-        if pending.answered_ms:
-            due = max(due, pending.answered_ms / 1000 + self.interval(pending.check_count))
-        return due
+        immunity_s = (pending.half.immunity_ms or 0) / 1000
+        return self.next_due(born, immunity_s, pending.answered_ms / 1000, pending.check_count)
 
 
 class CheckSchedule:

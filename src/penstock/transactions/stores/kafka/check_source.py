@@ -1,4 +1,4 @@
-"""The questions to a producer group, as a store in Kafka has them: the group's share of the check topic."""
+"""The checks of a producer group, as a store in Kafka has them: the group's share of the check topic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KafkaCheckSource:
             "group.id": topics.checkers(group),
             # A request that came before the first start of the group shall be answered, too.
             "auto.offset.reset": "earliest",
-            # A producer that died gives its questions up after this long; until then they are asked for nothing.
+            # A producer that died gives its share up after this long; until then its checks are sent in vain.
             # Partitions added later are noticed within seconds.
             "topic.metadata.refresh.interval.ms": 10_000,
             "session.timeout.ms": 6000,
@@ -49,7 +49,7 @@ class KafkaCheckSource:
         self._consumer.subscribe([topics.check])
 
     def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the questions that are there, waiting at most `timeout_s` seconds for the first.
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
 
         What does not read as a request is logged and skipped.
         """
@@ -86,7 +86,7 @@ class KafkaCheckSource:
             self._ration.warn("check", text, self._topics.check, reason(error))
 
     def close(self) -> None:
-        """Leave the group, so that another producer gets its questions at once."""
+        """Leave the group, so that another producer gets its checks at once."""
         self._consumer.close()
 
 

@@ -1,0 +1,230 @@
+"""The batch processor: it gathers batches of new messages and of parked ones, and sorts out what became of each.
+
+Messages that wait come back in batches too. A batch that failed as a whole is tried again as it was, for it may have
+been the database; only when the policy gives it up is each of its messages tried alone, so that none is given up for
+the failure of another. A message that the handler named is tried alone at once: otherwise those behind it of its key
+would be handled once more for each of its tries.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Generator, Hashable, Iterator
+from itertools import islice
+
+from penstock.clients.cluster import Clock
+from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Item
+from penstock.consumer.execution.admission import AFTER_BATCH, Admission
+from penstock.consumer.execution.batches import failures, not_for_batches
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
+from penstock.consumer.failures.parking import FailedBatch, Parking
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.route import Failed, RateLimited, Route
+from penstock.message import Message
+from penstock.routing import KeyState
+
+
+class BatchProcessor:
+    """Thread-safe: each call is for a lane that the caller holds."""
+
+    def __init__(self, clock: Clock, admission: Admission, parking: Parking) -> None:
+        self._now = clock.monotonic
+        self._admission = admission
+        self._parking = parking
+
+    def process(
+        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, _deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Gather a batch of one assignment's messages and hand it over. Returns whether no token is left."""
+        assignment = runs[0].owner.assignment
+        now = self._now()
+        slot.started = now
+        batch: list[tuple[Hashable, Item, Message]] = []
+        gathered: set[Hashable] = set()
+        full = over = False
+        while runs and len(batch) < route.batch and not over:
+            run = runs[0]
+            if run.owner.assignment is not assignment:
+                break
+            while run.next < len(run.records) and len(batch) < route.batch:
+                item = (run.owner, run.indexes[run.next], run.records[run.next])
+                key, message = self._admission.admit(
+                    lane, route, item, now, slot, arrival=run.arrival, gathered=gathered
+                )
+                if isinstance(message, RateLimited):
+                    full, over = message is not AFTER_BATCH, True
+                    break
+                run.next += 1
+                if isinstance(message, Failed):
+                    self._parking.park_unfinished(lane, key, item, message, slot)
+                elif message is not None:
+                    batch.append((key, item, message))
+                    gathered.add(key)
+            if run.next == len(run.records):
+                runs.popleft()
+        if batch:
+            outcome = yield from self._hand_over(batch, slot)
+            self._finish_new(lane, batch, outcome, slot)
+        return full
+
+    def process_parked(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, first: Message, slot: ExecutionSlot
+    ) -> Generator[Work, Outcome, None]:
+        """Try the head of a parked key, with what may be tried with it, given the head's message."""
+        now = self._now()
+        keys = [key]
+        batch = [(key, parked.waiting[0], first)]
+        if not parked.tried_alone:
+            keys += self._ready_batch_keys(lane, parked, now)
+            batch += self._gather(lane, keys, now)
+            batch.sort(key=lambda one: one[1][2].offset())
+        heads = {one: lane.parked[one] for one in dict.fromkeys(one for one, _, _ in batch)}
+        for head in heads.values():
+            if head.attempts == 0:
+                head.since = now
+        outcome = yield from self._hand_over(batch, slot)
+        self._finish_parked(lane, batch, heads, outcome, slot)
+        for other in keys[1:]:
+            waits = lane.parked[other]
+            if not waits.waiting:
+                del lane.parked[other]
+            elif other in heads and waits.attempts == 0 and waits.state is KeyState.WAITING:
+                # Its head is done, and what woke it may have come before.
+                lane.due.append(other)
+
+    @staticmethod
+    def _ready_batch_keys(lane: ConsumerLane, parked: ConsumerParked, now: float) -> list[Hashable]:
+        """Return the other keys of a batch that failed as a whole which may be tried now."""
+        assignment = parked.waiting[0][0].assignment
+        batch_keys = []
+        for other in parked.batch_keys:
+            one = lane.parked.get(other)
+            if (
+                one is not None
+                and one is not parked
+                and one.state is KeyState.WAITING
+                and not one.awaits_token
+                and not one.tried_alone
+                and one.due_at <= now
+                and one.waiting[0][0].assignment is assignment
+            ):
+                batch_keys.append(other)
+        return batch_keys
+
+    def _gather(self, lane: ConsumerLane, keys: list[Hashable], now: float) -> list[tuple[Hashable, Item, Message]]:
+        """Return what may be handed over now beside the head of the first of these keys, the oldest first."""
+        assignment = lane.parked[keys[0]].waiting[0][0].assignment
+        route = assignment.route
+        found: list[tuple[Hashable, Item, Message]] = []
+        # Of each key, the place of its next message.
+        places = Counter(keys[:1])
+        lines = [
+            _waiting(key, lane.parked[key], assignment, 1 if place == 0 else 0, route.batch)
+            for place, key in enumerate(keys)
+        ]
+        # Keys at whose next message nothing more may be handed over: that is decided when it is the head.
+        ended: set[Hashable] = set()
+        for key, item in heapq.merge(*lines, key=_offset):
+            if 1 + len(found) == route.batch or len(ended) == len(keys):
+                break
+            if key in ended:
+                continue
+            place, parked = places[key], lane.parked[key]
+            attempts = parked.tries_behind(place) if place else parked.tries
+            message = self._admission.readmit(route, key, item[2], now, attempts)
+            places[key] += 1
+            if isinstance(message, Message):
+                found.append((key, item, message))
+            else:
+                ended.add(key)
+        return found
+
+    @staticmethod
+    def _hand_over(
+        batch: list[tuple[Hashable, Item, Message]], slot: ExecutionSlot
+    ) -> Generator[Work, Outcome, Failed | None]:
+        slot.record, slot.batch_count = batch[0][1][2], len(batch)
+        outcome = yield [message for _, _, message in batch]
+        return not_for_batches() if isinstance(outcome, DeferredCompletion) else outcome
+
+    def _finish_new(
+        self,
+        lane: ConsumerLane,
+        batch: list[tuple[Hashable, Item, Message]],
+        outcome: Failed | None,
+        slot: ExecutionSlot,
+    ) -> None:
+        """Complete what is done of new messages; of each key, park the first that failed with all behind it."""
+        failed = {} if outcome is None else failures(outcome, len(batch))
+        failed_batch = _failed_batch(batch, outcome, failed)
+        done = []
+        behind: Counter[Hashable] = Counter()
+        for place, (key, item, _) in enumerate(batch):
+            if key in lane.parked:
+                self._parking.append(lane, key, item)
+                behind[key] += 1
+            elif place in failed:
+                self._parking.park_unfinished(lane, key, item, failed[place], slot, failed_batch=failed_batch)
+            else:
+                done.append(item)
+        self._admission.done(done, slot)
+        for key, count in behind.items():
+            lane.parked[key].count_behind(count)
+
+    def _finish_parked(
+        self,
+        lane: ConsumerLane,
+        batch: list[tuple[Hashable, Item, Message]],
+        heads: dict[Hashable, ConsumerParked],
+        outcome: Failed | None,
+        slot: ExecutionSlot,
+    ) -> None:
+        """Complete what is done of parked messages; what is behind the first that failed of its key waits on."""
+        failed = {} if outcome is None else failures(outcome, len(batch))
+        failed_batch = _failed_batch(batch, outcome, failed)
+        stuck: dict[Hashable, Failed] = {}
+        behind: Counter[Hashable] = Counter()
+        done = []
+        for place, (key, item, _) in enumerate(batch):
+            if key not in stuck and place in failed:
+                stuck[key] = failed[place]
+            elif key in stuck:
+                behind[key] += 1
+            else:
+                done.append((key, item))
+        self._admission.done([item for _, item in done], slot)
+        for key, _ in done:
+            # Those of a key have the same order in the batch.
+            self._parking.next_head(heads[key], slot)
+        for key, failure in stuck.items():
+            heads[key].count_behind(behind[key])
+            self._parking.fail_head(lane, key, heads[key], failure, slot, failed_batch=failed_batch)
+
+
+def _failed_batch(
+    batch: list[tuple[Hashable, Item, Message]], outcome: Failed | None, failed: dict[int, Failed]
+) -> FailedBatch | None:
+    """Return a batch of several that failed as a whole, or None."""
+    whole = len(failed) == len(batch) > 1 and all(one is outcome for one in failed.values())
+    if not whole:
+        return None
+    sizes = Counter(key for key, _, _ in batch)
+    return FailedBatch(sizes, tuple(sizes))
+
+
+def _waiting(
+    key: Hashable, parked: ConsumerParked, assignment: Assignment, first: int, limit: int
+) -> Iterator[tuple[Hashable, Item]]:
+    """Yield what waits for a key and is of an assignment, from the first so many on."""
+    for item in islice(parked.waiting, first, limit):
+        if item[0].assignment is not assignment:
+            return
+        yield key, item
+
+
+def _offset(entry: tuple[Hashable, Item]) -> int:
+    return entry[1][2].offset()
+
+
+__all__ = ["BatchProcessor"]

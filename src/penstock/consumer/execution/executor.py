@@ -1,0 +1,51 @@
+"""The executor: what calls the handlers of a consumer. Threads, tasks and tests implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.consumer.execution_slot import ExecutionSlot
+
+
+class LoopLag(NamedTuple):
+    """For how long an event loop has not come round.
+
+    Attributes:
+        seconds: since it last did; 0 where there is no loop.
+        thread_id: its thread, for a look at the stack, or None.
+    """
+
+    seconds: float
+    thread_id: int | None
+
+
+class Executor(Protocol):
+    """Takes ready lanes from the scheduler and calls handlers for what `LaneProcessor.process` yields. Thread-safe."""
+
+    @property
+    def slots(self) -> Sequence[ExecutionSlot]:
+        """Where messages may be in a handler: all slots there ever were, so that no count falls."""
+
+    def wake(self, queues: Sequence[int]) -> None:
+        """Have ready lanes served, given the ready queue of each lane that became ready."""
+
+    def wake_idle(self) -> bool:
+        """Wake idle workers where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
+        return False
+
+    def loop_lag(self) -> LoopLag:
+        """Return for how long the event loop has not come round."""
+        return LoopLag(0.0, None)
+
+
+class ManualExecutor(Executor):
+    """Calls nothing by itself: whoever drives the engine takes lanes, calls handlers and keeps `slots`."""
+
+    slots: Sequence[ExecutionSlot] = ()
+
+    def wake(self, queues: Sequence[int]) -> None:
+        """Do nothing: lanes are taken when the driver says so."""
+
+
+__all__ = ["Executor", "LoopLag", "ManualExecutor"]

@@ -1,0 +1,128 @@
+"""The parked key processor: it tries the head of a parked key that was woken, and goes on with what waits behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable
+
+from penstock.clients.cluster import Clock
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Item
+from penstock.consumer.execution.admission import Admission
+from penstock.consumer.execution.batch_processor import BatchProcessor
+from penstock.consumer.execution.throttling import Throttling
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
+from penstock.consumer.failures.parking import NotDue, Parking
+from penstock.consumer.handlers.route import Failed, RateLimited
+from penstock.message import Message
+from penstock.routing import KeyState
+
+
+class ParkedKeyProcessor:
+    """Thread-safe: each call is for a lane that the caller holds."""
+
+    def __init__(
+        self, clock: Clock, admission: Admission, parking: Parking, throttling: Throttling, batches: BatchProcessor
+    ) -> None:
+        self._now = clock.monotonic
+        self._admission = admission
+        self._parking = parking
+        self._throttling = throttling
+        self._batches = batches
+
+    def process(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot, deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Try the head, and on success what waits behind it. Returns False when the lane is to be given back."""
+        while parked.waiting:
+            item = fetch, _, record = parked.waiting[0]
+            slot.fetch = fetch
+            if parked.is_out:
+                # Also where its assignment is gone: who resolves it must find this head, and the key is not handled
+                # twice at once.
+                return True
+            if self._is_through(lane, key, parked, slot):
+                continue
+            now, route = self._now(), fetch.assignment.route
+            if not _may_be_tried(key, parked, now):
+                return True
+            if isinstance(key, NotDue):
+                not_due, key = key, key.key
+                if not _join_own_key(lane, not_due, parked, item):
+                    return True
+            if now >= deadline or route.kind is not slot.kind:
+                lane.due.insert(0, key)
+                return False
+            answer = self._admission.readmit(route, key, record, now, parked.tries)
+            if isinstance(answer, (float, RateLimited)):
+                self._wait_for_limit(lane, key, parked, answer, now)
+                return True
+            if answer is None:
+                self._admission.filtered(item, slot)
+                self._parking.next_head(parked, slot)
+                continue
+            slot.started, slot.record, slot.batch_count = now, record, 1
+            slot.invoke = route.invoke
+            yield from self._try_head(lane, key, parked, answer, slot)
+        del lane.parked[key]
+        return True
+
+    def _is_through(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
+        """Take note of a head that is done with, or whose completion failed; return whether it was one of these."""
+        state = parked.state
+        if state in (KeyState.HANDLED, KeyState.DONE) or not parked.waiting[0][0].assignment.active:
+            slot.handled += state is KeyState.HANDLED
+            self._parking.next_head(parked, slot)
+            return True
+        if state is KeyState.FAILED:
+            self._parking.fail_head(lane, key, parked, Failed(parked.take_error()), slot)
+            return True
+        return False
+
+    def _wait_for_limit(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, limit: float | RateLimited, now: float
+    ) -> None:
+        """Let the head wait for the time at which its key is free, or for a token."""
+        if isinstance(limit, RateLimited):
+            parked.due_at = now
+            self._throttling.await_token_for_key(lane, key, parked)
+        elif limit != parked.due_at:
+            parked.due_at = limit
+            self._parking.wake_at(limit, lane, key)
+
+    def _try_head(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, answer: Message | Failed, slot: ExecutionSlot
+    ) -> Generator[Work, Outcome, None]:
+        """Give the head to its handler, alone or in a batch, and decide by the outcome what becomes of it."""
+        item = parked.waiting[0]
+        slot.retried += parked.attempts > 0
+        if parked.attempts == 0:
+            parked.since = slot.started
+        if isinstance(answer, Message) and item[0].assignment.route.batch > 1:
+            yield from self._batches.process_parked(lane, key, parked, answer, slot)
+            return
+        outcome = answer if isinstance(answer, Failed) else (yield answer)
+        if isinstance(outcome, Failed):
+            self._parking.fail_head(lane, key, parked, outcome, slot)
+        elif outcome is not None:
+            self._parking.defer_head(lane, key, parked, outcome, slot)
+        else:
+            self._admission.done((item,), slot)
+            self._parking.next_head(parked, slot)
+
+
+def _may_be_tried(key: Hashable, parked: ConsumerParked, now: float) -> bool:
+    if parked.state in (KeyState.STOPPING, KeyState.HELD, KeyState.UNSCHEDULED):
+        return False
+    # A head that waits for its first try waits for a limit, which may have changed.
+    return now >= parked.due_at or not (parked.attempts or isinstance(key, NotDue))
+
+
+def _join_own_key(lane: ConsumerLane, not_due: NotDue, parked: ConsumerParked, item: Item) -> bool:
+    """Park a message of a retry topic under its own key, now that it is due; return whether it is the head there."""
+    del lane.parked[not_due]
+    own = lane.parked.setdefault(not_due.key, parked)
+    if own is not parked:
+        own.waiting.append(item)
+    return own is parked
+
+
+__all__ = ["ParkedKeyProcessor"]

@@ -1,0 +1,133 @@
+"""Threads and tasks: the executor of a running consumer, with worker threads, an event loop, or both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from penstock.clients.cluster import Clock
+from penstock.consumer.assignments import Fetch
+from penstock.consumer.execution.event_loop import TaskPool
+from penstock.consumer.execution.executor import Executor, LoopLag
+from penstock.consumer.execution.lane_plan import LanePlan
+from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution.threads import WorkerPool
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.settings import ConsumerSettings
+from penstock.errors import ConfigurationError
+from penstock.message import Record
+from penstock.routing import Scheduler
+
+ResultT = TypeVar("ResultT")
+
+
+class ThreadsAndTasks(Executor):
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: ConsumerSettings,
+        *,
+        plan: LanePlan,
+        clock: Clock,
+        scheduler: Scheduler[Fetch, Record],
+        processor: LaneProcessor,
+        closing: Callable[[], None],
+    ) -> None:
+        self._task_queue = plan.task_queue
+        self.threads: WorkerPool | None = None
+        if plan.has_threads:
+            self.threads = WorkerPool(
+                name,
+                workers=settings.workers,
+                pinned=settings.pinned,
+                clock=clock,
+                scheduler=scheduler,
+                processor=processor,
+                closing=closing,
+            )
+        self.tasks: TaskPool | None = None
+        if plan.has_tasks:
+            self.tasks = TaskPool(
+                name,
+                max_concurrency=settings.max_concurrency,
+                queue=plan.task_queue,
+                scheduler=scheduler,
+                processor=processor,
+                closing=closing,
+            )
+
+    @property
+    def slots(self) -> list[ExecutionSlot]:
+        """Where messages may be in a handler."""
+        return [slot for pool in (self.threads, self.tasks) if pool is not None for slot in pool.slots]
+
+    @property
+    def worker_count(self) -> int:
+        """How many worker threads there are."""
+        return 0 if self.threads is None else len(self.threads.workers)
+
+    def start(self) -> None:
+        """Start the threads and the event loop."""
+        if self.threads is not None:
+            self.threads.start()
+        self.start_loop()
+
+    def start_loop(self) -> None:
+        """Start the event loop alone, unless it runs."""
+        if self.tasks is not None and self.tasks.thread.ident is None:
+            self.tasks.start()
+
+    def wake(self, queues: Sequence[int]) -> None:
+        """Have ready lanes served, given the ready queue of each lane that became ready."""
+        if self.tasks is None:
+            if self.threads is not None:
+                self.threads.wake(queues)
+            return
+        self.tasks.wake([queue for queue in queues if queue == self._task_queue])
+        if self.threads is not None:
+            self.threads.wake([queue for queue in queues if queue != self._task_queue])
+
+    def wake_idle(self) -> bool:
+        """Wake idle threads where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
+        return self.threads is not None and self.threads.wake_idle()
+
+    def loop_lag(self) -> LoopLag:
+        """Return for how long the event loop has not come round."""
+        return super().loop_lag() if self.tasks is None else self.tasks.loop_lag()
+
+    def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
+        """Run something on the event loop and return its result.
+
+        Raises:
+            ConfigurationError: no handler is an `async def`, and so there is no loop.
+        """
+        if self.tasks is None:
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()
+            raise ConfigurationError(
+                "there is no event loop, for no handler is an `async def`; make it a plain function"
+            )
+        self.start_loop()
+        return self.tasks.run(awaitable).result()
+
+    def stop(self, timeout: float) -> list[str]:
+        """End threads and handlers; return the names of those that were still in a handler after so many seconds."""
+        stuck = [] if self.threads is None else [worker.slot.name for worker in self.threads.stop(timeout)]
+        return stuck if self.tasks is None else stuck + self.tasks.end_handlers(timeout)
+
+    def close(self) -> None:
+        """End the event loop, which outlives `stop` for those who still run something on it."""
+        if self.tasks is not None:
+            self.tasks.close()
+
+    def has_thread(self, ident: int | None) -> bool:
+        """Tell whether a thread, by its ident, is one of these."""
+        threads = [] if self.threads is None else [worker.thread for worker in self.threads.workers]
+        threads += [] if self.tasks is None else [self.tasks.thread]
+        return any(thread.ident == ident for thread in threads)
+
+
+__all__ = ["ThreadsAndTasks"]

@@ -1,0 +1,73 @@
+"""What a user's function is: its name, whether it is to be awaited, and what it can be called with."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+
+from penstock.errors import ConfigurationError
+
+_PARAMETERS = {1: "one parameter", 2: "two parameters"}
+
+
+def called_by(function: Callable[..., object]) -> Callable[..., object]:
+    """Return the function or method that runs when this is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    plain = inspect.isroutine(function) or inspect.isclass(function)
+    return function if plain else getattr(function, "__call__", function)  # noqa: B004 - the bound method is what is inspected
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Tell whether calling this gives something to await."""
+    # The first sees what was marked as one without being one.
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called_by(function))
+
+
+def name_of(function: object) -> str:
+    """Return a function's name, for logs and reports."""
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def require_parameters(kind: str, function: Callable[..., object], what: str, count: int) -> None:
+    """Check that a function can be called with so many arguments, and does its work when it is.
+
+    Args:
+        kind: what it is for, such as "handler".
+        function: the function.
+        what: the arguments, in words.
+        count: how many they are, by position.
+
+    Raises:
+        ConfigurationError: it cannot, or it has a `yield`.
+    """
+    called = called_by(function)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise ConfigurationError(f"{kind} {name_of(function)} has a `yield`: called, it would do nothing; take it out")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of a callable written in C, say: what it takes is seen when it is called
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        raise ConfigurationError(
+            f"{kind} {name_of(function)}{signature} cannot be called with {what}; give it {_PARAMETERS[count]}, and "
+            "those beside it defaults"
+        ) from None
+
+
+def require_yield(kind: str, function: Callable[..., object], *, may_be_async: bool = False) -> None:
+    """Check that a function has a `yield`.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    if not (inspect.isgeneratorfunction(function) or (may_be_async and inspect.isasyncgenfunction(function))):
+        raise ConfigurationError(
+            f"{kind} takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"
+        )
+
+
+__all__ = ["called_by", "is_async", "name_of", "require_parameters", "require_yield"]

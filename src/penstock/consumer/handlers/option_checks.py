@@ -1,0 +1,108 @@
+"""Checks of a handler's options that look at several of them, or at more than a value's type and range."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from penstock import options as check
+from penstock.consumer.handlers.functions import is_async
+from penstock.consumer.handlers.ordering import Order
+from penstock.errors import ConfigurationError
+
+_log = logging.getLogger(__name__)
+
+#: Seconds: the longest delay of a retry topic.
+MAX_RETRY_DELAY_S = 7 * 24 * 3600.0
+
+
+def check_plain(functions: Mapping[str, object]) -> None:
+    """Check that functions which nothing awaits are plain ones.
+
+    Raises:
+        ConfigurationError: one is an `async def`.
+    """
+    for option, given in functions.items():
+        if callable(given) and is_async(given):
+            raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
+
+
+def check_batch(batch: int, linger: float, deferred_timeout: float | None) -> None:
+    """Check what speaks of batches.
+
+    Raises:
+        ConfigurationError: a value is out of range, or an option has no use.
+    """
+    check.positive_int("batch", batch)
+    check.not_negative("linger", linger)
+    if linger and batch == 1:
+        raise ConfigurationError("linger waits for a batch to fill, but batch is 1; give batch=, or leave linger out")
+    if deferred_timeout is not None:
+        check.positive("deferred_timeout", deferred_timeout)
+        if batch > 1:
+            raise ConfigurationError("deferred_timeout has no use with batch: a batch's completion cannot be put off")
+
+
+def check_rates(order: Order, rate: float | None, key_rate: float | None) -> None:
+    """Check the rates.
+
+    Raises:
+        ConfigurationError: a rate is out of range, or the order has no keys to limit.
+    """
+    for option, value in (("rate", rate), ("key_rate", key_rate)):
+        if value is not None:
+            check.not_negative(option, value)
+    if key_rate == 0:
+        raise ConfigurationError("key_rate must be above 0; rate=0 holds a handler, None sets no limit")
+    if key_rate is not None:
+        check_paced(order)
+
+
+def check_paced(order: Order) -> None:
+    """Check that a handler of this order can have a `key_rate`.
+
+    Raises:
+        ConfigurationError: its messages do not wait for those of their key.
+    """
+    if order is not Order.KEY:
+        raise ConfigurationError(
+            f"key_rate lets the messages of a key wait for each other, which order={order.value!r} does not; take "
+            "order='key' (the default), or rate= for all messages of the handler"
+        )
+
+
+def delays_of(given: Sequence[float]) -> tuple[float, ...]:
+    """Return the delays of retry topics, in seconds.
+
+    Raises:
+        ConfigurationError: it is no list of seconds, or one is out of range.
+    """
+    if not isinstance(given, Iterable):
+        raise ConfigurationError(f"retry_delays must be a list of seconds, such as (60, 3600), but is {given!r}")
+    delays = tuple(given)
+    for delay in delays:
+        check.positive("retry_delays", delay)
+        if delay > MAX_RETRY_DELAY_S:
+            raise ConfigurationError(f"retry_delays holds {delay:g} s; the longest delay is {MAX_RETRY_DELAY_S:g} s")
+    return delays
+
+
+def warn_without_keys(name: str, order: Order, given: Mapping[str, bool]) -> None:
+    """Say which options about keys were given to a handler whose messages do not wait for those of their key."""
+    if order is Order.KEY:
+        return
+    for option, is_given in given.items():
+        if is_given:
+            # Refusing would be too much: an app may give all of its handlers the same options.
+            _log.warning("handler %s: %s means nothing with order=%r", name, option, order.value)
+
+
+__all__ = [
+    "MAX_RETRY_DELAY_S",
+    "check_batch",
+    "check_paced",
+    "check_plain",
+    "check_rates",
+    "delays_of",
+    "warn_without_keys",
+]

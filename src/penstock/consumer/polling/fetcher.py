@@ -1,0 +1,100 @@
+"""The fetcher: it takes from the client what is there, as much as back-pressure allows, and gives it to the router."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.gc_pause import collection_put_off
+from penstock.consumer.assignments import Assignments
+from penstock.consumer.polling.back_pressure import BackPressure
+from penstock.consumer.polling.health.fetch_errors import FetchErrors
+from penstock.consumer.polling.membership import Membership
+from penstock.consumer.polling.router import Router
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message as ClientMessage
+
+#: Seconds to wait before asking again when everything is full for a moment.
+SATURATED_S = 0.002
+
+#: Called for each fetch, where telemetry is on: topic, messages by partition, seconds.
+Polled = Callable[[str, dict[int, int], float], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
+class Fetcher:
+    """On the poll thread only.
+
+    Attributes:
+        back_pressure: says whether, and how many messages, may be fetched.
+        polled: called for each fetch, or None.
+    """
+
+    membership: Membership
+    clock: Clock
+    assignments: Assignments
+    back_pressure: BackPressure
+    router: Router
+    errors: FetchErrors
+    polled: Polled | None
+
+    def fetch(self, poll_timeout: Callable[[float], float]) -> None:
+        """Take what is there; wait for a first message where nothing is.
+
+        Args:
+            poll_timeout: returns for how many seconds, given the time on the engine's clock.
+        """
+        client = self.membership.client
+        begun = self.clock.monotonic()
+        if not self.back_pressure.apply(client, self.assignments.all(), begun):
+            self.clock.sleep(SATURATED_S)
+            return
+        most = self.back_pressure.fetch_limit
+        if not self._take([], client, most, begun):
+            first = client.poll(poll_timeout(begun))
+            if first is not None:
+                self._take([first], client, most, begun)
+
+    def _take(self, batch: list[ClientMessage], client: ConsumerClient, most: int, begun: float) -> bool:
+        """Route a batch with what else is there; return whether there was anything."""
+        # What is fetched lives until it is handled. Looking through thousands of new messages for garbage, again and
+        # again while they come, finds none and took a fifth of the time.
+        with collection_put_off():
+            batch += client.consume(most - len(batch), 0)
+            if batch:
+                self.route(batch)
+        if batch and self.polled is not None:
+            self._report(self.polled, batch, self.clock.monotonic() - begun)
+        return bool(batch)
+
+    def route(self, batch: list[ClientMessage]) -> None:
+        """Put messages on their lanes, and see to the errors among them.
+
+        Raises:
+            PenstockError: one of these ends the consumer.
+        """
+        errors = [(error, message.topic()) for message in batch if (error := message.error()) is not None]
+        if errors:
+            batch = [message for message in batch if message.error() is None]
+        if batch:
+            self.router.route(batch, self.clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
+        for error, topic in errors:
+            if self.errors.take(error, topic):
+                self.membership.client_ended()
+
+    @staticmethod
+    def _report(polled: Polled, batch: list[ClientMessage], seconds: float) -> None:
+        topics: dict[str, Counter[int]] = {}
+        for message in batch:
+            topic, partition = message.topic(), message.partition()
+            if message.error() is None and topic is not None and partition is not None:
+                topics.setdefault(topic, Counter())[partition] += 1
+        for topic, counts in topics.items():
+            polled(topic, counts, seconds)
+
+
+__all__ = ["SATURATED_S", "Fetcher", "Polled"]

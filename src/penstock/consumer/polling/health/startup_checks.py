@@ -1,0 +1,53 @@
+"""What must hold before a consumer joins its group: topics exist, or are created, and rights are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.clients.cluster import Cluster
+from penstock.clients.kafka import TopicSpec
+from penstock.consumer.handlers.handler import Handler, OnFailure
+from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.retry_topics import retry_topics
+
+#: Bytes that the headers of a dead letter may take, beside those that the message had.
+_HEADERS_BYTES = 65_536
+
+#: Topics for dead letters and retries, each with those whose messages it takes.
+OutputTopics = Mapping[str, tuple[str, ...]]
+
+
+def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
+    """Return the topics for dead letters and retries, each with those whose messages it takes."""
+    outputs: dict[str, tuple[str, ...]] = {}
+    for topic, one in handlers.items():
+        if one.on_failure is OnFailure.DEAD_LETTER:
+            name = one.dead_letter_topic.replace("{topic}", topic)
+            outputs[name] = (*outputs.get(name, ()), topic)
+        outputs |= dict.fromkeys(retry_topics(group, topic, one.retry_delays), (topic,))
+    return outputs
+
+
+def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:
+    """Check rights, and create the topics for dead letters and retries that are absent.
+
+    Raises:
+        BrokerConnectionError: no broker answered.
+        MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.
+    """
+    unknown = rights.require()
+    limits = cluster.message_limits({topic for sources in outputs.values() for topic in sources})
+    cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in outputs.items())
+    if unknown:
+        # About topics that were just created.
+        rights.require(unknown)
+
+
+def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limits: Mapping[str, int]) -> TopicSpec:
+    """Return a topic that takes what its sources take, with our headers beside."""
+    known = [limits[topic] for topic in sources if topic in limits]
+    config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
+    return TopicSpec(name, max(partitions[topic] for topic in sources), config)
+
+
+__all__ = ["OutputTopics", "output_topics", "prepare_topics"]

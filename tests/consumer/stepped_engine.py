@@ -1,0 +1,154 @@
+"""A consumer's engine without threads or a broker: lanes are served when a test says so, and the clock stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import cast
+
+from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec
+from penstock.consumer.assignments import Assignment
+from penstock.consumer.engine import Engine
+from penstock.consumer.execution.executor import ManualExecutor
+from penstock.consumer.execution.threads import call
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.dead_letters.headers import HeaderList
+from penstock.message import FixedRecord
+from penstock.testing import TestClock
+
+
+class Deliveries:
+    """Stands for the producer: keeps what it was given and acknowledges when the test says so."""
+
+    def __init__(self) -> None:
+        #: Topic and value of each message it was given.
+        self.sent: list[tuple[str, bytes | None]] = []
+        self._callbacks: list[Callable[[None, object], None]] = []
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        *,
+        headers: HeaderList,
+        on_delivery: Callable[[None, object], None],
+    ) -> None:
+        """Take a message."""
+        assert headers is not None
+        assert key is None or isinstance(key, bytes)
+        self.sent.append((topic, value))
+        self._callbacks.append(on_delivery)
+
+    def poll(self, _timeout: float) -> int:
+        """Hear nothing: see `acknowledge`."""
+        return 0
+
+    def acknowledge(self) -> None:
+        """Tell that the broker has all that was sent."""
+        callbacks, self._callbacks = self._callbacks, []
+        for delivered in callbacks:
+            delivered(None, None)
+
+
+class SteppedEngine:
+    """An engine with one lane, so that all keys share it."""
+
+    def __init__(self, handlers: Mapping[str, Handler], middlewares: Sequence[MiddlewareSpec] = ()) -> None:
+        self.clock = TestClock()
+        settings = ConsumerSettings(workers=1, pinned=True, run_seconds=3600)
+        self.engine = Engine("group", handlers, settings, self.clock, middlewares)
+        self.deliveries = Deliveries()
+        self.engine.dead_letter_publisher.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
+        self.slots: list[ExecutionSlot] = []
+        self.engine.executor = executor = ManualExecutor()
+        executor.slots = self.slots
+        self._ends: dict[str, int] = {}
+        for topic in handlers:
+            self.assign(topic)
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """What would have stopped the consumer."""
+        failure = self.engine.stop_request.failure
+        return [] if failure is None else [failure]
+
+    def assign(self, topic: str, start: int = 0) -> Assignment:
+        """Begin a new incarnation of a topic's only partition; the former becomes inactive."""
+        assignment = Assignment(topic, 0, self.engine.routes[topic], start=start)
+        self.engine.assignments.put(assignment)
+        self._ends[topic] = start
+        return assignment
+
+    def revoke(self, topic: str) -> None:
+        """Drop a topic's partition, as a rebalance does, without waiting for anybody."""
+        gone = self.engine.assignments.deactivate([(topic, 0)])
+        self.engine.assignments.remove(gone)
+        self.engine.wake_all()
+
+    def of(self, topic: str) -> Assignment:
+        """Return the present incarnation of a topic's only partition."""
+        found = self.engine.assignments.get(topic, 0)
+        assert found is not None
+        return found
+
+    def feed(
+        self, topic: str, *messages: tuple[bytes | None, bytes | None], headers: tuple[tuple[str, bytes], ...] = ()
+    ) -> None:
+        """Let a fetch bring keys and values."""
+        first = self._ends[topic]
+        records = [
+            FixedRecord(topic, 0, first + place, key, value, headers, None)
+            for place, (key, value) in enumerate(messages)
+        ]
+        self._ends[topic] += len(messages)
+        self.engine.router.route(records, self.clock.monotonic())
+
+    def serve(self, slot: ExecutionSlot | None = None) -> None:
+        """Serve all lanes that are ready, each time at a slot that never handled anything unless one is given."""
+        scheduler, processor = self.engine.scheduler, self.engine.processor
+        while True:
+            queue, lane = next(
+                ((queue, lane) for queue in range(scheduler.queues) if (lane := scheduler.take(queue)) is not None),
+                (0, None),
+            )
+            if lane is None:
+                return
+            task = self.engine.lane_plan.has_tasks and queue == self.engine.lane_plan.task_queue
+            at = slot or ExecutionSlot(Kind.TASK if task else Kind.THREAD, f"slot-{len(self.slots)}")
+            self.slots.append(at)
+            processing, outcome = processor.process(lane, at), cast("Outcome", None)
+            try:
+                while True:
+                    work = processing.send(outcome)
+                    outcome = self._run(at, work) if task else call(at, work)
+            except StopIteration as end:
+                at.leave()
+                processor.give_back(lane, end.value)
+
+    @staticmethod
+    def _run(slot: ExecutionSlot, work: object) -> Outcome:
+        async def handle() -> object:
+            return await cast("Awaitable[object]", slot.invoke(work))
+
+        try:
+            returned = asyncio.run(handle())
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
+            return Failed(error)
+        return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock, do what is due then, and serve what became ready by it."""
+        self.clock.advance(seconds)
+        self.engine.timers.serve(self.clock.monotonic())
+        self.serve()
+
+    def send_out(self) -> None:
+        """Let the dead-letter publisher send what was put there; nothing of it is acknowledged yet."""
+        self.engine.dead_letter_publisher.serve()
+
+    def count(self, what: str) -> int:
+        """Return the sum of one of the slots' counts."""
+        return sum(getattr(one, what) for one in set(self.slots))

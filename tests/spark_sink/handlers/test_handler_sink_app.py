@@ -1,0 +1,80 @@
+"""`App.handler_sink`: the same decorated handlers, with what the app says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.app import App
+from penstock.consumer import CallNext, DeadLetterLimit
+from penstock.errors import ConfigurationError
+from penstock.message import Message
+from penstock.testing import TestApp
+
+
+def quiet(message: Message, call_next: CallNext) -> object:
+    return call_next(message)
+
+
+def app_of_two() -> App:
+    app = App(
+        "billing",
+        bootstrap_servers="there:9092",
+        max_parked=77,
+        max_concurrency=5,
+        dead_letter_limit=DeadLetterLimit(consecutive=3),
+        middlewares=[quiet],
+    )
+
+    @app.handler("orders", on_failure="dead_letter")
+    def order(message: Message) -> None:
+        pass
+
+    @app.handler("payments")
+    def payment(message: Message) -> None:
+        pass
+
+    @app.lifespan
+    def span() -> Iterator[None]:
+        yield
+
+    @app.worker_resource
+    def session() -> Iterator[None]:
+        yield
+
+    return app
+
+
+def test_a_sink_of_an_app_has_its_handlers_limits_and_surroundings() -> None:
+    app = app_of_two()
+
+    sink = app.handler_sink(parallelism=8)
+
+    assert dict(sink.handlers) == dict(app.handlers)
+    assert (sink.group, sink.parallelism, sink.bootstrap_servers) == ("billing", 8, "there:9092")
+    assert (sink.max_parked, sink.max_concurrency, sink.dead_letter_limit.consecutive) == (77, 5, 3)
+    assert [len(each) for each in (sink.middlewares, sink.lifespans, sink.resources)] == [1, 1, 1]
+
+
+def test_what_spark_handles_the_apps_consumer_does_not() -> None:
+    app = app_of_two()
+
+    app.handler_sink("orders", parallelism=8)
+
+    assert list(app.consumer()._engine.handlers) == ["payments"]
+    app.handler_sink("payments", parallelism=8)
+    with pytest.raises(ConfigurationError, match="has no handler and no sink"):
+        app.start()
+    # What is tested is the handler, wherever it runs.
+    with TestApp(app) as tested:
+        tested.send("orders", b"x")
+        tested.settle()
+        assert tested.statistics().handled == 1
+
+
+def test_a_topic_without_a_handler_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="app billing has no handler for refunds; register it"):
+        app_of_two().handler_sink("orders", "refunds", parallelism=8)
+    with pytest.raises(ConfigurationError, match="topic must name at least one topic"):
+        App("empty", bootstrap_servers="there:9092").handler_sink(parallelism=1)

@@ -1,0 +1,403 @@
+"""A task without Spark: what surrounds handlers, the two kinds of them, and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from handler_rows import Row, run_task
+
+from penstock.clients.rights import MissingRightError
+from penstock.consumer import CallNext, DeadLetterLimit, DeferredCompletion, WorkerResource, handler, retry
+from penstock.errors import BatchError, SinkError
+from penstock.message import Message
+from penstock.spark_sink.sinks.handlers import task as task_module
+
+ONCE = retry(1)
+
+
+def quickly(attempts: int = 3) -> Any:
+    return retry(attempts, wait=lambda _: 0.001)
+
+
+class FakeProducer:
+    """Takes what is produced; refuses what it is told to."""
+
+    def __init__(self, *, full_for: int = 0, error: KafkaError | None = None) -> None:
+        self.config: dict[str, Any] = {}
+        self.sent: list[tuple[str, bytes | None, bytes | None, dict[str, Any]]] = []
+        self.full_for = full_for
+        self.error = error
+        self.flushed = 0
+        self._told: list[Callable[..., None]] = []
+
+    def produce(self, topic: str, value: bytes, key: bytes, *, headers: Any, on_delivery: Callable[..., None]) -> None:
+        if self.full_for > 0:
+            self.full_for -= 1
+            raise BufferError("full")
+        self.sent.append((topic, key, value, dict(headers)))
+        self._told.append(on_delivery)
+
+    def poll(self, _timeout: float = 0) -> int:
+        return 0
+
+    def flush(self, _timeout: float) -> int:
+        self.flushed += 1
+        for told in self._told:
+            told(self.error, None)
+        return 0
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch) -> FakeProducer:
+    one = FakeProducer()
+
+    def connect(config: dict[str, Any]) -> FakeProducer:
+        one.config = config
+        return one
+
+    monkeypatch.setattr(task_module, "_producer", connect)
+    return one
+
+
+def test_a_row_is_a_message_with_all_that_the_source_tells_of_it() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def look(message: Message) -> None:
+        seen.append((message.topic, message.partition, message.offset, message.key, message.value))
+        seen.append((message.timestamp, message.headers, message.header("a")))
+
+    run_task(
+        [Row(None, 7, partition=3, value=None, headers=[("a", b"1"), ("a", b"2")]), Row(b"k", 8)],
+        {"orders": handler(look)},
+    )
+
+    assert seen[:2] == [("orders", 3, 7, None, None), (1_700_000_000_123, (("a", b"1"), ("a", b"2")), b"2")]
+    assert seen[3] == (1_700_000_000_123, (), None)
+
+
+def test_a_task_reports_what_became_of_its_rows_and_its_largest_lane() -> None:
+    rows = [replace(Row(b"k%d" % n, n), lane=50 if n < 4 else n) for n in range(8)]
+    failing = {0: 1, 1: 9}
+
+    def work(message: Message) -> None:
+        if failing.get(message.offset, 0):
+            failing[message.offset] -= 1
+            raise RuntimeError("no")
+
+    report = run_task(
+        rows,
+        {
+            "orders": handler(
+                work, retry_policy=quickly(2), on_failure="drop", filter=lambda message: message.offset != 7
+            )
+        },
+    )
+
+    assert (report.task, report.attempt, report.rows, report.heaviest_lane) == (2, 1, 8, 4)
+    assert (report.handled, report.dropped, report.filtered, report.dead_letters) == (6, 1, 1, 0)
+    assert (report.failed, report.retried) == (3, 2)
+
+
+def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_order() -> None:
+    log: list[str] = []
+
+    def first() -> Iterator[None]:
+        log.append("first begins")
+        yield
+        log.append("first ends")
+
+    def second() -> Iterator[None]:
+        log.append("second begins")
+        yield
+        log.append("second ends")
+
+    def session() -> Iterator[str]:
+        log.append("session opens")
+        yield "session"
+        log.append("session closes")
+
+    resource = WorkerResource(session)  # type: ignore[arg-type] # a generator function, as the decorator takes it
+
+    def work(message: Message) -> None:
+        log.append(resource.get())
+
+    def around(message: Message, call_next: CallNext) -> None:
+        log.append(f"before {message.offset}")
+        call_next(message)
+        log.append(f"after {message.offset}")
+
+    run_task(
+        [Row(b"a", 0), Row(b"b", 1)],
+        {"orders": handler(work)},
+        lifespans=(first, second),
+        resources=(resource,),
+        middlewares=(around,),
+    )
+
+    assert log == [
+        *("first begins", "second begins", "before 0", "session opens", "session", "after 0"),
+        *("before 1", "session", "after 1", "session closes", "second ends", "first ends"),
+    ]
+
+
+def test_what_surrounds_a_task_ends_also_where_the_task_fails() -> None:
+    log: list[str] = []
+
+    def span() -> Iterator[None]:
+        yield
+        log.append("ended")
+
+    def work(_: Message) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(SinkError, match="failed orders"):
+        run_task([Row(b"a", 0)], {"orders": handler(work, retry_policy=ONCE)}, lifespans=(span,))
+
+    assert log == ["ended"]
+
+
+def test_a_lifespan_that_fails_at_its_end_fails_the_task() -> None:
+    def span() -> Iterator[None]:
+        yield
+        raise OSError("the last of it could not be sent")
+
+    with pytest.raises(OSError, match="the last of it"):
+        run_task([Row(b"a", 0)], {"orders": handler(lambda _: None)}, lifespans=(span,))
+
+
+def test_async_handlers_run_at_once_and_those_of_a_key_one_after_the_other() -> None:
+    running: set[bytes | None] = set()
+    overlaps: list[bytes | None] = []
+    order: list[int] = []
+    most = 0
+    failing = {3: 2}
+
+    async def work(message: Message) -> None:
+        nonlocal most
+        if message.key in running:
+            overlaps.append(message.key)
+        running.add(message.key)
+        most = max(most, len(running))
+        await asyncio.sleep(0.002)
+        running.discard(message.key)
+        order.append(message.offset)
+        if failing.get(message.offset, 0):
+            failing[message.offset] -= 1
+            raise RuntimeError("not yet")
+
+    report = run_task(
+        [Row(b"k%d" % (n % 5), n) for n in range(60)],
+        {"orders": handler(work, retry_policy=quickly())},
+        max_concurrency=4,
+    )
+
+    assert overlaps == []
+    assert most == 4
+    assert report.handled == 60
+    for key in range(5):
+        mine = [offset for offset in order if offset % 5 == key]
+        assert mine == sorted([*range(key, 60, 5), *([3, 3] if key == 3 else [])])
+
+
+def test_async_lifespans_and_resources_live_on_the_loop_of_the_handlers() -> None:
+    log: list[str] = []
+    loops: set[int] = set()
+
+    async def span() -> AsyncIterator[None]:
+        loops.add(id(asyncio.get_running_loop()))
+        yield
+        loops.add(id(asyncio.get_running_loop()))
+        log.append("ended")
+
+    def session() -> Iterator[int]:
+        yield threading.get_ident()
+        log.append("closed")
+
+    resource = WorkerResource(session)  # type: ignore[arg-type] # a generator function, as the decorator takes it
+
+    async def work(_: Message) -> None:
+        loops.add(id(asyncio.get_running_loop()))
+        assert resource.get() == threading.get_ident()
+
+    run_task([Row(b"a", 0)], {"orders": handler(work)}, lifespans=(span,), resources=(resource,))
+
+    assert len(loops) == 1
+    assert log == ["closed", "ended"]
+
+
+def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_of_keys_holds_across() -> None:
+    """The plain one waits for the async one of another key, which could never end if it blocked the loop."""
+    done = threading.Event()
+    log: list[tuple[str, int]] = []
+    closed: list[int] = []
+
+    def session() -> Iterator[int]:
+        ident = threading.get_ident()
+        yield ident
+        assert ident == threading.get_ident()
+        closed.append(ident)
+
+    resource = WorkerResource(session)  # type: ignore[arg-type] # a generator function, as the decorator takes it
+
+    def plain(message: Message) -> None:
+        resource.get()
+        if message.offset == 0:
+            assert done.wait(20)
+        log.append(("plain", message.offset))
+
+    async def later(message: Message) -> None:
+        resource.get()
+        log.append(("async", message.offset))
+        done.set()
+
+    report = run_task(
+        [Row(b"a", 0, "invoices"), Row(b"a", 1), Row(b"b", 2)],
+        {"invoices": handler(plain, key_space="k"), "orders": handler(later, key_space="k")},
+        resources=(resource,),
+    )
+
+    assert report.handled == 3
+    assert log == [("async", 2), ("plain", 0), ("async", 1)]
+    assert len(set(closed)) == 2
+
+
+def test_async_batches_are_handled_at_once_and_fail_in_part() -> None:
+    calls: list[list[int]] = []
+
+    async def work(messages: list[Message]) -> None:
+        offsets = [message.offset for message in messages]
+        calls.append(offsets)
+        await asyncio.sleep(0)
+        if len(offsets) > 1 and 2 in offsets:
+            raise BatchError({offsets.index(2): RuntimeError("no")})
+
+    report = run_task(
+        [Row(b"k%d" % n, n) for n in range(7)], {"orders": handler(work, batch=3, retry_policy=quickly())}
+    )
+
+    assert calls[:3] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert calls[3:] == [[2]]
+    assert report.handled == 7
+
+
+def test_an_async_handler_that_fails_for_good_ends_the_task_and_what_is_under_way() -> None:
+    cancelled: list[int] = []
+
+    async def work(message: Message) -> None:
+        if message.offset == 1:
+            raise RuntimeError("no")
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            cancelled.append(message.offset)
+            raise
+
+    with pytest.raises(SinkError, match=r"failed orders\[0\]@1"):
+        run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE)})
+
+    assert cancelled == [0]
+
+
+def test_a_cancellation_that_a_handler_raises_itself_is_its_failure() -> None:
+    async def work(message: Message) -> None:
+        if message.offset == 0:
+            raise asyncio.CancelledError
+
+    report = run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE, on_failure="drop")})
+
+    assert (report.handled, report.dropped) == (1, 1)
+
+
+def test_an_async_handler_cannot_put_its_completion_off() -> None:
+    async def work(_: Message) -> DeferredCompletion:
+        return DeferredCompletion()
+
+    with pytest.raises(SinkError, match="cannot be put off on an executor"):
+        run_task([Row(b"a", 0)], {"orders": handler(work)})
+
+
+def failing(message: Message) -> None:
+    raise ValueError(f"no use for {message.offset}")
+
+
+def test_dead_letters_are_on_the_broker_before_the_task_reports_and_tell_where_they_come_from(
+    producer: FakeProducer,
+) -> None:
+    producer.full_for = 2
+
+    report = run_task(
+        [Row(b"a", 5, headers=[("trace", b"1")], value=b"body"), Row(b"a", 6)],
+        {"orders": handler(failing, retry_policy=quickly(2), on_failure="dead_letter")},
+        producer={"bootstrap.servers": "there"},
+    )
+
+    (topic, key, value, headers), second = producer.sent
+    assert report.dead_letters == 2
+    assert producer.flushed == 1
+    assert (topic, key, value) == ("dlq.orders", b"a", b"body")
+    assert headers["trace"] == b"1"
+    assert [
+        headers[f"__dlq.errors.{name}"] for name in ("topic", "partition", "offset", "group", "delivery.count")
+    ] == [*(b"orders", b"0", b"5", b"billing", b"2")]
+    assert headers["__dlq.errors.message"] == b"no use for 5"
+    assert headers["penstock-exception-class"] == b"builtins.ValueError"
+    assert second[3]["__dlq.errors.offset"] == b"6"
+    assert (producer.config["bootstrap.servers"], producer.config["message.timeout.ms"]) == ("there", 60_000)
+
+
+def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is_lost(producer: FakeProducer) -> None:
+    producer.error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+
+    with pytest.raises(SinkError, match=r"dead letters could not be written: dlq.orders: .*MSG_SIZE_TOO_LARGE"):
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
+
+
+@pytest.mark.parametrize(
+    ("code", "right"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "--operation Write --topic 'dlq.orders'"),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, "--operation IdempotentWrite --cluster"),
+    ],
+)
+def test_a_dead_letter_that_may_not_be_written_names_the_right(producer: FakeProducer, code: int, right: str) -> None:
+    producer.error = KafkaError(code)
+
+    with pytest.raises(MissingRightError, match=right):
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
+
+
+def test_what_a_handler_raised_is_told_by_its_kind_and_place_without_its_text() -> None:
+    with pytest.raises(
+        SinkError, match=r"last with ValueError \(test_handler_sink_task.py line \d+, failing\)"
+    ) as told:
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE)})
+
+    # What Spark writes down: the error with all that is chained to it and shown.
+    assert "no use for 5" not in "".join(traceback.format_exception(told.value))
+
+
+def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProducer) -> None:
+    with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
+        run_task(
+            [Row(b"k%d" % n, n) for n in range(9)],
+            {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")},
+            limit=DeadLetterLimit(consecutive=3),
+        )
+
+    assert len(producer.sent) == 3
+
+
+def test_a_task_that_drops_everything_is_stopped_by_the_limit() -> None:
+    with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
+        run_task(
+            [Row(b"k%d" % n, n) for n in range(9)],
+            {"orders": handler(failing, retry_policy=ONCE, on_failure="drop")},
+            limit=DeadLetterLimit(consecutive=3),
+        )
