@@ -312,7 +312,7 @@ def test_what_is_pending_for_long_lets_the_logs_be_trimmed_and_survives_a_restar
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition.GAP", 50)
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.TEND_S", INTERVAL_S)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", INTERVAL_S)
     asked: list[str] = []
 
     def answer(half: HalfMessage) -> TransactionState:

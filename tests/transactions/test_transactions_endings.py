@@ -152,7 +152,7 @@ class NoChecks:
 
 
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.TEND_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
     owned = half_partition(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)

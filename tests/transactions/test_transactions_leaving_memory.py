@@ -105,7 +105,7 @@ def test_what_a_discard_policy_was_asked_about_leaves_memory_when_it_is_settled(
 
     partition, silent = Partition(), Silent()
     discarding = Discarding(policy, 30.0, "test")
-    questions = CheckScheduler(
+    scheduler = CheckScheduler(
         policy=CheckPolicy(6, 30, 15),
         sender=silent,  # type: ignore[arg-type] # what is used of it
         discarding=discarding,
@@ -120,7 +120,7 @@ def test_what_a_discard_policy_was_asked_about_leaves_memory_when_it_is_settled(
     partition.owned.note_progress(0.0)
     del pending
 
-    questions._ask(partition.owned, partition.owned.state.pending[one.transaction_id], 0.0, 1e9)
+    scheduler._check(partition.owned, partition.owned.state.pending[one.transaction_id], 0.0, 1e9)
     wait_until(lambda: silent.decided == [one.transaction_id])
     assert asked == [one.transaction_id]
     partition.decide(one.transaction_id, (0,), Verdict.ROLLBACK)

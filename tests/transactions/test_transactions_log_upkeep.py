@@ -17,7 +17,7 @@ from kafka_proxy import Fault, KafkaProxy, What
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.partitions import log_upkeep
 from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.log_upkeep import TEND_S, LogUpkeep
+from penstock.transactions.coordinator.partitions.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -79,7 +79,7 @@ class Room:
         self.admin, self.now = Admin(), 100.0
         counts, ration, self.rights = Counts(), RationedLog(), MissingRights({})
         self.partition = half_partition(counts=counts, log=ration)
-        self.tending = LogUpkeep(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
+        self.upkeep = LogUpkeep(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
         self.settle_one(0)
         self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
 
@@ -98,12 +98,12 @@ class Room:
         self.partition.settled(batch)
         return batch.done_checkpoint
 
-    def tend(self, after_s: float = TEND_S) -> list[tuple[str, int]]:
+    def tend(self, after_s: float = UPKEEP_S) -> list[tuple[str, int]]:
         """Tend the logs after some time, and return what is being deleted."""
         self.now += after_s
-        self.tending.look({0: self.partition}, self.now)
-        self.tending.look({0: self.partition}, self.now)
-        self.tending.tend({0: self.partition}, self.now)
+        self.upkeep.look({0: self.partition}, self.now)
+        self.upkeep.look({0: self.partition}, self.now)
+        self.upkeep.maintain({0: self.partition}, self.now)
         return [(topic, offset) for topic, offset, _ in self.admin.deleting]
 
 
@@ -139,7 +139,7 @@ def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_ag
 def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_upkeep, "_WAITING", 4)
     room, said = Room(), []
-    room.tending._logs = SimpleNamespace(  # type: ignore[assignment] # what is used of it
+    room.upkeep._logs = SimpleNamespace(  # type: ignore[assignment] # what is used of it
         pause_ops=lambda number: said.append(("pause", number)),
         resume_ops=lambda number: said.append(("resume", number)),
     )
@@ -164,16 +164,16 @@ def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
     room = Room()
     room.tend()
     owned = {0: room.partition}
-    room.now += TEND_S
-    room.tending.look(owned, room.now)
-    room.tending.look(owned, room.now)
+    room.now += UPKEEP_S
+    room.upkeep.look(owned, room.now)
+    room.upkeep.look(owned, room.now)
 
     # The answer has to wait: a Kafka transaction is under way. Meanwhile more is read, and the next question is asked.
     room.settle_one(1)
     room.admin.ends = {TOPICS.half: 2, TOPICS.op: 2, TOPICS.done: 4}
-    room.now += TEND_S
-    room.tending.look(owned, room.now)
-    room.tending.tend(owned, room.now)
+    room.now += UPKEEP_S
+    room.upkeep.look(owned, room.now)
+    room.upkeep.maintain(owned, room.now)
 
     assert "was deleted and made again" not in caplog.text
     assert room.partition._counts.lost == 0

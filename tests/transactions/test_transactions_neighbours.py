@@ -149,8 +149,8 @@ def test_refused_messages_hold_later_ones_of_their_key_and_target_alone_and_can_
     assert statistics.held == 0
     assert [value for key, value in bench.visible(narrow) if key == b"a"] == [b"behind it", b"both"]
     assert [value for key, value in bench.visible(other) if key == b"o"] == [b"both", b"behind both"]
-    (letter,) = bench.messages(bench.topics.discarded)
-    assert len(letter.value()) == 5_000
+    (message,) = bench.messages(bench.topics.discarded)
+    assert len(message.value()) == 5_000
 
 
 def test_the_messages_of_a_topic_that_is_mended_follow_in_their_order(

@@ -50,7 +50,7 @@ def store(secured: DevBroker) -> Iterator[KafkaSecured]:
     name = f"rights-{time.time_ns()}"
     secured.create_topic(name)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(log_upkeep, "TEND_S", 0.5)
+        patched.setattr(log_upkeep, "UPKEEP_S", 0.5)
         made = KafkaSecured(secured, secured.user(name), f"store.{name}", name)
         # An operator's first decision would make it.
         secured.create_topic(made.topics.audit)

@@ -25,7 +25,7 @@ COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, 
 @pytest.fixture(autouse=True)
 def _logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nothing deleted from logs that a slow test has yet to read."""
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.TEND_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 600.0)
 
 
 def ops_of(bench: Bench) -> list[Op]:

@@ -262,7 +262,7 @@ class KafkaCoordinator:
             left=left,
             limit=BatchLimit(self._target_latency),
             checks=checks,
-            status=StatusLog(sends, topics, self._rights).tell,
+            status=StatusLog(sends, topics, self._rights).write,
             counts=self._counts,
             ration=self._ration,
             rights=self._rights,

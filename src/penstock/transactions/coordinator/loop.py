@@ -137,7 +137,7 @@ class CoordinatorLoop:
 
     def round(self) -> None:
         """Do once what the coordinator does for ever."""
-        self._tend_slots(time.monotonic())
+        self._poll_slots(time.monotonic())
         # Nothing can be published before it ends, so what comes meanwhile is read in larger pieces.
         self._take_result(_IN_FLIGHT_S)
         self._membership.serve()
@@ -180,7 +180,7 @@ class CoordinatorLoop:
         # Not while a common transaction is under way or in doubt: upkeep takes the end of the done log for known, and
         # what that transaction wrote there would never be looked for.
         if self._flight.is_idle:
-            self._upkeep.tend(self._owned, now)
+            self._upkeep.maintain(self._owned, now)
             slot = self._slots[self._next]
             is_heard = self._targets.targets.were_heard
             if self._gate.is_open and is_heard and now >= self._not_before and slot.is_ready:
@@ -198,16 +198,16 @@ class CoordinatorLoop:
             slot.close()
         self._gate.close()
 
-    def _tend_slots(self, now: float) -> None:
+    def _poll_slots(self, now: float) -> None:
         """Open producers that have to be, learn what became of transactions in doubt, and tell of calls that hang."""
         slots = [*self._slots, *self._trials.slots]
-        if self._gate.tend(now):
+        if self._gate.poll(now):
             # A producer that was there while the group's coordinator was away hangs when it needs it next (librdkafka
             # 2.16, seen after each restart of a broker).
             for slot in slots:
                 slot.renew()
         for slot in slots:
-            slot.tend(now)
+            slot.poll(now)
         # Whichever is ready next; one that failed is made anew meanwhile.
         if self._flight.state is not FlightState.IN_FLIGHT and not self._slots[self._next].is_ready:
             self._next = next((n for n, slot in enumerate(self._slots) if slot.is_ready), self._next)
@@ -252,7 +252,7 @@ class CoordinatorLoop:
         for message in records:
             error = message.error()
             if error is not None:
-                self._tell_not_read(message.topic() or "", error)
+                self._report_not_read(message.topic() or "", error)
                 if is_out_of_range(error):
                     self._upkeep.stands_still(message, now)
                 continue
@@ -266,7 +266,7 @@ class CoordinatorLoop:
         for partition in self._owned.values():
             partition.note_progress(now)
 
-    def _tell_not_read(self, topic: str, error: KafkaError) -> None:
+    def _report_not_read(self, topic: str, error: KafkaError) -> None:
         if is_missing_right(error):
             is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
             right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, topic)

@@ -33,7 +33,7 @@ from penstock.transactions.coordinator.recovery.recovered_partition import (
     RecoveredPartition,
     committed_at,
     recovered_partition,
-    tell_of_log,
+    report_log,
 )
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
@@ -251,7 +251,7 @@ class Inspection:
         for number in numbers:
             logs = {log: committed_at(committed[name, number], *bounds[log][number]) for log, name in names.items()}
             read = DoneRead(bounds[DONE][number][1], done[number])
-            found[number] = recovered_partition(logs, ids, read, partial(tell_of_log, names, number))
+            found[number] = recovered_partition(logs, ids, read, partial(report_log, names, number))
         return found
 
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:

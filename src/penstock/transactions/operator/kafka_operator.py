@@ -23,7 +23,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.operator.inspection import Discarded, Found, Inspection
-from penstock.transactions.operator.obstacles import Cause, told_lines
+from penstock.transactions.operator.obstacles import Cause, status_lines
 from penstock.transactions.operator.resuming import Resuming, marked
 from penstock.transactions.wire.done_records import Note
 from penstock.transactions.wire.half import encode_half
@@ -139,7 +139,7 @@ class KafkaAdministration:
     def told(self) -> list[str]:
         """Return what the coordinators tell of themselves, a line for each thing that is the matter."""
         try:
-            return told_lines(self._inspection.statuses(), time.time() * 1000)
+            return status_lines(self._inspection.statuses(), time.time() * 1000)
         except MissingRightError as error:
             return [f"what coordinators tell is not seen: {error}"]
 

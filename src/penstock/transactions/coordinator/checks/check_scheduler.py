@@ -1,6 +1,6 @@
-"""What the coordinator asks: which undecided transactions are due for a check, for the discard policy, or for the end.
+"""Which undecided transactions are due for a check, for the discard policy, or for a rollback.
 
-A check is asked only once the op log was read up to an append time at or past the time at which it was due: what was
+A check is sent only once the op log was read up to an append time at or past the time at which it was due: what was
 decided before then needs no check. Where nothing new comes, the coordinator writes a mark of its own (a TICK) into the
 op log and waits until it has read it. That also tells it the broker's time.
 """
@@ -29,7 +29,7 @@ _CHECKS = 200
 #: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
 _SOON_S = 0.1
 #: Checks of one group and half partition that may be unanswered at a time: more would find all workers busy, be passed
-#: over, and be asked again only after an interval.
+#: over, and be sent again only after an interval.
 WINDOW = 128
 #: Seconds until it is looked whether some of them were answered.
 _WINDOW_S = 0.02
@@ -83,7 +83,7 @@ class CheckScheduler:
         self._counts.hung_checks = self._discarding.hung
         if not partition.state.pending or not partition.is_recovered:
             return
-        self._tell_of_pin(partition, now)
+        self._report_pinned(partition, now)
         due = partition.schedule.next_due()
         time_s = partition.clock.now_ms(now) / 1000
         is_due = due is not None and due <= time_s
@@ -94,9 +94,9 @@ class CheckScheduler:
             self._tick(partition, now)
         if is_due:
             for pending in partition.schedule.take_due(min(time_s, partition.feed.ops_read_to_ms / 1000), _CHECKS):
-                self._ask(partition, pending, now, time_s)
+                self._check(partition, pending, now, time_s)
 
-    def _tell_of_pin(self, partition: HalfPartition, now: float) -> None:
+    def _report_pinned(self, partition: HalfPartition, now: float) -> None:
         """Name a transaction that keeps the logs of a partition from being truncated: they grow until it is settled."""
         pending = pinning(partition.state)
         if pending is None:
@@ -124,7 +124,7 @@ class CheckScheduler:
             partition.ticked_at = now
             self._asker.tick(partition.number)
 
-    def _ask(self, partition: HalfPartition, pending: Pending, now: float, time_s: float) -> None:
+    def _check(self, partition: HalfPartition, pending: Pending, now: float, time_s: float) -> None:
         schedule, interval = partition.schedule, self._policy.interval(pending.check_count + 1)
         if not pending.is_complete:
             self._end_incomplete(partition, pending)
@@ -135,7 +135,7 @@ class CheckScheduler:
             return
         group, unanswered = pending.half.group, pending.requested > pending.check_count
         if not _has_room(partition, group, time_s):
-            _ask_next(partition, pending, time_s)
+            _requeue(partition, pending, time_s)
             schedule.park(group, time_s + _WINDOW_S)
             return
         asked = self._asker.check(partition, pending, now)
@@ -143,7 +143,7 @@ class CheckScheduler:
             schedule.postpone(pending, time_s + interval)
             partition.state.payloads.unwant(pending.half.transaction_id)
             sent = time_s + interval, pending.requested, pending.half.transaction_id
-            partition.asked.setdefault(group, []).append(sent)
+            partition.unanswered.setdefault(group, []).append(sent)
             self._counts.checks += 1
             if unanswered:
                 text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"
@@ -161,7 +161,7 @@ class CheckScheduler:
     def _leave_alone(self, partition: HalfPartition, pending: Pending, asked: SendOutcome, time_s: float) -> None:
         """Ask a group nothing for a while, for nobody is there, or it is not known yet whether somebody is."""
         schedule, group = partition.schedule, pending.half.group
-        _ask_next(partition, pending, time_s)
+        _requeue(partition, pending, time_s)
         if asked is SendOutcome.LATER:
             schedule.park(group, time_s + _SOON_S)
             return
@@ -212,11 +212,11 @@ class CheckScheduler:
             self._asker.decide(partition.number, pending, verdict)
 
 
-def _ask_next(partition: HalfPartition, pending: Pending, time_s: float) -> None:
+def _requeue(partition: HalfPartition, pending: Pending, time_s: float) -> None:
     """Let one that could not be asked about come up again when its group has its turn."""
     if partition.state.payloads.is_wanted(pending.half.transaction_id):
         # Behind the others, it might be dropped again before.
-        partition.schedule.hurry(pending)
+        partition.schedule.bring_forward(pending)
     else:
         partition.schedule.postpone(pending, time_s)
 
@@ -236,7 +236,7 @@ def _undecided_half(partition: HalfPartition, transaction_id: str) -> Half | Non
 
 def _has_room(partition: HalfPartition, group: str, time_s: float) -> bool:
     """Tell whether one more check of a group may be sent; those that were answered, or are asked again, leave."""
-    asked = partition.asked.get(group, [])
+    asked = partition.unanswered.get(group, [])
     if len(asked) >= WINDOW:
         asked[:] = [one for one in asked if one[0] > time_s and _is_unanswered(partition, one[2], one[1])]
     return len(asked) < WINDOW

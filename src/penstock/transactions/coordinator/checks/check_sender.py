@@ -1,7 +1,7 @@
-"""The coordinator's side of checks: is anybody there to ask, and the questions themselves.
+"""Sends check requests, and the coordinator's own decisions.
 
-A question is sent only to a group that has a live producer, so that a group that is down for hours spends no checks,
-and finds no heap of stale questions when it comes back.
+A request is sent only to a group that has a live producer, so that a group that is down for hours spends no checks, and
+finds no heap of stale requests when it comes back.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ANSWER_S = 5.0
 #: How the reports of what a stop has cut off end.
 _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
 
-_NOT_ASKED = "questions to producers cannot be asked"
+_NOT_ASKED = "check requests to producers cannot be sent"
 
 
 class SendOutcome(Enum):
-    """What became of a question."""
+    """What became of a check request."""
 
     SENT = "sent"
     #: The group has no live producer.
@@ -115,8 +115,8 @@ class CheckSender:
         half = pending.half
         if self._is_lacking(self._topics.check, _NOT_ASKED, error.args[0]):
             return SendOutcome.LATER
-        if not pending.is_unaskable:
-            pending.is_unaskable = True
+        if not pending.is_uncheckable:
+            pending.is_uncheckable = True
             _log.error(
                 "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
                 "question: %s; raise or leave out the coordinator's message.max.bytes, or settle it by `penstock "
@@ -129,7 +129,7 @@ class CheckSender:
         return SendOutcome.REFUSED
 
     def _is_stored(self, transaction_id: str, error: KafkaError | None, _: Message) -> None:
-        """Take the report on a question, in the delivery thread: one that is not stored is asked again, and said."""
+        """Take the report on a request, in the delivery thread: one that is not stored is sent again, and logged."""
         if self._is_lacking(self._topics.check, _NOT_ASKED, error):
             return
         if error is not None and error.code() not in _CUT_OFF:

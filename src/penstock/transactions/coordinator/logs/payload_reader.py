@@ -310,7 +310,7 @@ def _snapshots(message: Message) -> Sequence[Snapshot | UnloadedSnapshot]:
     try:
         return decode_done(message.value()).snapshots
     except MessageFormatError:
-        # Said when the log was taken over.
+        # It was logged when the partition was recovered.
         return []
 
 

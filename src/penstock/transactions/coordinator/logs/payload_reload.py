@@ -56,7 +56,7 @@ class PayloadReload:
         self._gone: dict[str, float] = {}
         state.payloads.limit = reader.budget_bytes(self)
 
-    def tend(self, now: float) -> Iterable[tuple[str, Pending]]:
+    def poll(self, now: float) -> Iterable[tuple[str, Pending]]:
         """Take in what was read, drop what is too much, and have read what is needed next; does not wait.
 
         Returns:
@@ -92,7 +92,7 @@ class PayloadReload:
         if state.load(transaction_id, halves, place) is not None:
             self._gone.pop(transaction_id, None)
             if pending.verdict is None and state.payloads.is_wanted(transaction_id):
-                self._schedule.hurry(pending)
+                self._schedule.bring_forward(pending)
         elif pending.snapshot_at is None:
             # What is there may be something else than what was stored.
             if len(halves) == len(pending.offsets) or not read.gone.isdisjoint(pending.offsets):

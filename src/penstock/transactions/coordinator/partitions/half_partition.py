@@ -1,4 +1,4 @@
-"""One half partition while this coordinator owns it: records in, counts, timers and the truncation of its logs.
+"""One half partition while this coordinator owns it: commit batches, snapshots, checkpoints, truncation, lost logs.
 
 State hangs on this object, never on the partition number: after a partition is lost and taken again, a new object
 starts from what the logs say.
@@ -108,7 +108,7 @@ class HalfPartition:
         if reader is not None:
             self._reloading = PayloadReload(number, self.state, self.schedule, reader, self.ids)
         #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
-        self.asked: dict[str, list[tuple[float, int, str]]] = {}
+        self.unanswered: dict[str, list[tuple[float, int, str]]] = {}
         #: Whether all that its predecessors left was read: before, what is pending is not known.
         self.is_recovered = False
         self._ends_found = (recovered.half_end, recovered.op_end)
@@ -146,9 +146,9 @@ class HalfPartition:
             # What is due waits until then: that it was cancelled in time may not be read yet.
             self.state.now_ms = self.clock.sure_ms(now)
         if self._reloading is not None:
-            lost = list(self._reloading.tend(now))
+            lost = list(self._reloading.poll(now))
             for log in {log for log, _ in lost}:
-                self.tell_of_lost([pending for place, pending in lost if place == log], log)
+                self.report_lost([pending for place, pending in lost if place == log], log)
 
     def sweep(self, half_end: int, read_to: int) -> None:
         """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_ahead` has it."""
@@ -250,7 +250,7 @@ class HalfPartition:
     def truncation_points(self) -> dict[str, int]:
         """Return the offsets below which the logs are not needed any more, by log.
 
-        For the done log that is what was committed: whoever takes over knows then that nothing else was deleted.
+        For the done log that is what was committed: the next owner knows then that nothing else was deleted.
         """
         half, op = self.checkpoints
         if self.feed.first_unknown is not None:
@@ -282,7 +282,7 @@ class HalfPartition:
         state = self.state
         self.truncated_to[log] = self._cut_to[log] = low
         if log == HALF:
-            self.tell_of_lost(state.lose_half_log(low), log)
+            self.report_lost(state.lose_half_log(low), log)
             self.feed.lose_half_log()
             self._ends_found = (0, self._ends_found[1])
         elif log == OP:
@@ -290,7 +290,7 @@ class HalfPartition:
             state.lose_op_log(low)
             self._ends_found = (self._ends_found[0], 0)
         else:
-            self.tell_of_lost(state.lose_done_log(), log)
+            self.report_lost(state.lose_done_log(), log)
             self.done_committed = self.done_checkpoint = low
             self.done_end = done_end
         # What the done log says up to here speaks of nothing in the new log.
@@ -312,7 +312,7 @@ class HalfPartition:
         self.truncated_to[log] = self._cut_to[log] = low
         if log == HALF:
             lost = max(0, low - state.half_position)
-            self.tell_of_lost(state.cut_half_log(low), log)
+            self.report_lost(state.cut_half_log(low), log)
         elif log == OP:
             lost = max(0, low - state.op_position)
             state.cut_op_log(low)
@@ -323,7 +323,7 @@ class HalfPartition:
         self._counts.lost += lost
         return lost
 
-    def tell_of_lost(self, lost: Sequence[Pending], log: str) -> None:
+    def report_lost(self, lost: Sequence[Pending], log: str) -> None:
         """Count and name pending transactions whose payloads were not in memory, and are not in a log any more."""
         if not lost:
             return

@@ -38,7 +38,7 @@ from penstock.transactions.writing.missing_rights import MissingRights
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two looks at the logs, and two deletions of what is not needed.
-TEND_S = 5.0
+UPKEEP_S = 5.0
 #: Op records that may wait for a half before no more are read; the leader of its log may be away for long.
 _WAITING = 20_000
 #: Seconds between two looks where somebody waits for the answer.
@@ -112,7 +112,7 @@ class LogUpkeep:
         look = self._bounds.answer()
         if look is not None:
             self._look = look, self._asked
-            self._tell_of_failures(look)
+            self._report_failures(look)
             for number, partition in owned.items():
                 bounds = look.bounds.get((HALF, number))
                 asked = self._asked.get(number)
@@ -120,7 +120,7 @@ class LogUpkeep:
                     partition.feed.learn_half_end(bounds.end, look.asked_at)
         self._bound_waiting(owned)
         is_wanted = bool(self._stands) or any(partition.feed.wants_look(now) for partition in owned.values())
-        if now - self._asked_at >= (_SOON_S if is_wanted else TEND_S) and not self._bounds.is_asked:
+        if now - self._asked_at >= (_SOON_S if is_wanted else UPKEEP_S) and not self._bounds.is_asked:
             self._ask(owned, now)
 
     def _bound_waiting(self, owned: Mapping[int, HalfPartition]) -> None:
@@ -144,11 +144,11 @@ class LogUpkeep:
         except KafkaException as error:
             self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", self._topics.prefix, reason(error))
 
-    def _tell_of_failures(self, look: Look) -> None:
+    def _report_failures(self, look: Look) -> None:
         for name, why in look.failures.items():
             self._ration.warn(f"bounds {name}", "it is not known where %s begins and ends: %s; asking again", name, why)
 
-    def tend(self, owned: Mapping[int, HalfPartition], now: float) -> None:
+    def maintain(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         """Act upon the last answer, and delete what is not needed.
 
         Called while no Kafka transaction is under way or in doubt: where the done log ended when the answer came, all
@@ -161,7 +161,7 @@ class LogUpkeep:
             for number, asked in read_to.items():
                 if owned.get(number) is asked.partition:
                     self._compare(asked, look)
-        if now - self._truncated_at >= TEND_S:
+        if now - self._truncated_at >= UPKEEP_S:
             self._truncated_at = now
             self._truncate(owned)
 
@@ -258,4 +258,4 @@ class LogUpkeep:
         self._ration.warn(f"truncate {topic}", text, topic, number, point, reason(error), what)
 
 
-__all__ = ["TEND_S", "LogUpkeep"]
+__all__ = ["UPKEEP_S", "LogUpkeep"]

@@ -1,8 +1,8 @@
 """Which half partitions are this coordinator's, and the reading of their half and op logs.
 
 One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
-protocol; others read half and op of the same partitions (`two_logs`), which no group assignor would keep together.
-What partitions were left with is found out beside it (`recoveries`).
+protocol; others read half and op of the same partitions (`log_reader`), which no group assignor would keep together.
+Partitions are recovered beside it (`recovery.recoveries`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Membership:
         config: settings of consumers, by librdkafka's names.
         topics: the store's topics.
         recoveries: finds out what partitions were left with.
-        own: makes the object that drives a partition taken over.
+        own: makes the object that drives a recovered partition.
         instance: name of this member, the same after a restart: then it gets its partitions back at once.
         session_timeout_s: seconds after which a member that fell silent loses its partitions.
         rights: where it is noted what the coordinator lacks.
@@ -113,7 +113,7 @@ class Membership:
         )
 
     def serve(self) -> None:
-        """Take part in the group, and start to read partitions whose take-over is finished. Does not wait.
+        """Take part in the group, and start to read partitions whose recovery is finished. Does not wait.
 
         Raises:
             PenstockError: the group has no place for this member any more: another took its instance name.
@@ -127,12 +127,12 @@ class Membership:
                 "each coordinator that runs needs an instance name of its own"
             )
         if error is not None and is_missing_right(error):
-            self._tell_lacking(error)
+            self._report_lacking(error)
         for number, recovered in self.recoveries.found(time.monotonic()):
             self.owned[number] = self._own(number, recovered)
             self.logs.add(number, recovered.half_position, recovered.op_position)
 
-    def _tell_lacking(self, error: KafkaError) -> None:
+    def _report_lacking(self, error: KafkaError) -> None:
         is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
         right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, self._topics.half)
         self._rights.refused(f"no partitions of {self._topics.half} are to be had", right)

@@ -118,7 +118,7 @@ class PublisherSlot:
         self._answer: Mapping[int, DoneRead] | None = None
         # Threads that close failed producers, until they have.
         self._closing: list[tuple[Disposable, Publisher, Call[None]]] = []
-        self._said_at = 0.0
+        self._warned_at = 0.0
 
     @property
     def transactional_id(self) -> str:
@@ -213,13 +213,13 @@ class PublisherSlot:
         answer, self._answer = self._answer, None
         return answer
 
-    def tend(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Open what has to be opened; leave behind what does not answer.
 
         Raises:
             ConfigurationError: the client library refused the settings.
         """
-        self._tend_closing()
+        self._poll_closing()
         if self._state is SlotState.CLOSED and now >= self._not_before:
             self._open()
             return
@@ -291,7 +291,7 @@ class PublisherSlot:
         if thread is not None and publisher is not None:
             thread.leave(publisher.close)
 
-    def _tend_closing(self) -> None:
+    def _poll_closing(self) -> None:
         for one in list(self._closing):
             thread, publisher, call = one
             if not call.done():
@@ -301,9 +301,9 @@ class PublisherSlot:
             self._closing.remove(one)
 
     def _warn_if_slow(self, call: Call[Any]) -> None:
-        if call.age_s < SLOW_S or time.monotonic() - self._said_at < SLOW_S:
+        if call.age_s < SLOW_S or time.monotonic() - self._warned_at < SLOW_S:
             return
-        self._said_at = time.monotonic()
+        self._warned_at = time.monotonic()
         name, age_s = self.slow_call()
         _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)
 

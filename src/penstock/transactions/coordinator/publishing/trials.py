@@ -107,7 +107,7 @@ class Trials:
                 self._quarantine.fail(trial.topic, _NO_END, now)
             if not trial.slot.is_ready:
                 # It opens a producer when it is needed first.
-                trial.slot.tend(now)
+                trial.slot.poll(now)
                 continue
             topic = self._quarantine.next_topic(waiting, now)
             if topic is None:

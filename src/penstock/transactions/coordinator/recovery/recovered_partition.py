@@ -35,7 +35,7 @@ class RecoveredPartition:
     Attributes:
         half_position: where to read the half log from.
         op_position: where to read the op log from.
-        half_end: the end of the half log when it was taken over.
+        half_end: the end of the half log when it was recovered.
         op_end: the end of the op log then.
         notes: what the done log says.
         done_end: the end of the done log when it was read.
@@ -91,7 +91,7 @@ def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
     return Committed(None if place.offset == _INVALID else place.offset, low, end, decode_ids(place.metadata))
 
 
-def tell_of_log(names: Mapping[str, str], partition: int, log: str, found: Committed, start: Start) -> None:
+def report_log(names: Mapping[str, str], partition: int, log: str, found: Committed, start: Start) -> None:
     """Log that a log is not as it was; `names` are those of the topics, by log."""
     _log.error(explained(log, f"{names[log]}[{partition}]", found, start.fate))
 
@@ -120,7 +120,7 @@ def recovered_partition(
         notes = [note._replace(half_offset=-1) for note in notes]
     if starts[OP].fate is Fate.ANEW:
         notes = [note._replace(op_offset=-1) for note in notes]
-    # ReadyQueue on the new halves may have been read, and refused as unknown.
+    # Decisions on the new halves may have been read, and refused as unknown.
     op_position = committed[OP].low if starts[HALF].fate is Fate.ANEW else starts[OP].offset
     return RecoveredPartition(
         starts[HALF].offset,
@@ -138,4 +138,4 @@ def recovered_partition(
     )
 
 
-__all__ = ["DoneRead", "RecoveredPartition", "committed_at", "recovered_partition", "tell_of_log"]
+__all__ = ["DoneRead", "RecoveredPartition", "committed_at", "recovered_partition", "report_log"]

@@ -1,9 +1,9 @@
-"""Partitions on their way to this coordinator: what they were left with is found out beside its loop.
+"""Recovery of partitions beside the coordinator's loop.
 
-Taking over may have to wait for a predecessor's transaction to end, and the other partitions shall not wait for it.
-Each attempt has a disposable thread and clients of its own. One that makes no step for long is left behind and
-another begins; one that failed begins again after a moment. What an attempt found counts as long as its partitions
-were not taken away since, also if they came back: then there is another attempt for them.
+It may have to wait for a predecessor's transaction to end, and the other partitions shall not wait for it. Each attempt
+has a disposable thread and clients of its own. One that makes no step for long is left behind and another begins; one
+that failed begins again after a moment. What an attempt found counts as long as its partitions were not revoked since,
+also if they came back: then there is another attempt for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BACK_OFF_S = 0.2
 _LACKING_S = 1.0
 
 #: Finds out what partitions were left with.
-TakeOver = Callable[[Iterable[int], Step], dict[int, RecoveredPartition]]
+Recover = Callable[[Iterable[int], Step], dict[int, RecoveredPartition]]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class _Attempt:
     partitions: list[int]
     thread: Disposable
     call: Call[dict[int, RecoveredPartition]] | None = None
-    doing: str = "taking partitions over"
+    doing: str = "recovering partitions"
     begun: float = field(default_factory=time.monotonic)
     stepped_at: float = field(default_factory=time.monotonic)
 
@@ -53,7 +53,7 @@ class _Attempt:
 
 
 class Recoveries:
-    """What is being taken over. Used by the coordinator's thread; waits for nothing.
+    """The recoveries under way. Used by the coordinator's thread; waits for nothing.
 
     Args:
         recover: finds out what partitions were left with.
@@ -61,8 +61,8 @@ class Recoveries:
         left: counts threads that were left behind.
     """
 
-    def __init__(self, recover: TakeOver, name: str, left: LeftBehind) -> None:
-        self._take_over = recover
+    def __init__(self, recover: Recover, name: str, left: LeftBehind) -> None:
+        self._recover = recover
         self._name = name
         self._left = left
         self._ration = RationedLog()
@@ -82,7 +82,7 @@ class Recoveries:
             return
         self._left.require_few()
         attempt = _Attempt(numbers, Disposable(f"penstock-takeover-{self._name}", self._left))
-        attempt.call = attempt.thread.start(attempt.doing, lambda: self._take_over(numbers, attempt.step))
+        attempt.call = attempt.thread.start(attempt.doing, lambda: self._recover(numbers, attempt.step))
         self._wanted.update(dict.fromkeys(numbers, attempt))
 
     def forget(self, partition: int) -> None:
@@ -126,7 +126,7 @@ class Recoveries:
         try:
             recovered_partition = call.result()
         except KafkaException as error:
-            self._ration.warn("later", "partitions %s cannot be taken over yet: %s", numbers, reason(error))
+            self._ration.warn("later", "partitions %s cannot be recovered yet: %s", numbers, reason(error))
             self._failed.append((now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S), attempt))
             return []
         except StoppedError:

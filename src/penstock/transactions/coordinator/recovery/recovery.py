@@ -32,7 +32,7 @@ from penstock.transactions.coordinator.recovery.recovered_partition import (
     RecoveredPartition,
     committed_at,
     recovered_partition,
-    tell_of_log,
+    report_log,
 )
 from penstock.transactions.coordinator.state.recovered_state import without_payloads
 from penstock.transactions.end_reader import EndReader
@@ -107,7 +107,7 @@ class RecoveryReader:
         recovered = {}
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
-            recovered[p] = recovered_partition(found, ids, done[p], partial(tell_of_log, self._names, p))
+            recovered[p] = recovered_partition(found, ids, done[p], partial(report_log, self._names, p))
         self._rights.granted(
             group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
         )
@@ -155,12 +155,12 @@ class RecoveryReader:
                     held = {place.partition for place in places if (place.topic, place.partition) not in found}
                     self._end_predecessors(held)
                     if time.monotonic() - begun >= _HELD_S:
-                        self._tell_held(held)
+                        self._report_held(held)
             return found
         finally:
             consumer.close()
 
-    def _tell_held(self, partitions: Iterable[int]) -> None:
+    def _report_held(self, partitions: Iterable[int]) -> None:
         """Say that positions are held for longer than any transaction of ours lasts."""
         self._ration.warn(
             "held",

@@ -107,7 +107,7 @@ class CheckSchedule:
         self._ticket = itertools.count()
         # Ids of what is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn
         # next.
-        self._ripe: OrderedDict[str, deque[str]] = OrderedDict()
+        self._due: OrderedDict[str, deque[str]] = OrderedDict()
         # Groups that are left alone until a time.
         self._parked: dict[str, float] = {}
 
@@ -134,10 +134,10 @@ class CheckSchedule:
             heapq.heapify(self._later)
             self._later_crowd = max(_CROWD, 2 * len(self._later))
 
-    def hurry(self, pending: Pending) -> None:
+    def bring_forward(self, pending: Pending) -> None:
         """Let a check be the next of its group: what it waited for is there."""
         pending.check_due = 0.0
-        self._ripe.setdefault(self.turn_of(pending), deque()).appendleft(pending.half.transaction_id)
+        self._due.setdefault(self.turn_of(pending), deque()).appendleft(pending.half.transaction_id)
 
     def _planned(self, transaction_id: str, due: float) -> Pending | None:
         """Return the transaction whose check is planned for that time still, or None."""
@@ -147,7 +147,7 @@ class CheckSchedule:
     def park(self, group: str, until: float) -> int:
         """Leave a group alone until a time, and return how many of its checks wait."""
         self._parked[group] = until
-        return len(self._ripe.get(group, ()))
+        return len(self._due.get(group, ()))
 
     def take_due(self, now: float, limit: int) -> Iterator[Pending]:
         """Yield halves whose check is due; each must be postponed, or it is not asked about again.
@@ -157,19 +157,19 @@ class CheckSchedule:
         self._ripen(now)
         for group in [group for group, until in self._parked.items() if until <= now]:
             del self._parked[group]
-        turns = deque(group for group in self._ripe if group not in self._parked)
+        turns = deque(group for group in self._due if group not in self._parked)
         while turns and limit > 0:
             group = turns.popleft()
             if group in self._parked:
                 # By the caller, since its last turn.
                 continue
-            waiting = self._ripe[group]
+            waiting = self._due[group]
             pending = self._find(waiting.popleft())
             if waiting:
                 turns.append(group)
-                self._ripe.move_to_end(group)
+                self._due.move_to_end(group)
             else:
-                del self._ripe[group]
+                del self._due[group]
             # What was planned anew since, also as another life of the same id, comes up at its time.
             if pending is not None and pending.verdict is None and pending.check_due <= now:
                 limit -= 1
@@ -187,7 +187,7 @@ class CheckSchedule:
     def _put(self, due: float, transaction_id: str) -> None:
         pending = self._planned(transaction_id, due)
         if pending is not None:
-            self._ripe.setdefault(self.turn_of(pending), deque()).append(transaction_id)
+            self._due.setdefault(self.turn_of(pending), deque()).append(transaction_id)
 
     def turn_of(self, pending: Pending) -> str:
         """Return the group whose turn it waits for; "" where nobody has to be asked."""
@@ -199,7 +199,7 @@ class CheckSchedule:
 
         A half that was decided since may be the reason: then nothing comes of it.
         """
-        times = [self._parked.get(group, float("-inf")) for group in self._ripe]
+        times = [self._parked.get(group, float("-inf")) for group in self._due]
         if self._first:
             times.append(self._first[0][0])
         if self._later:

@@ -65,7 +65,7 @@ class KafkaCheckSource:
     def _read(self, message: Message) -> CheckRequest | None:
         error = message.error()
         if error is not None:
-            self._tell_not_read(error)
+            self._report_not_read(error)
             # Errors come back at once: without a pause this would spin.
             time.sleep(0.1)
             return None
@@ -75,7 +75,7 @@ class KafkaCheckSource:
             _log.warning("%s[%s]@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
             return None
 
-    def _tell_not_read(self, error: KafkaError) -> None:
+    def _report_not_read(self, error: KafkaError) -> None:
         if is_missing_right(error):
             is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
             checkers = group_right(self._topics.checkers(self._group))

@@ -1,6 +1,6 @@
 """Exactly-once publication into Kafka from a store that is not in Kafka: a database, a file.
 
-Such a store cannot put "published" and the messages into one transaction. So each Kafka transaction carries, beside the
+Such a store cannot put "published" and the messages into one transaction. So each Kafka transaction has, beside the
 messages, the ids of what it publishes, in a log of its own: `done`. What the store still holds as committed is
 published unless `done` has it; and nobody else can be writing there, since whoever opens an `Outbound` fences its
 predecessor, whose open transaction is ended by then. The order that makes this hold is the store's to keep:

@@ -19,10 +19,10 @@ class Loading:
     def __init__(self) -> None:
         # By id, each with its keys: it may be decided otherwise meanwhile.
         self._waiting: dict[str, tuple[Pending, frozenset[int]]] = {}
-        # Turn of the one that was added last, and whether they stand in another order than that of their turns.
+        # Sequence number of the one that was added last, and whether they stand in another order than that.
         self._last = 0
         self._is_unsorted = False
-        # Those that wait, by hash of target and key, in the order of their turns: two keys that share a hash by chance
+        # Those that wait, by hash of target and key, by their sequence: two keys that share a hash by chance
         # wait a moment longer.
         self._queues: dict[int, OrderedDict[str, Pending]] = {}
 
@@ -33,30 +33,30 @@ class Loading:
         return transaction_id in self._waiting
 
     def __iter__(self) -> Iterator[Pending]:
-        """Iterate in the order of turns: with little room in memory, the first to go must be the first to be read."""
+        """Iterate by sequence: with little room in memory, the first to go must be the first to be read."""
         if self._is_unsorted:
             self._is_unsorted = False
-            self._waiting = dict(sorted(self._waiting.items(), key=lambda one: one[1][0].turn))
+            self._waiting = dict(sorted(self._waiting.items(), key=lambda one: one[1][0].sequence))
         return (pending for pending, _ in self._waiting.values())
 
     def is_behind(self, pending: Pending) -> bool:
         """Tell whether an earlier one of its key and target waits."""
         queues = [self._queues[key] for key in _keys_of(pending) if key in self._queues]
-        return any(next(iter(queue.values())).turn < pending.turn for queue in queues)
+        return any(next(iter(queue.values())).sequence < pending.sequence for queue in queues)
 
     def add(self, pending: Pending) -> None:
         """Let a transaction wait for its payload, or for those before it."""
         transaction_id, keys = pending.half.transaction_id, _keys_of(pending)
         self._waiting[transaction_id] = pending, keys
-        self._is_unsorted = self._is_unsorted or pending.turn < self._last
-        self._last = max(self._last, pending.turn)
+        self._is_unsorted = self._is_unsorted or pending.sequence < self._last
+        self._last = max(self._last, pending.sequence)
         for key in keys:
             queue = self._queues.setdefault(key, OrderedDict())
-            is_last = not queue or next(reversed(queue.values())).turn <= pending.turn
+            is_last = not queue or next(reversed(queue.values())).sequence <= pending.sequence
             queue[transaction_id] = pending
             if not is_last:
                 # It was set aside, and its payload dropped, while others behind it waited here.
-                self._queues[key] = OrderedDict(sorted(queue.items(), key=lambda one: one[1].turn))
+                self._queues[key] = OrderedDict(sorted(queue.items(), key=lambda one: one[1].sequence))
 
     def remove(self, pending: Pending) -> Iterator[Pending]:
         """Take a transaction out that waits no more; yield those behind it that can go now, in their order."""

@@ -98,14 +98,14 @@ class Pending:
         "held",
         "in_flight",
         "is_op_open",
-        "is_unaskable",
+        "is_uncheckable",
         "last_offset",
         "offset",
         "parts",
         "payload_bytes",
         "requested",
+        "sequence",
         "snapshot_at",
-        "turn",
         "verdict",
     )
 
@@ -133,7 +133,7 @@ class Pending:
         #: Number of the check that was asked last; 0 when none was.
         self.requested = 0
         #: The client library refused a question about it, and that was said.
-        self.is_unaskable = False
+        self.is_uncheckable = False
         #: When the next check is due, in the broker's seconds.
         self.check_due = 0.0
         #: Its target cannot take it now, or it stands behind one that cannot be published: it waits aside.
@@ -141,7 +141,7 @@ class Pending:
         #: A Kafka transaction is under way that settles it, or writes it down again.
         self.in_flight = False
         #: Its place among those that could be published.
-        self.turn = 0
+        self.sequence = 0
         #: Append time of its first half in milliseconds, by the broker's clock.
         self.birth_ms = 0
         #: The done log holds it whole at or above this offset; None: only the half log does.

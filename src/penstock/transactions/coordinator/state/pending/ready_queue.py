@@ -69,7 +69,7 @@ class ReadyQueue:
         #: Those whose payloads are being read, and those behind them.
         self.loading = Loading()
         self._ready: dict[str, Pending] = {}
-        self._turn = count(1)
+        self._sequence = count(1)
         # One came back that had its turn before.
         self._is_unsorted = False
 
@@ -99,18 +99,18 @@ class ReadyQueue:
     def _enter(self, pending: Pending) -> None:
         """Let it be published, unless it stands behind another one of its key."""
         if self._is_in_front(pending):
-            self._let(pending)
+            self._make_ready(pending)
 
     def _is_in_front(self, pending: Pending) -> bool:
         line = pending.half.line
         return line is None or pending.verdict is not Verdict.COMMIT or self.keys.head(line) is pending
 
-    def _let(self, pending: Pending) -> None:
+    def _make_ready(self, pending: Pending) -> None:
         """Let it be published, behind all that may be already."""
-        pending.turn = next(self._turn)
+        pending.sequence = next(self._sequence)
         self._ready[pending.half.transaction_id] = pending
 
-    def _let_again(self, some: Iterable[Pending]) -> None:
+    def _make_ready_again(self, some: Iterable[Pending]) -> None:
         """Let those be published that had to wait, in their places among the others."""
         for pending in some:
             if self._is_in_front(pending):
@@ -123,8 +123,8 @@ class ReadyQueue:
         self.all.pop(transaction_id, None)
         self._ready.pop(transaction_id, None)
         self.delays.remove(transaction_id)
-        self._let_again(self.set_aside.remove(pending))
-        self._let_again(self.loading.remove(pending))
+        self._make_ready_again(self.set_aside.remove(pending))
+        self._make_ready_again(self.loading.remove(pending))
 
     def forget(self, pending: Pending) -> None:
         """Forget a transaction that is settled; those that it held take its place."""
@@ -132,16 +132,16 @@ class ReadyQueue:
         if self.all.pop(transaction_id, None) is not None:
             self._ready.pop(transaction_id, None)
             if self.set_aside:
-                self._let_again(self.set_aside.remove(pending))
+                self._make_ready_again(self.set_aside.remove(pending))
             if self.delays:
                 self.delays.remove(transaction_id)
             if self.loading:
-                self._let_again(self.loading.remove(pending))
+                self._make_ready_again(self.loading.remove(pending))
         line = pending.half.line
         if line is not None:
             head = self.keys.remove(line, pending)
             if head is not None and head.verdict is Verdict.COMMIT and self._is_nowhere(head.half.transaction_id):
-                self._let(head)
+                self._make_ready(head)
 
     def _is_nowhere(self, transaction_id: str) -> bool:
         places = (self._ready, self.delays, self.set_aside, self.loading)
@@ -149,7 +149,7 @@ class ReadyQueue:
 
     def loaded(self, pending: Pending) -> None:
         """Take in that the payload of a transaction is in memory again."""
-        self._let_again(self.loading.loaded(pending))
+        self._make_ready_again(self.loading.loaded(pending))
 
     def sort(self, line: Line) -> None:
         """Let all of a line stand in the order of their offsets; who does not stand in front any more is not ready."""
@@ -170,7 +170,7 @@ class ReadyQueue:
         while fronts := [pending for pending in self.set_aside.fronts(topic) if not pending.in_flight]:
             for pending in fronts:
                 freed += [pending, *self.set_aside.remove(pending)]
-        self._let_again(freed)
+        self._make_ready_again(freed)
 
     def held_by(self, pending: Pending) -> Pending | None:
         """Return the transaction behind which one stands, or None."""
@@ -214,7 +214,7 @@ class ReadyQueue:
         """Return those that are ready, in the order in which they first came to be."""
         if self._is_unsorted:
             self._is_unsorted = False
-            self._ready = dict(sorted(self._ready.items(), key=lambda one: one[1].turn))
+            self._ready = dict(sorted(self._ready.items(), key=lambda one: one[1].sequence))
         return self._ready
 
     def _waits(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
