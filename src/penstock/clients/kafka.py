@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -154,15 +154,8 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 
     if not names:
         return []
     asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
-    return [name for name, future in asked.items() if _is_hidden(future)]
-
-
-def _is_hidden(asked: Future[Any]) -> bool:
-    try:
-        asked.result()
-    except KafkaException as error:
-        return is_missing_right(error)
-    return False
+    errors = {name: future.exception() for name, future in asked.items()}
+    return [name for name, error in errors.items() if isinstance(error, KafkaException) and is_missing_right(error)]
 
 
 def require_topics(
