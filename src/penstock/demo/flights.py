@@ -23,24 +23,21 @@ DEFAULT_MONTH = "1"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column of the CSV plays which part.
+    """Which column of the CSV plays which part."""
 
-    Attributes:
-        key: what is kept in order: the aircraft. A cell that says nothing makes a message without key.
-        order: columns that give the schedule, most significant first; ties keep the order of the rows.
-        status: the column that tells a departed flight from a cancelled one.
-        delay: minutes of delay; a cell that says nothing counts as zero.
-        place: where the flight goes.
-        cancelled: contents of `status` that mean cancelled.
-        nothing: contents of `key` and `delay` that mean nothing is known.
-    """
-
+    #: What is kept in order: the aircraft. A cell that says nothing makes a message without key.
     key: str = "tailnum"
+    #: Columns that give the schedule, most significant first; ties keep the order of the rows.
     order: tuple[str, ...] = ("year", "month", "day", "sched_dep_time")
+    #: The column that tells a departed flight from a cancelled one.
     status: str = "dep_time"
+    #: Minutes of delay; a cell that says nothing counts as zero.
     delay: str = "dep_delay"
+    #: Where the flight goes.
     place: str = "dest"
+    #: Contents of `status` that mean cancelled.
     cancelled: tuple[str, ...] = ("", "NA")
+    #: Contents of `key` and `delay` that mean nothing is known.
     nothing: tuple[str, ...] = ("", "NA")
 
 

@@ -52,14 +52,11 @@ _DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 @dataclass(frozen=True, slots=True)
 class OffsetMap:
-    """What is done above a commit point.
+    """What is done above a commit point."""
 
-    Attributes:
-        base: the committed offset; it is itself not done.
-        done: ranges of done offsets, rising, apart from each other and above `base`.
-    """
-
+    #: The committed offset; it is itself not done.
     base: int
+    #: Ranges of done offsets, rising, apart from each other and above `base`.
     done: tuple[range, ...]
 
     @property
