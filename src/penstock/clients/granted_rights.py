@@ -24,16 +24,13 @@ _TOLD = "DESCRIBE"
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the brokers answered.
+    """What the brokers answered."""
 
-    Attributes:
-        held: rights that were asked for and that the client has.
-        missing: those that it lacks.
-        unknown: those of which nothing was told: there is no such topic, or the brokers do not tell rights.
-    """
-
+    #: Rights that were asked for and that the client has.
     held: tuple[Right, ...] = ()
+    #: Those that it lacks.
     missing: tuple[Right, ...] = ()
+    #: Those of which nothing was told: there is no such topic, or the brokers do not tell rights.
     unknown: tuple[Right, ...] = ()
 
 
@@ -76,11 +73,7 @@ class AskedRights:
 
 
 def missing_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> list[Right]:
-    """Return those rights on topics and groups that a client lacks, as far as the brokers tell.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-    """
+    """Return the rights that a client lacks, as far as brokers tell; `KafkaException` where nothing can be asked."""
     return list(AskedRights(admin, needed, timeout_s).wait().missing)
 
 

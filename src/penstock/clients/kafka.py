@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -73,18 +73,15 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as penstock wants it when it has to create it.
+    """A topic as penstock wants it when it has to create it."""
 
-    Attributes:
-        name: name of the topic.
-        partitions: number of partitions.
-        config: topic settings by Kafka's names.
-        is_optional: whether it can be done without, where the broker refuses to create it.
-    """
-
+    #: Name of the topic.
     name: str
+    #: Number of partitions.
     partitions: int
+    #: Topic settings by Kafka's names.
     config: Mapping[str, str] = field(default_factory=dict)
+    #: Whether it can be done without, where the broker refuses to create it.
     is_optional: bool = False
 
 
@@ -95,13 +92,10 @@ def reason(error: KafkaException | KafkaError) -> str:
 
 
 def told_offset(answer: ListOffsetsResultInfo) -> int:
-    """Return the offset in an answer of `AdminClient.list_offsets`.
+    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where none was told: try again.
 
-    Where a partition has no leader for a moment, as while a broker starts, the client library (2.16, seen) may answer
-    with an invalid offset instead of an error. Taken for the end of a log, it means that all in it is gone.
-
-    Raises:
-        KafkaException: none was told; trying again helps.
+    Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
+    Taken for the end of a log, it would mean that all in it is gone.
     """
     if answer.offset == OFFSET_INVALID:
         raise KafkaException(
@@ -113,11 +107,8 @@ def told_offset(answer: ListOffsetsResultInfo) -> int:
 def answered(question: Future[AnswerT], timeout_s: float) -> AnswerT:
     """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
 
-    The library's own time-out may pass unheard, as where a thread of it gets no processor: then it is a Kafka error
-    like any other, so that nobody has two kinds to catch.
-
-    Raises:
-        KafkaException: what was answered, or that nothing was in time.
+    The library's own time-out may pass unheard, as where a thread of it gets no processor: then a `KafkaException` says
+    so, so that nobody has two kinds to catch.
     """
     try:
         return question.result(timeout_s)
@@ -154,15 +145,8 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 
     if not names:
         return []
     asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
-    return [name for name, future in asked.items() if _is_hidden(future)]
-
-
-def _is_hidden(asked: Future[Any]) -> bool:
-    try:
-        asked.result()
-    except KafkaException as error:
-        return is_missing_right(error)
-    return False
+    errors = {name: future.exception() for name, future in asked.items()}
+    return [name for name, error in errors.items() if isinstance(error, KafkaException) and is_missing_right(error)]
 
 
 def require_topics(

@@ -84,7 +84,9 @@ class Child:
 
     def kill(self) -> int:
         """End it with SIGKILL, and return the code that its end gave."""
-        process = self._started()
+        process = self._process
+        if process is None:
+            raise DemoError(f"{self.name} was never started; start it first")
         process.send_signal(signal.SIGKILL)
         code = process.wait(_END_TIMEOUT_S)
         self._join()
@@ -110,11 +112,6 @@ class Child:
 
     def __exit__(self, *_raised: object) -> None:
         self.end()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise DemoError(f"{self.name} was never started; start it first")
-        return self._process
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():

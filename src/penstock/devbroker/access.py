@@ -138,10 +138,7 @@ class AccessControl(ABC):
         """Take rights again that `allow` gave with the same arguments, and return when they no longer hold.
 
         What was not given is not there to be taken: a name that falls under a prefix keeps the right of the prefix.
-
-        Raises:
-            ConfigurationError: as for `allow`.
-            DevBrokerError: as for `allow`.
+        Errors as for `allow`.
         """
         self._rights().disallow(
             bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)

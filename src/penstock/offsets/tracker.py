@@ -25,14 +25,11 @@ _MAX_FLAGS = 250_000
 
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
-    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree.
+    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree."""
 
-    Attributes:
-        offset: the next offset to handle; all below it are done.
-        metadata: the offset map of what is done above it, or an empty string.
-    """
-
+    #: The next offset to handle; all below it are done.
     offset: int
+    #: The offset map of what is done above it, or an empty string.
     metadata: str
 
 
