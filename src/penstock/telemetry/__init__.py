@@ -6,8 +6,9 @@ It loads OpenTelemetry's API (never its SDK), so an engine imports it only where
 from penstock.telemetry.consumer import ConsumerTelemetry
 from penstock.telemetry.propagation import extract, inject
 from penstock.telemetry.readings import Reading
+from penstock.telemetry.sending import SendSpans
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.transactions import CoordinatorReading, CoordinatorTelemetry, SendSpans
+from penstock.telemetry.transactions import CoordinatorReading, CoordinatorTelemetry
 
 __all__ = [
     "ConsumerTelemetry",

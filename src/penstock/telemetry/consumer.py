@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import Link, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
 from penstock.telemetry.gauge_registry import Observed, registry_of
 from penstock.telemetry.processing import Processing
-from penstock.telemetry.propagation import HeaderT, extract, inject
+from penstock.telemetry.propagation import HeaderT, extract
 from penstock.telemetry.readings import METRICS, Reading
+from penstock.telemetry.sending import SendSpans
 from penstock.telemetry.settings import Telemetry
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
@@ -44,9 +45,7 @@ class ConsumerTelemetry:
         self._consumed = meter.create_counter(
             names.CONSUMED_MESSAGES, "{message}", "Messages that were fetched, each delivery counted once."
         )
-        self._sent = meter.create_counter(
-            names.SENT_MESSAGES, "{message}", "Messages that were given to the Kafka client to send."
-        )
+        self._sends = SendSpans(telemetry, group, self._suppressed)
         self._registry = registry_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
         self._observed: Observed[Reading] | None = None
 
@@ -85,24 +84,7 @@ class ConsumerTelemetry:
         """
         given = list(headers)
         sender = extract(given)
-        measured: dict[str, AttributeValue] = {
-            names.SYSTEM: names.KAFKA,
-            names.OPERATION_NAME: "send",
-            names.DESTINATION_NAME: topic,
-        }
-        injected: list[tuple[str, HeaderT | bytes]] = list(given)
-        with self._suppressed.instead_of_raising():
-            span = self._tracer.start_span(
-                f"send {topic}",
-                _ROOT,
-                SpanKind.PRODUCER,
-                {**measured, names.OPERATION_TYPE: "send"},
-                () if sender is None else (Link(sender),),
-            )
-            self._sent.add(1, measured, _ROOT)
-            injected = inject(given, set_span_in_context(span, _ROOT))
-            span.end()
-        return injected
+        return self._sends.sending(topic, given, _ROOT, () if sender is None else (Link(sender),))
 
     def observe(self, read: Callable[[], Reading]) -> None:
         """Show the consumer in the metrics `penstock.*` until `close`; a second call replaces the first.

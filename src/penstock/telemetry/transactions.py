@@ -1,4 +1,4 @@
-"""Metrics of a transaction coordinator and `send {topic}` spans of transactional producers.
+"""Metrics of a transaction coordinator.
 
 OpenTelemetry has no histogram that is observed, so the coordinator's finish times are shown as counts by upper bound,
 each with those below it, as Prometheus keeps a histogram.
@@ -10,15 +10,10 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from opentelemetry.trace import SpanKind, set_span_in_context
-from opentelemetry.util.types import AttributeValue
-
 from penstock.telemetry import names
 from penstock.telemetry.gauge_registry import Observed, registry_of
-from penstock.telemetry.propagation import HeaderT, inject
 from penstock.telemetry.readings import ObservedMetric, Point, counter, gauge, up_down_counter
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,35 +147,4 @@ class CoordinatorTelemetry:
         self._registry.remove(self._observed)
 
 
-class SendSpans:
-    """Makes the `send {topic}` spans of a transactional producer. Thread-safe."""
-
-    def __init__(self, telemetry: Telemetry, group: str) -> None:
-        self._tracer = telemetry.tracer()
-        self._sent = telemetry.meter().create_counter(
-            names.SENT_MESSAGES, "{message}", "Messages that were given to the Kafka client to send."
-        )
-        self._suppressed = SuppressedErrors(group)
-
-    def sending(self, topic: str, headers: Sequence[tuple[str, HeaderT]]) -> Sequence[tuple[str, HeaderT | bytes]]:
-        """Report a message whose half is about to be stored, and return its headers with the context of its span.
-
-        The span is a child of the current one. Who consumes the message is linked to it.
-        """
-        measured: dict[str, AttributeValue] = {
-            names.SYSTEM: names.KAFKA,
-            names.OPERATION_NAME: "send",
-            names.DESTINATION_NAME: topic,
-        }
-        injected: Sequence[tuple[str, HeaderT | bytes]] = headers
-        with self._suppressed.instead_of_raising():
-            span = self._tracer.start_span(
-                f"send {topic}", kind=SpanKind.PRODUCER, attributes={**measured, names.OPERATION_TYPE: "send"}
-            )
-            self._sent.add(1, measured)
-            injected = inject(headers, set_span_in_context(span))
-            span.end()
-        return injected
-
-
-__all__ = ["TRANSACTION_METRICS", "CoordinatorReading", "CoordinatorTelemetry", "SendSpans"]
+__all__ = ["TRANSACTION_METRICS", "CoordinatorReading", "CoordinatorTelemetry"]
