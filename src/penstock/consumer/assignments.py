@@ -88,7 +88,7 @@ class Assignment:
         self.map_room = 0
         self.map_at = start or 0
         self.map_look = 0.0
-        #: Whether the client was sent to where its first message will tell; its own position says nothing before.
+        #: Whether the client seeks a logical offset; its own position means nothing before the first message.
         self.is_sought = False
         #: Whether a message with a large key or large headers was seen: from then on each is measured with its own.
         self.sizes_each = False

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-#: Seconds between two looks at a poll thread that should end.
+#: Seconds between two checks of a poll thread that should end.
 _LOOK_S = 0.5
 #: Seconds that handlers under way have to end when nothing is drained, so that the work of short ones is not repeated.
 _GRACE_S = 1.0
@@ -305,7 +305,7 @@ class LitePushConsumer:
 
     @property
     def unfinished(self) -> int:
-        """Messages that were not done when a stop ran out of time, or was told not to wait; 0 before that."""
+        """Messages that were not done when a stop ran out of time, or was asked not to wait; 0 before that."""
         return 0 if self._loop is None else self._loop.drain.log.unfinished
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a consumer can be told, checked when it is made."""
+"""The settings of a consumer, checked when they are made."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class ConsumerSettings:
         return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True, "linger.ms": 5}
 
 
-#: Of `message.max.bytes` the most that the client library lets a producer be told. A topic's own limit counts for what
+#: Of `message.max.bytes` the most that the client library lets a producer have. A topic's own limit counts for what
 #: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
 #: in company.
 _PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}

@@ -79,7 +79,7 @@ class Tracker:
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
         self._in_flight = 0
-        # The sum of what is left of all blocks: the poll thread asks for it at every turn, and blocks are thousands.
+        # The sum of what is left of all blocks: the poll thread reads it at every step, and blocks are thousands.
         self._bytes_in_flight = 0
         self._parked = 0
         self._parked_bytes = 0

@@ -5,7 +5,7 @@ needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the rou
 Parked keys and throttled runs belong to the holder alone.
 
 Two threads may append, of which one has the messages whose keys a user's function gives; those of a topic always come
-from the same. A count of appended runs that both raise at once may miss one. It only tells the holder that something
+from the same. A count of appended runs that both raise at once may miss one. It only shows the holder that something
 came since it was read, and each thread appends before it counts, so what is missed was there at that reading.
 """
 

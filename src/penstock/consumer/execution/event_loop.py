@@ -57,11 +57,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class TaskPool:
-    """The event loop of a consumer and its tasks.
-
-    Args:
-        closing: called on the loop's thread before it ends.
-    """
+    """The event loop of a consumer and its tasks."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
 and returns how the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
 simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
 
-One generator at a time holds a lane (the scheduler sees to that), so what it does to the lane's runs, parked keys and
+One generator at a time holds a lane (the scheduler guarantees it), so what it does to the lane's runs, parked keys and
 throttled runs needs no lock. Revocation: the poll thread sets `assignment.active = False` and then reads every slot's
 `fetch`; the holder sets `fetch` first and then reads `active`. Whichever comes second sees the other, so a handler
 either is waited for or does not start. Offsets are completed before `fetch` is cleared, so who waited sees them done.

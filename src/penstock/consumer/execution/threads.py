@@ -117,11 +117,7 @@ class Worker:
 
 
 class WorkerPool:
-    """The worker threads of a consumer. Any thread may call anything.
-
-    Args:
-        pinned: whether each has a queue of its own.
-    """
+    """The worker threads of a consumer. Any thread may call anything."""
 
     def __init__(
         self,

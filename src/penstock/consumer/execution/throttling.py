@@ -17,11 +17,7 @@ from penstock.routing import ThrottledRuns
 
 
 class Throttling:
-    """Lets runs and parked keys wait for tokens. Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        wake_key: wakes a parked key, or the runs that a token bucket throttles; any thread may call it.
-    """
+    """Lets runs and parked keys wait for tokens. Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(self, wake_key: Callable[[ConsumerLane, Hashable], None]) -> None:
         self._wake_key = wake_key

@@ -95,12 +95,7 @@ OnWritten = Callable[[], None]
 
 
 class DeadLetterPublisher:
-    """Takes exhausted messages from any thread (`publish`); everything else is the poll thread's.
-
-    Args:
-        timers: where a message waits to be sent again.
-        exception_texts: whether the log shows the texts of what handlers raised.
-    """
+    """Takes exhausted messages from any thread (`publish`); everything else is the poll thread's."""
 
     def __init__(
         self,
@@ -274,7 +269,7 @@ class DeadLetterPublisher:
                 message=(origin.message or "")[:_SHORT_CHARS],
                 exception=(origin.exception or "")[-_SHORT_CHARS:],
             )
-        # Not the retry topic's: that place says nothing to who looks for the message.
+        # Not the retry topic's: whoever searches for the message needs its first place.
         topic, partition, offset = origin_of(one.record, source)
         origin = replace(origin, topic=topic, partition=partition, offset=offset)
         return handler.dead_letter_topic.replace("{topic}", source), write(
@@ -314,12 +309,7 @@ class DeadLetterPublisher:
     ) -> None:
         """Keep a message that could not be written, and send it again after a while.
 
-        Args:
-            one: the message.
-            on_written: as for `publish`.
-            topic: where it is to go.
-            why: why it could not be written.
-            for_topic: whether it is the same for all that goes to this topic: then it is not logged for each.
+        With `for_topic`, which says that nothing gets into the topic, that is logged once in a while, not for each.
         """
         self.failures += 1
         now = self._clock.monotonic()

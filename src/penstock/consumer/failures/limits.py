@@ -42,12 +42,7 @@ class DeadLetterLimit:
 
 
 class DeadLetterLimits:
-    """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops.
-
-    Args:
-        limit: the limit, or None for none.
-        handled: returns how many messages were handled so far.
-    """
+    """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
 
     def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int]) -> None:
         self._limit = limit
@@ -60,10 +55,6 @@ class DeadLetterLimits:
 
     def check(self, place: str, error: BaseException) -> None:
         """Count a message that is about to be given up.
-
-        Args:
-            place: its topic, partition and offset.
-            error: what its last try raised.
 
         Raises:
             PenstockError: it would be one too many; it is not given up, and its offset is kept.

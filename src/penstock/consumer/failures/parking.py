@@ -33,7 +33,7 @@ class NotDue:
     """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
 
     Attributes:
-        key: the key it waits for its turn under then.
+        key: the key under which it waits afterwards.
         place: topic, partition and offset.
     """
 
@@ -58,11 +58,7 @@ class FailedBatch:
 
 
 class Parking:
-    """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that the caller holds.
-
-    Args:
-        wake_key: wakes a parked key; any thread may call it.
-    """
+    """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that is held."""
 
     def __init__(
         self,
@@ -146,7 +142,7 @@ class Parking:
         def resolve(error: BaseException | None) -> None:
             if error is None:
                 self._complete(item)
-            # Before the key is woken: the holder looks at its state only then.
+            # Before the key is woken: the holder reads its state only then.
             parked.resolve(KeyState.HANDLED if error is None else KeyState.FAILED, error)
             self._wake_key(lane, key)
             if timer is not None:

@@ -38,7 +38,7 @@ def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place])
 
     Args:
         scheduler: the lanes.
-        wanted: the places of the messages, as few as can be: what waits is looked through one by one.
+        wanted: the places of the messages, as few as can be: what waits is searched one by one.
     """
     found: dict[Place, ConsumerParked] = {}
     for lane in scheduler.lanes if wanted else ():

@@ -23,26 +23,13 @@ class DrainLog:
         self.unfinished = 0
 
     def begin(self, assignments: Iterable[Assignment], now: float, seconds: float) -> None:
-        """Log that it begins.
-
-        Args:
-            assignments: what is drained.
-            now: the time on the engine's clock.
-            seconds: how long it may take.
-        """
+        """Log that it begins."""
         self._log_at = now + _LOG_AGAIN_S
         count = _in_flight(assignments)
         _log.info("%s stops: %d messages are in flight, and have %.1f s to be done", self._group, count, seconds)
 
     def go_on(self, assignments: Iterable[Assignment], now: float, seconds: float, waits: Iterable[str]) -> None:
-        """Log why it is not over, every few seconds.
-
-        Args:
-            assignments: what is drained.
-            now: the time on the engine's clock.
-            seconds: how long it may yet take.
-            waits: what it waits for.
-        """
+        """Log why it is not over, every few seconds."""
         if now < self._log_at:
             return
         self._log_at = now + _LOG_AGAIN_S

@@ -43,7 +43,7 @@ class Explanation(PartitionStatistics):
             "held" (its tries are exhausted, by `on_failure="hold"`),
             "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
             the group does not take this member and "no partition" where it gives it none;
-            "position not known yet" where the group has no offset, or did not tell it, and no message came.
+            "position not known yet" where the group has no offset, or none was fetched, and no message came.
         key: what the messages that wait for it have in common with it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
         age: seconds in the handler, or since its first try when it is parked; None elsewhere.
@@ -52,7 +52,7 @@ class Explanation(PartitionStatistics):
         worker: name of the thread or task that has it.
         detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
             a parked one of its key, the place of that, in whatever topic.
-        trouble: what is wrong with the topic: it does not exist, no broker tells of it, or which right is missing and
+        trouble: what is wrong with the topic: it does not exist, no broker answers, or which right is missing and
             what gives it; or None.
     """
 

@@ -23,13 +23,7 @@ _MAX_FRAMES = 12
 
 
 class Watchdog:
-    """Watches the slots of a consumer. On the poll thread only.
-
-    Args:
-        stall_after: seconds in a handler after which a message is reported, once, and again each time that has doubled.
-        slots: returns where handlers are called.
-        loop_lag: returns for how long the event loop has not come round.
-    """
+    """Watches the slots of a consumer. On the poll thread only."""
 
     def __init__(
         self,

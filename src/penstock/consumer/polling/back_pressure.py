@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -64,39 +64,29 @@ class _Load:
     has_its_share: bool
 
 
+@dataclass(slots=True)
 class BackPressure:
-    """Holds the limits, which any thread may change.
+    """Holds the limits, which any thread may change; they are those of `ConsumerSettings`."""
 
-    Args:
-        max_in_flight: messages in flight of one partition, parked ones left out.
-        max_in_flight_bytes: bytes in flight of all partitions, parked ones left out; a partition that holds less than a
-            quarter of its even part may always fetch.
-        max_parked: parked messages of one partition.
-        max_parked_bytes: bytes parked of all partitions.
-        fetch_size: messages of one fetch.
-    """
-
-    def __init__(
-        self, max_in_flight: int, max_in_flight_bytes: int, max_parked: int, max_parked_bytes: int, *, fetch_size: int
-    ) -> None:
-        self.max_in_flight = max_in_flight
-        self.max_in_flight_bytes = max_in_flight_bytes
-        self.max_parked = max_parked
-        self.max_parked_bytes = max_parked_bytes
-        self._fetch_size = fetch_size
-        # Of all partitions, by the last `apply`: whether their bytes and their parked bytes are at the limit, and
-        # whether some hold few messages.
-        self._bytes_full = False
-        self._parked_full = False
-        self._some_hold_few = False
-        #: How many messages may be fetched now, by the last `apply`.
-        self.fetch_limit = fetch_size
-        #: How often a partition was paused, by reason.
-        self.pauses = dict.fromkeys(PauseReason, 0)
+    max_in_flight: int
+    max_in_flight_bytes: int
+    max_parked: int
+    max_parked_bytes: int
+    _: KW_ONLY
+    fetch_size: int
+    #: How many messages may be fetched now, by the last `apply`.
+    fetch_limit: int = field(default=0, init=False)
+    #: How often a partition was paused, by reason.
+    pauses: dict[PauseReason, int] = field(default_factory=lambda: dict.fromkeys(PauseReason, 0), init=False)
+    # Of all partitions, by the last `apply`: whether their bytes and their parked bytes are at the limit, and whether
+    # some hold few messages.
+    _bytes_full: bool = field(default=False, init=False)
+    _parked_full: bool = field(default=False, init=False)
+    _some_hold_few: bool = field(default=False, init=False)
 
     def apply(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:
         """Pause and resume what is due; return whether the caller may fetch now, or should ask again shortly."""
-        self.fetch_limit = self._fetch_size
+        self.fetch_limit = self.fetch_size
         may_fetch = True
         for load in self._measure(assignments):
             may_fetch = self._apply_to(client, load, now) and may_fetch
@@ -167,7 +157,7 @@ class BackPressure:
         assignment, parked = load.assignment, load.parked
         if parked and (self._parked_full or parked >= _limit(self.max_parked, assignment, PauseReason.PARKED)):
             return PauseReason.PARKED
-        room = _map_room(assignment, load.messages + parked, now, self._fetch_size)
+        room = _map_room(assignment, load.messages + parked, now, self.fetch_size)
         if room < (_MAP_FREE if assignment.paused is PauseReason.OFFSET_MAP else _MAP_FULL):
             return PauseReason.OFFSET_MAP
         self.fetch_limit = min(self.fetch_limit, room)

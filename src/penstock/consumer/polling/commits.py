@@ -161,13 +161,7 @@ class Commits:
     def _not_taken(
         self, client: ConsumerClient, assignments: Sequence[Assignment], end: float
     ) -> list[Assignment] | None:
-        """Return which of these the group answers to have another commit of than was sent; None without an answer.
-
-        Args:
-            client: the client.
-            assignments: of what the last commit is asked for.
-            end: when the answer is waited for no longer.
-        """
+        """Return which of these the group answers to have another commit of than was sent; None without an answer."""
         if not assignments:
             return []
         wait_s = end - self._clock.monotonic()

@@ -26,7 +26,7 @@ from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.errors import raised
 
-#: Seconds to wait for a message before timers and commits are looked at again.
+#: Seconds to wait for a message before timers and commits are served again.
 _POLL_S = 0.05
 #: Seconds that what was sent to other topics may take to be acknowledged when the group is left.
 _FLUSH_S = 1.0
@@ -51,7 +51,7 @@ class PollLoop:
     recreated_topics: RecreatedTopics
     rights_watch: RightsWatch
     watchdog: Watchdog
-    # Whether lanes wait while workers are idle: then they are looked at soon again.
+    # Whether lanes wait while workers are idle: then the next step comes soon.
     _workers_wanted: bool = field(default=False, init=False)
 
     def run(self) -> None:

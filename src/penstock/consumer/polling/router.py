@@ -141,7 +141,7 @@ class Router:
 
         Args:
             former: the one that has it now.
-            start: the offset at which reading starts, or None where the first message will tell.
+            start: the offset at which reading starts, or None where the first message will show it.
         """
         assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
         assignment.paused = former.paused

@@ -1,1 +1,1 @@
-"""What the brokers tell beside messages: topics that are gone or made anew, rights that are missing, errors."""
+"""What the brokers answer beside messages: topics that are absent or recreated, missing rights, errors."""

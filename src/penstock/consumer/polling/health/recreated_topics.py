@@ -17,12 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecreatedTopics:
-    """On the poll thread only.
-
-    Args:
-        router: replaces an assignment by a new incarnation.
-        offset_reset: where they begin, as a logical offset; None where `auto.offset.reset` forbids it.
-    """
+    """On the poll thread only."""
 
     def __init__(self, assignments: Assignments, router: Router, offset_reset: int | None) -> None:
         self._assignments = assignments

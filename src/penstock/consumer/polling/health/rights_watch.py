@@ -72,13 +72,7 @@ def check_rights(needed: Iterable[Right], consumed: Iterable[str], cluster: Clus
 
 
 class RightsWatch:
-    """Asks for the rights of a consumer. On the poll thread once that runs, save `trouble` and `is_shut_out`.
-
-    Args:
-        needed: what it has to be allowed, with the topics that each right matters to.
-        principal: whom the brokers take it for.
-        ask: asks the brokers, without waiting.
-    """
+    """Asks for the rights of a consumer. On the poll thread once that runs, save `trouble` and `is_shut_out`."""
 
     def __init__(
         self,
@@ -101,10 +95,7 @@ class RightsWatch:
         self._logged_at: dict[Right, float] = {}
 
     def require(self, only: Iterable[Right] | None = None) -> tuple[Right, ...]:
-        """Ask, and wait for the answer; return which of them are unknown.
-
-        Args:
-            only: some of the rights; all when left out.
+        """Ask for these rights, or for all, and wait for the answer; return which of them are unknown.
 
         Raises:
             MissingRightError: some are missing; all those are named.
@@ -178,13 +169,7 @@ class RightsWatch:
         return any(right.resource is Resource.GROUP for right in self._missing)
 
     def refused(self, error: KafkaError, topic: str | None, now: float) -> str:
-        """Take a refusal that the consumer has met; return what is missing and what gives it.
-
-        Args:
-            error: what the broker answered.
-            topic: the topic it was about, where it was about one.
-            now: the time on the engine's clock.
-        """
+        """Take a refusal that the consumer has met; return what is missing and what gives it."""
         self.check_now()
         right = group_right(self._group)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:

@@ -31,12 +31,6 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
 def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:
     """Check rights, and create the topics for dead letters and retries that are absent.
 
-    Args:
-        cluster: the cluster.
-        partitions: how many partitions each topic has that is read.
-        outputs: the topics for dead letters and retries.
-        rights: knows which rights are needed.
-
     Raises:
         BrokerConnectionError: no broker answered.
         MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.

@@ -21,11 +21,7 @@ _EVERY_S = 5.0
 
 
 class TopicWatch:
-    """Asks for the ids of topics. On the poll thread only, save `trouble`.
-
-    Args:
-        ask: asks the brokers, without waiting.
-    """
+    """Asks for the ids of topics. On the poll thread only, save `trouble`."""
 
     def __init__(self, topics: Sequence[str], ask: Callable[[Sequence[str]], TopicIdsAnswer]) -> None:
         self._topics = list(topics)
