@@ -2,7 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Three processes on two cores: most tests wait for a broker. Those of one file stay together, in order.
-SIDE_BY_SIDE := --numprocesses 3 --dist loadfile
+# A process that dies ends the run (pytest-xdist would wait for ever for what it had taken), and so does one that is
+# stuck in a library, where the time limit of a test does not reach it.
+SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --max-worker-restart 0 \
+  -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true
 UV_VERSION := 0.13.8
 
 .PHONY: help demo test chaos simulate lint format lock bench clean
@@ -43,7 +46,7 @@ lock: ## pin every version anew
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
-bench: .venv/.installed ## the figures of the README, measured here
+bench: .venv/.installed ## the figures of docs/figures.md, measured here
 	$(BIN)/python benchmarks/consume.py
 	$(BIN)/python benchmarks/transactions.py
 	$(BIN)/python benchmarks/spark.py

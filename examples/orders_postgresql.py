@@ -20,8 +20,7 @@ from confluent_kafka import Consumer
 from penstock import Coordinator, TransactionalProducer, TransactionRefusedError
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.transactions import Transaction
-from penstock.transactions.barrier.barrier import barrier, barrier_check, create_barrier_table
+from penstock.transactions import Transaction, barrier, barrier_check, create_barrier_table
 
 
 class Orders:

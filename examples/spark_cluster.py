@@ -37,7 +37,9 @@ def job(bootstrap_servers: str, topic: str, folder: Path) -> None:
 
     spark = SparkSession.builder.getOrCreate()
     register(spark)
-    totals = SqlSink(f"sqlite:///{folder / 'totals.db'}", "totals", key=["tail"], add=["flights", "delay_minutes"])
+    totals = SqlSink(
+        f"sqlite:///{folder / 'totals.db'}", "totals", key=["tail"], sum_columns=["flights", "delay_minutes"]
+    )
 
     def where(batches: Iterator[object]) -> Iterator[object]:
         import pyarrow as pa

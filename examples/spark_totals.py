@@ -63,7 +63,7 @@ def main(bootstrap_servers: str, topic: str, folder: Path) -> None:
     register(spark)
     send_flights(bootstrap_servers, topic)
     database = folder / "totals.db"
-    sink = SqlSink(f"sqlite:///{database}", "totals", key=["tail"], add=["flights", "delay_minutes"])
+    sink = SqlSink(f"sqlite:///{database}", "totals", key=["tail"], sum_columns=["flights", "delay_minutes"])
     for checkpoint in ("first", "second"):
         query = (
             flights(spark, bootstrap_servers, topic)

@@ -29,9 +29,9 @@ from penstock.message import Message
 from penstock.telemetry import Telemetry
 from penstock.testing import TestApp
 from penstock.transactions.messages import Outgoing
-from penstock.transactions.stores.file.frames import Record as FileRecord
-from penstock.transactions.stores.relay.outbound import OutboundMessage, Publishable
-from penstock.transactions.wire.records import Half
+from penstock.transactions.stores.file.log.frames import Record as FileRecord
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.wire.half import Half
 
 #: One word for each thing that must not show.
 KEY, VALUE, TEXT, HEADER = "canary-key", "canary-value", "canary-text", "canary-header"

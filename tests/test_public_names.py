@@ -5,16 +5,19 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import pytest
 
 import penstock
+from penstock import transactions
 
 #: The packages from which users import, with all that they pass, get or catch.
 PACKAGES = (
@@ -33,7 +36,16 @@ GIVEN = {"ConsumerTelemetry", "Message", "MissingRightError", "RunningApp", "Tra
 #: Classes of which users call the constructor alone: an engine calls the rest.
 ENGINES = {"FileStore", "Simulation", "SqlStore", "TestBroker"}
 #: What an engine calls, or a broker in memory gives it.
-INNER = {"Cluster", "MemoryConsumer", "MemoryProducer", "SendSpans", "Sending", "Store", "TestTransaction"}
+INNER = {
+    "Cluster",
+    "MemoryConsumer",
+    "MemoryProducer",
+    "RelayedStore",
+    "SendSpans",
+    "Store",
+    "Submission",
+    "TestTransaction",
+}
 PUBLIC = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
 #: The names of all that penstock raises, wherever it is defined.
 OWN_ERRORS = {
@@ -153,3 +165,8 @@ def test_every_name_of_a_public_package_can_be_had(package: str) -> None:
     home = importlib.import_module(package)
 
     assert [name for name in home.__all__ if getattr(home, name, None) is None] == []
+
+
+@pytest.mark.parametrize("package", [penstock, transactions])
+def test_no_module_has_a_public_name_which_it_would_hide_once_it_is_imported(package: ModuleType) -> None:
+    assert not {one.name for one in pkgutil.iter_modules(package.__path__)} & set(package.__all__)

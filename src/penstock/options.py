@@ -101,13 +101,7 @@ def choice(option: str, value: str | EnumT, kind: type[EnumT]) -> EnumT:
 
 
 def reserved(config: ClientConfig, owned: Mapping[str, str], owner: str) -> None:
-    """Raise `ConfigurationError` when a client setting is one that penstock must hold itself.
-
-    Args:
-        config: the user's client configuration.
-        owned: for each key that penstock holds, what to use in its place.
-        owner: who holds it, for the message.
-    """
+    """Raise `ConfigurationError` for a setting that `owner` holds itself; `owned` says what to use in its place."""
     for key in config:
         if key in owned:
             raise ConfigurationError(f"config[{key!r}] belongs to {owner}: {owned[key]}")

@@ -24,7 +24,7 @@ def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a broker one second to answer, not fifteen."""
-    monkeypatch.setattr(penstock.kafka, "partition_counts", functools.partial(partition_counts, timeout_s=1))
+    monkeypatch.setattr(penstock.clients.kafka, "partition_counts", functools.partial(partition_counts, timeout_s=1))
 
 
 @pytest.fixture

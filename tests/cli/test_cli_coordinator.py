@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -13,9 +14,10 @@ from penstock.cli.coordinator import coordinator
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import Message
+from penstock.transactions import FileStore, SqlStore
 
 #: Arguments of `Coordinator` that a command line cannot give.
-NOT_GIVEN = {"self", "check_timeout", "telemetry"}
+NOT_GIVEN = {"self", "check_timeout", "telemetry", "store"}
 
 
 class Recorder:
@@ -47,13 +49,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_command_has_every_argument_of_a_coordinator_with_its_default() -> None:
     of_class = inspect.signature(Coordinator.__init__).parameters
     of_command = dict(inspect.signature(coordinator).parameters)
-    # Where more of `config` stands.
-    del of_command["config_file"]
+    # Where more of `config` stands, and what names a store.
+    for name in ("config_file", "sql", "file"):
+        del of_command[name]
 
     assert set(of_command) == set(of_class) - NOT_GIVEN
     assert {name: one.default for name, one in of_command.items()} == {
         name: of_class[name].default for name in of_command
-    }
+    } | {"bootstrap_servers": inspect.Parameter.empty}
 
 
 def test_every_option_reaches_the_coordinator(penstock_command: Command, made: list[dict[str, Any]]) -> None:
@@ -67,6 +70,27 @@ def test_every_option_reaches_the_coordinator(penstock_command: Command, made: l
     assert arguments["config"] == {"security.protocol": "SASL_SSL", "sasl.password": "a=b"}
     names = ("discard", "check_backoff", "target_latency", "session_timeout", "partitions")
     assert [arguments[name] for name in names] == ["rollback", 2.0, 0.5, 9.0, 7]
+
+
+def test_a_store_in_a_database_or_a_folder_is_given_what_is_its_own(
+    penstock_command: Command, made: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    shared = ("--bootstrap-servers", "b:1", "--prefix", "shop", "--config", "client.id=c", "--check-max", "3")
+
+    sql = penstock_command("coordinator", *shared, "--sql", f"sqlite:///{tmp_path}/store.db")
+    file = penstock_command("coordinator", *shared, "--file", str(tmp_path / "folder"))
+    both = penstock_command("coordinator", *shared, "--file", str(tmp_path), "--sql", "sqlite:///store.db")
+
+    assert (sql.code, file.code, both.code) == (0, 0, 2), sql.err + file.err
+    assert "leave one of them out" in both.err
+    of_sql, of_file = made
+    assert isinstance(of_sql["store"], SqlStore)
+    assert isinstance(of_file["store"], FileStore)
+    for arguments in made:
+        store = arguments["store"]
+        assert (store.bootstrap_servers, store.prefix, store.config) == ("b:1", "shop", {"client.id": "c"})
+        assert arguments["check_max"] == 3
+        assert not {"bootstrap_servers", "prefix", "config"} & set(arguments)
 
 
 def test_settings_may_come_from_the_environment(

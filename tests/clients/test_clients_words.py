@@ -18,7 +18,7 @@ from penstock.clients.kafka import partition_counts
 from penstock.clients.topic_ids import AskedTopicIds
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
-from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.offset_reader import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 
 #: Far below the 15 s that a broker has to answer, and far above what a loaded machine takes.
@@ -122,7 +122,7 @@ def test_a_client_that_is_not_let_in_says_why_at_once(
     servers = with_passwords.bootstrap_servers
     client = admin(servers, config)
     options = {"subscribe": "orders", **{f"kafka.{key}": value for key, value in config.items()}}
-    source = LogView(SourceOptions.parse({"kafka.bootstrap.servers": servers, **options}))
+    source = OffsetReader(SourceOptions.parse({"kafka.bootstrap.servers": servers, **options}))
     for question in (lambda: partition_counts(client, servers), source.partitions):
         begun = time.monotonic()
 

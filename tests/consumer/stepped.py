@@ -8,7 +8,7 @@ from penstock.consumer import ConsumerSettings, Handler, Kind
 from penstock.consumer.execution.threads import call
 from penstock.consumer.handlers.route import Failed
 from penstock.testing import TestBroker
-from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 
 #: Polls in which a group of one has its partitions, and what is there is fetched.
 _POLLS = 10

@@ -17,8 +17,8 @@ from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError, raised
 from penstock.message import Message
 from penstock.transactions import Coordinator
-from penstock.transactions.bulkhead import Slots
-from penstock.transactions.coordinator.loop import Settling
+from penstock.transactions.bulkhead import BulkheadPool
+from penstock.transactions.coordinator.loop import CoordinatorLoop
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -107,7 +107,7 @@ def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new
 
 
 def test_a_coordinator_that_ends_of_one_says_so(broker: DevBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settling, "round", raise_bare)
+    monkeypatch.setattr(CoordinatorLoop, "round", raise_bare)
     coordinator = Coordinator(bootstrap_servers=broker.bootstrap_servers, prefix="bare").start()
 
     assert coordinator.wait(60)
@@ -116,7 +116,7 @@ def test_a_coordinator_that_ends_of_one_says_so(broker: DevBroker, monkeypatch: 
 
 
 def test_a_slot_outlives_one() -> None:
-    slots, ran = Slots(1, 60, "penstock-test"), []
+    slots, ran = BulkheadPool(1, 60, "penstock-test"), []
     slots.submit("check 1 of transaction x", raise_bare)
     slots.submit("check 1 of transaction y", lambda: ran.append(True))
 

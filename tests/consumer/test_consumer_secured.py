@@ -15,7 +15,7 @@ from canary import MESSAGE
 from commands import commands
 from penstock.app import App
 from penstock.clients.cluster import KafkaCluster
-from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import MissingRightError
 from penstock.consumer import retry
 from penstock.devbroker import DevBroker, User

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.demo.book import Answers, FlightBook, RefusedError
 from penstock.demo.flights import Flight
+from penstock.demo.senders.database import Answers, FlightBook, RefusedError
 
 DEPARTED = Flight(3, "a", "BOS", 5, departed=True)
 CANCELLED = Flight(4, "a", "MIA", 0, departed=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.demo.checks.fold import AircraftState, FlightFold, PoisonFlightError, Totals, plain_states, plain_totals
 from penstock.demo.flights import Flight
-from penstock.demo.fold import AircraftState, FlightFold, PoisonFlightError, Totals, plain_states, plain_totals
 from penstock.message import Message
 
 FLIGHTS = [

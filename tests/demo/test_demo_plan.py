@@ -6,8 +6,8 @@ import pytest
 
 from penstock.demo.flights import Flight
 from penstock.demo.options import DemoOptions
-from penstock.demo.plan import SENDERS, left_unknown, plan
-from penstock.demo.share import share_of
+from penstock.demo.senders.plan import SENDERS, left_unknown, plan
+from penstock.demo.senders.schedule import share_of
 from penstock.errors import ConfigurationError
 
 FLIGHTS = [Flight(n, f"N{n % 40}", "BOS", 0, departed=n % 7 != 0) for n in range(400)]

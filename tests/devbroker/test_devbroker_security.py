@@ -76,6 +76,7 @@ def with_tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevBroker]
         yield running
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
 def test_a_user_given_at_the_start_logs_in_by_each_mechanism(with_passwords: DevBroker, mechanism: str) -> None:
     user = with_passwords.user("odd", mechanism=mechanism)
@@ -84,6 +85,7 @@ def test_a_user_given_at_the_start_logs_in_by_each_mechanism(with_passwords: Dev
     assert Client(with_passwords, user.config).topics() >= set()
 
 
+@pytest.mark.chaos
 def test_a_wrong_password_is_refused(with_passwords: DevBroker) -> None:
     user = with_passwords.user("early")
 
@@ -92,6 +94,7 @@ def test_a_wrong_password_is_refused(with_passwords: DevBroker) -> None:
     assert "SASL authentication error" in refusal
 
 
+@pytest.mark.chaos
 @pytest.mark.chaos
 def test_a_user_that_comes_later_has_no_plain_until_the_broker_starts_anew(with_passwords: DevBroker) -> None:
     broker = with_passwords
@@ -110,6 +113,7 @@ def test_a_user_that_comes_later_has_no_plain_until_the_broker_starts_anew(with_
     assert Client(broker, broker.admin_config).topics() >= set()
 
 
+@pytest.mark.chaos
 def test_passwords_show_neither_in_what_is_printed_nor_to_others(with_passwords: DevBroker) -> None:
     user = with_passwords.user("early")
     folder = with_passwords.log_path.parent
@@ -127,6 +131,7 @@ def test_passwords_show_neither_in_what_is_printed_nor_to_others(with_passwords:
     assert not readable
 
 
+@pytest.mark.chaos
 def test_a_client_certificate_is_the_user(with_client_certificates: DevBroker) -> None:
     broker = with_client_certificates
     broker.create_topic("certified")
@@ -141,6 +146,7 @@ def test_a_client_certificate_is_the_user(with_client_certificates: DevBroker) -
     assert "certified" in Client(broker, broker.admin_config).topics()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["expired", "foreign", "none"])
 def test_a_client_certificate_that_is_no_good_is_refused(with_client_certificates: DevBroker, kind: str) -> None:
     broker = with_client_certificates
@@ -151,6 +157,7 @@ def test_a_client_certificate_that_is_no_good_is_refused(with_client_certificate
     assert Client(broker, config).refusal()
 
 
+@pytest.mark.chaos
 def test_tokens_of_the_library_and_of_a_callback_name_the_user(with_tokens: DevBroker) -> None:
     broker = with_tokens
     broker.create_topic("tokens")
@@ -170,6 +177,7 @@ def test_tokens_of_the_library_and_of_a_callback_name_the_user(with_tokens: DevB
     assert "tokens" in Client(broker, broker.admin_config).topics()
 
 
+@pytest.mark.chaos
 def test_a_token_that_has_expired_is_refused(with_tokens: DevBroker) -> None:
     config = dict(with_tokens.user("orders").config)
     del config["enable.sasl.oauthbearer.unsecure.jwt"]
@@ -187,6 +195,7 @@ def test_an_unknown_authority_is_refused_by_the_client(secured: DevBroker, new_u
     assert "certificate verify failed" in Client(secured, strange).refusal()
 
 
+@pytest.mark.chaos
 def test_an_expired_certificate_is_refused_by_the_client() -> None:
     with DevBroker(security="sasl_ssl", expired_certificate=True, start_timeout=150) as broker:
         user = broker.user("orders")
@@ -274,6 +283,7 @@ def test_what_the_broker_looked_up_for_a_user_is_told_in_order(
 
 
 @pytest.mark.chaos
+@pytest.mark.chaos
 def test_users_rights_and_certificates_outlive_a_restart(with_tokens: DevBroker) -> None:
     broker = with_tokens
     broker.create_topic("kept")
@@ -316,6 +326,7 @@ def test_the_missing_library_for_certificates_is_named(monkeypatch: pytest.Monke
         DevBroker(security="ssl")
 
 
+@pytest.mark.chaos
 def test_a_broker_without_users_or_rights_says_so(broker: DevBroker, with_passwords: DevBroker) -> None:
     assert broker.admin_config == {}
     with pytest.raises(DevBrokerError, match="started without security"):
@@ -328,6 +339,7 @@ def test_a_broker_without_users_or_rights_says_so(broker: DevBroker, with_passwo
         with_passwords.certificate("orders")
 
 
+@pytest.mark.chaos
 def test_rights_that_are_none_are_refused(secured: DevBroker, with_tokens: DevBroker) -> None:
     with pytest.raises(ConfigurationError, match="an operation must be one of"):
         secured.allow("orders", "reed", topic="x")

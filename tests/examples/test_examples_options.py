@@ -16,7 +16,6 @@ from penstock import spark_sink
 from penstock.consumer import UNCHANGED, ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
-from penstock.transactions.store import CoordinatorOptions
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.sql.store import SqlStore
 
@@ -33,7 +32,6 @@ SIGNATURES: dict[str, Callable[..., object]] = {
     "TransactionalProducer": penstock.TransactionalProducer,
     "TransactionalProducer.transaction": penstock.TransactionalProducer.transaction,
     "Coordinator": penstock.Coordinator,
-    "CoordinatorOptions": CoordinatorOptions,
     "SqlStore": SqlStore,
     "FileStore": FileStore,
     "App.sink": penstock.App.sink,

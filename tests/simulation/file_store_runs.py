@@ -13,10 +13,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.journal import Change, Decide, Journal, Prepare, Settle
-from penstock.transactions.stores.file.redo import MARK, SUFFIX, NoRoomError
+from penstock.transactions.stores.file.log.journal import Change, Decide, Journal, Prepare, Settle
+from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_text
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 from simulation.torn_disk import PowerCut, TornDisk
 
 GROUPS = ("orders", "bank")
@@ -74,9 +75,9 @@ class Model:
 
 def state_of(journal: Journal) -> tuple[object, ...]:
     """Return what a journal knows, as `Model.state` does; halves are read from its log."""
-    kept = sorted(journal.ledger.kept.values(), key=lambda one: one.number)
-    rows = [(journal.halves(one), one.verdict, one.check_count, one.answered_ms) for one in kept]
-    decided = sorted((one for one in kept if one.verdict is not None), key=lambda one: one.decided)
+    stored = sorted(journal.ledger.pending.values(), key=lambda one: one.number)
+    rows = [(journal.halves(one), one.verdict, one.check_count, one.answered_ms) for one in stored]
+    decided = sorted((one for one in stored if one.verdict is not None), key=lambda one: one.decided)
     return rows, [one.transaction_id for one in decided]
 
 

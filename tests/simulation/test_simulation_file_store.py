@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file import frames
-from penstock.transactions.stores.file.entries import Entry, Prepared
-from penstock.transactions.stores.file.journal import Decide, Journal
-from penstock.transactions.stores.file.ledger import Kept, Ledger
-from penstock.transactions.stores.file.redo import SUFFIX, RedoLog
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.stores.file.log import frames
+from penstock.transactions.stores.file.log.entries import Entry, Prepared
+from penstock.transactions.stores.file.log.journal import Decide, Journal
+from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
+from penstock.transactions.stores.file.log.redo import SUFFIX, RedoLog
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from simulation.file_store_runs import Lost, run
 from simulation.torn_disk import TornDisk
 from simulation.varied import ONE_SEED, RUNS
@@ -128,8 +129,10 @@ def removes_segments_that_are_needed(patch: pytest.MonkeyPatch) -> None:
 def forgets_decisions_it_carries(patch: pytest.MonkeyPatch) -> None:
     """A decided half that is written again is undecided."""
 
-    def entries_of(self: Ledger, kept: Kept, halves: tuple[Half, ...]) -> list[Entry]:
-        return [Prepared(kept.number, kept.birth_ms, kept.check_count, kept.answered_ms, Verdict.UNKNOWN, 0, halves)]
+    def entries_of(self: Ledger, stored: StoredTransaction, halves: tuple[Half, ...]) -> list[Entry]:
+        return [
+            Prepared(stored.number, stored.birth_ms, stored.check_count, stored.answered_ms, Verdict.UNKNOWN, 0, halves)
+        ]
 
     patch.setattr(Ledger, "entries_of", entries_of)
 
@@ -139,9 +142,9 @@ def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
     judge = Journal._decided
 
     def decided(self: Journal, change: Decide, *rest: Any) -> Any:
-        kept = self.ledger.kept.get(change.transaction_id)
-        if kept is not None and change.verdict is not Verdict.UNKNOWN:
-            kept.verdict = None
+        stored = self.ledger.pending.get(change.transaction_id)
+        if stored is not None and change.verdict is not Verdict.UNKNOWN:
+            stored.verdict = None
         return judge(self, change, *rest)
 
     patch.setattr(Journal, "_decided", decided)

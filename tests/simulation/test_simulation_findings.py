@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import penstock
 from penstock.consumer import ConsumerSettings
-from penstock.testing import Simulation
-from penstock.testing.instance import Instance, State
-from penstock.testing.stepping import SteppedWorker
+from penstock.testing.stepped_engine import SteppedWorker
+from simulation.group_simulation import Simulation
+from simulation.instance import Instance, State
 
 #: Key, value and what is around them.
 ONE_MESSAGE = 302

@@ -19,9 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 import penstock
 from penstock.consumer import ConsumerSettings
 from penstock.offsets import CommitPoint, Tracker
-from penstock.testing import InvariantBroken, Simulation
-from penstock.testing.instance import Instance, State
-from penstock.testing.stepping import SteppedWorker
+from penstock.testing.stepped_engine import SteppedWorker
+from simulation.group_simulation import Simulation
+from simulation.instance import Instance, State
+from simulation.invariant_checker import InvariantBroken
 from simulation.varied import handle, silence
 
 WHICH = st.integers(0, 7)

@@ -26,7 +26,7 @@ from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.rebalance import Rebalance
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import Scheduler
-from penstock.testing import InvariantBroken
+from simulation.invariant_checker import InvariantBroken
 from simulation.varied import run, silence
 
 #: In how many seeds a defect must show.
@@ -118,10 +118,10 @@ def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
 
 def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
     """The messages of one key go to any lane."""
-    dice = random.Random(1)  # noqa: S311 - the same defect each time
+    chance = random.Random(1)  # noqa: S311 - the same defect each time
 
     def lane_numbers(self: Ordering, topic: str, partition: int, records: Sequence[object]) -> list[int]:
-        return [dice.randrange(self._lanes) for _ in records]
+        return [chance.randrange(self._lanes) for _ in records]
 
     patch.setattr(Ordering, "lane_numbers", lane_numbers)
 
@@ -151,8 +151,8 @@ def forgets_to_resume(patch: pytest.MonkeyPatch) -> None:
 
 def loses_timers(patch: pytest.MonkeyPatch) -> None:
     """Some retries are never due."""
-    add, dice = Timers.add, random.Random(1)  # noqa: S311 - the same defect each time
-    patch.setattr(Timers, "add", lambda self, due, call: add(self, due if dice.random() < 0.7 else inf, call))
+    add, chance = Timers.add, random.Random(1)  # noqa: S311 - the same defect each time
+    patch.setattr(Timers, "add", lambda self, due, call: add(self, due if chance.random() < 0.7 else inf, call))
 
 
 def commits_what_was_lost(patch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import pytest
 import histories
 import penstock
 from penstock.consumer import ConsumerSettings
-from penstock.testing import Dice, Simulation
-from penstock.testing.dice import COMMON, RARE
+from simulation.group_simulation import Simulation
+from simulation.random_driver import COMMON, RARE, RandomDriver
 from simulation.varied import ONE_SEED, RUNS, handle, run, silence
 
 CHUNK = 100
@@ -50,8 +50,8 @@ def test_everything_that_can_happen_does_happen() -> None:
         for seed in range(600):
             if seed > 150 and all(seen.values()):
                 break
-            simulation, dice = run(seed)
-            seen.update(dice.actions)
+            simulation, driver = run(seed)
+            seen.update(driver.actions)
             faults.update(simulation.broker.faults.happened)
             statistics = [one.consumer.statistics() for one in simulation.instances]
             for name in ("retried", "dead_letters", "retry_topic", "dropped", "filtered", "revoked", "lost"):
@@ -65,7 +65,7 @@ def test_everything_that_can_happen_does_happen() -> None:
 
 
 def report_of(simulation: Simulation) -> histories.Report:
-    """Judge the calls that a simulation made, as those of real processes are judged."""
+    """Check the calls that a simulation made, as those of real processes are checked."""
     produced = {
         (message.partition() or 0, message.offset() or 0): repr(message.key())
         for message in simulation.broker.records("t")
@@ -92,7 +92,7 @@ def test_a_group_that_grows_shrinks_and_rebalances_in_peace_repeats_nothing() ->
         settings = ConsumerSettings(workers=2, lanes_per_worker=2, fetch_size=5, revoke_timeout=200, stop_timeout=1_000)
         simulation = Simulation(app, seed, settings=settings)
         with silence():
-            Dice(simulation, avoid=[one for one in RARE if one not in PEACEFUL], fail=0, put_off=0).run(200)
+            RandomDriver(simulation, avoid=[one for one in RARE if one not in PEACEFUL], fail=0, put_off=0).run(200)
 
         report = report_of(simulation)
 

@@ -1,6 +1,6 @@
 """A disk for simulations of the file store: it forgets, tears and garbles what was not synced when the power is cut.
 
-Nothing that was not synced is kept in any order: of each write since the last sync of its file, any sector may be on
+Nothing that was not synced is stored in any order: of each write since the last sync of its file, any sector may be on
 the disk, or not, or half of it, or garbage; of the changes of names, any may have happened.
 """
 
@@ -27,7 +27,7 @@ class Inode:
 
 
 class TornDisk:
-    """A folder in memory, as `penstock.transactions.stores.file.folder.Folder` asks for it.
+    """A folder in memory, as `penstock.transactions.stores.file.log.folder.Folder` asks for it.
 
     Args:
         chance: decides what a power cut leaves.

@@ -13,7 +13,8 @@ import tenacity
 
 import penstock
 from penstock.consumer import ConsumerSettings
-from penstock.testing import Dice, Simulation
+from simulation.group_simulation import Simulation
+from simulation.random_driver import RandomDriver
 
 #: The environment's number of runs, and the one seed to run instead.
 RUNS = int(os.environ.get("PENSTOCK_SIMULATIONS", "300"))
@@ -87,24 +88,24 @@ def settings_of(chance: random.Random) -> ConsumerSettings:
     )
 
 
-def simulation_of(seed: int) -> tuple[Simulation, Dice]:
+def simulation_of(seed: int) -> tuple[Simulation, RandomDriver]:
     """Return the simulation of a seed, not begun."""
     chance = random.Random(f"what {seed}")  # noqa: S311 - a seed must give the same app again
     app = app_of(chance, None if seed % 3 else "shared")
     settings, partitions = settings_of(chance), chance.choice((1, 2, 3))
     simulation = Simulation(app, seed, settings=settings, partitions=partitions)
-    return simulation, Dice(simulation, keys=chance.choice((1, 3, 8)))
+    return simulation, RandomDriver(simulation, keys=chance.choice((1, 3, 8)))
 
 
-def run(seed: int) -> tuple[Simulation, Dice]:
+def run(seed: int) -> tuple[Simulation, RandomDriver]:
     """Run a seed to its end."""
-    simulation, dice = simulation_of(seed)
+    simulation, driver = simulation_of(seed)
     try:
-        dice.run(MOVES)
+        driver.run(MOVES)
     except Exception as error:
         error.add_note(f"run it again: PENSTOCK_SIMULATION_SEED={seed} python -m pytest tests/simulation -k seed")
         raise
-    return simulation, dice
+    return simulation, driver
 
 
 @contextmanager

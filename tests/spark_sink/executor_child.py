@@ -59,7 +59,7 @@ def main(servers: str, topic: str, folder: Path, urls: dict[str, str]) -> None:
         query = start_sink(
             spark,
             topic,
-            SqlSink(url, "totals", ["id"], add=["n"]),
+            SqlSink(url, "totals", ["id"], sum_columns=["n"]),
             rows=rows,
             bootstrap_servers=servers,
             trigger="available now",

@@ -131,7 +131,7 @@ def test_two_copies_of_a_query_by_mistake_store_each_row_once(
 ) -> None:
     sink, together, refused = DeltaSink(str(tmp_path), key, name="q", keep_position=True), Barrier(2), list[str]()
     store = DeltaSink._store
-    ledger_read = delta_sink.tell_replay
+    ledger_read = delta_sink.warn_replayed
     waits = [True, True]
 
     def meet(*what: Any) -> None:
@@ -147,7 +147,7 @@ def test_two_copies_of_a_query_by_mistake_store_each_row_once(
             refused.append(str(error))
             raise
 
-    monkeypatch.setattr(delta_sink, "tell_replay", meet)
+    monkeypatch.setattr(delta_sink, "warn_replayed", meet)
     monkeypatch.setattr(DeltaSink, "_store", watched)
     frames = [frame_of("n INT", numbers(0, 69)), frame_of("n INT", numbers(0, 99))]
     with ThreadPoolExecutor(2) as copies:
@@ -164,7 +164,7 @@ def test_a_foreign_writer_in_between_makes_a_batch_begin_anew(
     sink(frame_of("n INT", numbers(0, 4)), 0)
     foreign = pa.table({"n": pa.array([-1], pa.int32())})
     looks: list[tuple[int, int]] = []
-    ledger_read = delta_sink.tell_replay
+    ledger_read = delta_sink.warn_replayed
 
     def interfere(*what: Any) -> None:
         ledger_read(*what)
@@ -172,7 +172,7 @@ def test_a_foreign_writer_in_between_makes_a_batch_begin_anew(
         if len(looks) == 1:
             write_deltalake(tmp_path, foreign, mode="append")
 
-    monkeypatch.setattr(delta_sink, "tell_replay", interfere)
+    monkeypatch.setattr(delta_sink, "warn_replayed", interfere)
     sink(frame_of("n INT", numbers(5, 9)), 1)
 
     assert looks == [(1, 5), (2, 6)]  # at the second look, the foreign row and nothing of the batch
@@ -319,7 +319,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(frame_of: FrameO
         sink(frame, 0)
     with pytest.raises(SinkError, match="lacks offset, id"):
         sink.check(frame.drop("offset", "id").schema)
-    with pytest.raises(SinkError, match="column offset is NULL in 1 rows"):
+    with pytest.raises(SinkError, match=r"column offset of the frame for table .* is NULL in 1 rows"):
         sink(frame.withColumn("offset", F.lit(None).cast("bigint")), 0)
     with pytest.raises(SinkError, match="no column to store"):
         DeltaSink(str(tmp_path / "lake"), name="q").check(frame.drop("id", "n").schema)

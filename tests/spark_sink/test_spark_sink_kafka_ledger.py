@@ -21,7 +21,8 @@ from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.spark_sink import KafkaSink
 from penstock.spark_sink.ledger import kafka_ledger
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
+from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.sinks.sink import ledger_positions
 
@@ -34,7 +35,7 @@ class Bench:
 
     target: Target
     topic: str
-    open: list[Ledger] = field(default_factory=list)
+    open: list[KafkaLedger] = field(default_factory=list)
 
     def rows(self, first: int, last: int, size: int = 0) -> list[Row]:
         """Return rows whose value is their offset, and so many bytes more."""
@@ -42,7 +43,7 @@ class Bench:
 
     def publish(self, rows: list[Row]) -> int:
         """Publish with a new reader of the ledger, as a task that was started anew does."""
-        self.open.append(Ledger(self.target))
+        self.open.append(KafkaLedger(self.target))
         return publish(self.target, f"{self.target.name}/orders/0", rows, self.open[-1])
 
     def seen(self, **how: bool) -> list[int]:
@@ -114,16 +115,18 @@ def test_rows_that_this_run_of_the_query_has_gone_past_are_an_error_and_a_repeat
 KILLED = """
 import os, signal, sys
 from confluent_kafka import Producer
-from penstock.clients import making
-from penstock.spark_sink import KafkaSink, kafka_ledger
+from penstock.clients import factory
+from penstock.spark_sink.ledger.kafka_ledger import KafkaLedger
+from penstock.spark_sink.ledger.kafka_publisher import publish
+from penstock.spark_sink.ledger.kafka_target import Row, Target
 class Killed(Producer):
     def commit_transaction(self, timeout=-1):
         os.kill(os.getpid(), signal.SIGKILL)
-making.Producer = Killed
+factory.Producer = Killed
 servers, name, ledger, topic = sys.argv[1:]
-target = kafka_ledger.Target(servers, {}, name, ledger)
-rows = [kafka_ledger.Row(("orders", 0), n, topic, b"k", b"%d" % n, ()) for n in range(5)]
-kafka_ledger.publish(target, f"{name}/orders/0", rows, kafka_ledger.Ledger(target))
+target = Target(servers, {}, name, ledger)
+rows = [Row(("orders", 0), n, topic, b"k", b"%d" % n, ()) for n in range(5)]
+publish(target, f"{name}/orders/0", rows, KafkaLedger(target))
 """
 
 
@@ -186,14 +189,14 @@ def test_a_commit_whose_answer_is_lost_is_looked_up_and_not_repeated(
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = kafka_ledger._key(bench.target.name, SOURCE)
+    key = kafka_ledger.ledger_key(bench.target.name, SOURCE)
     other = transactional(bench.target.servers)
     other.begin_transaction()
-    other.produce(bench.target.ledger, b'{"next_offset": 1}', b"another's", kafka_ledger._home(key))
+    other.produce(bench.target.ledger, b'{"next_offset": 1}', b"another's", kafka_ledger.ledger_partition(key))
     assert other.flush(30) == 0
     # A committed record behind the open transaction: readers do not see it yet.
     own = Producer({"bootstrap.servers": bench.target.servers})
-    own.produce(bench.target.ledger, b'{"next_offset": 9}', key, kafka_ledger._home(key))
+    own.produce(bench.target.ledger, b'{"next_offset": 9}', key, kafka_ledger.ledger_partition(key))
     assert own.flush(30) == 0
     looks, fetched = [0], kafka_ledger._fetched
 
@@ -227,8 +230,8 @@ def test_what_a_topic_refuses_is_told_without_its_value_and_holds_no_reader_back
 
 def test_a_record_that_is_no_ledger_is_told(bench: Bench, broker: DevBroker, new_topic: Callable[..., str]) -> None:
     bench.target = Target(broker.bootstrap_servers, {}, "sink", new_topic(PARTITIONS))
-    key = kafka_ledger._key(bench.target.name, SOURCE)
-    home = kafka_ledger._home(key)
+    key = kafka_ledger.ledger_key(bench.target.name, SOURCE)
+    home = kafka_ledger.ledger_partition(key)
     producer = Producer({"bootstrap.servers": bench.target.servers})
     producer.produce(bench.target.ledger, b"nonsense", key, home)
     assert producer.flush(30) == 0

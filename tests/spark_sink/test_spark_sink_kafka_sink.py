@@ -98,7 +98,7 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = [new_topic(), new_topic()]
-    sink = sink_to(topics[0], topic=None, whole_batches=True)
+    sink = sink_to(topics[0], topic=None, atomic_batches=True)
     looks: list[tuple[int, int]] = []
 
     class Looking(Producer):
@@ -108,7 +108,7 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
             super().commit_transaction(timeout)
 
     monkeypatch.setattr(making, "Producer", Looking)
-    frame = frame_of("value STRING, to STRING", [(n % 3, n, f"{n}", topics[n % 2]) for n in range(30)])
+    frame = frame_of("value STRING, target_topic STRING", [(n % 3, n, f"{n}", topics[n % 2]) for n in range(30)])
     sink(frame, 0)
     sink(frame, 0)
 
@@ -148,8 +148,8 @@ def test_what_cannot_be_published_is_told_without_its_value_and_comes_again(
         sink(frame_of("value STRING", [(0, 1, "canary-4711" * 100), (1, 0, "b")]), 3)
     assert "4711" not in str(caught.value)
     assert values(broker, topic) == [b"b"]
-    with pytest.raises(SinkError, match=r"to is NULL in a row from orders\[0\] offset 1"):
-        named(frame_of("value STRING, to STRING", [(0, 1, "a", None)]), 3)
+    with pytest.raises(SinkError, match=r"target_topic is NULL in a row from orders\[0\] offset 1"):
+        named(frame_of("value STRING, target_topic STRING", [(0, 1, "a", None)]), 3)
 
     sink(frame_of("value STRING", [(0, 1, "shorter"), (1, 0, "b")]), 3)
 
@@ -166,7 +166,7 @@ def test_frames_and_topics_that_cannot_be_are_refused_at_the_start(
     sink.check(frame.schema)
     with pytest.raises(SinkError, match="lacks offset, value"):
         sink.check(frame.drop("value", "offset").schema)
-    with pytest.raises(SinkError, match="lacks to"):
+    with pytest.raises(SinkError, match="lacks target_topic"):
         sink_to(topic, topic=None).check(frame.schema)
     with pytest.raises(SinkError, match=r"column key of the frame .* is int; messages are text or bytes"):
         sink.check(frame.withColumn("key", F.lit(1)).schema)

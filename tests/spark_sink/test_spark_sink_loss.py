@@ -18,7 +18,8 @@ from penstock.errors import SourceError, TopicNotFoundError
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.partition_reader import read_range
 from penstock.spark_sink.source.planning import OffsetRange
-from penstock.spark_sink.source.source import StreamReader, source_schema
+from penstock.spark_sink.source.stream_reader import StreamReader
+from penstock.spark_sink.source.tasks import source_schema
 from raw_produce import produce_raw
 from waiting import wait_until
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.errors import SourceError
-from penstock.spark_sink.source.open_transactions import AGAIN_S, PATIENCE_S, OpenTransactions
+from penstock.spark_sink.source.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
 STILL, IDLE, MOVING = ("orders", 0), ("orders", 1), ("orders", 2)
@@ -48,7 +48,7 @@ def test_only_a_log_that_stands_still_with_something_behind_is_named_and_not_aga
     transactions = OpenTransactions(logs, clock)
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        for second in range(int(PATIENCE_S + AGAIN_S) + 2):
+        for second in range(int(STALLED_S + REPEAT_S) + 2):
             clock.now = float(second)
             transactions.watch({STILL: 3, IDLE: 7, MOVING: second})
 
@@ -67,17 +67,17 @@ def test_many_partitions_that_wait_cost_one_look_and_one_line(caplog: pytest.Log
     transactions = OpenTransactions(logs, clock)
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        for second in range(int(PATIENCE_S) + 30):
+        for second in range(int(STALLED_S) + 30):
             clock.now = float(second)
             # They come to a stand one after another.
             transactions.watch({part: 3 if second > part[1] else 2 for part in stable})
 
     assert len(logs.looked_up) == len(caplog.messages) == 1
     assert len(logs.looked_up[0]) <= 5
-    clock.now += AGAIN_S
+    clock.now += REPEAT_S
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         transactions.watch(stable)
-        transactions.tell(stable)
+        transactions.warn(stable)
     assert "; so do orders[1] at offset 3, orders[2] at offset 3" in caplog.messages[-1]
     assert caplog.messages[-1].count("orders[") == 5
     assert "and 95 more." in caplog.messages[-1]
@@ -88,6 +88,6 @@ def test_a_broker_that_does_not_answer_costs_the_query_nothing(caplog: pytest.Lo
     logs.broken = True
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        OpenTransactions(logs).tell({STILL: 3})
+        OpenTransactions(logs).warn({STILL: 3})
 
     assert not caplog.messages

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaException
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.spark_sink.queries.query import trigger_arguments
 from penstock.spark_sink.source.client_names import NAMES
-from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.offset_reader import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.positions import Since
 
@@ -172,7 +172,7 @@ def test_what_the_client_refuses_is_named_without_its_value(setting: str, value:
     given = LEAST | {"kafka.security.protocol": "ssl", f"kafka.{setting}": value}
 
     with pytest.raises(ConfigurationError, match=told) as raised:
-        LogView(SourceOptions.parse(given))
+        OffsetReader(SourceOptions.parse(given))
 
     assert "canary-4711" not in "".join(traceback.format_exception(raised.value))
 

@@ -17,10 +17,9 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import SinkError
 from penstock.spark_sink import ParquetSink
-from penstock.spark_sink.ledger.sql_ledger import Span
-from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.ledger.state import OffsetStatistics, Span
+from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks import parquet_sink
-from penstock.spark_sink.sinks.frames import Census
 
 
 @dataclass
@@ -65,16 +64,16 @@ class FileFrame:
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.table({one: pa.nulls(rows, kind) for one, kind in self.columns_of.items()}), path)
 
-    def census(self, ledger: Mapping[tuple[str, int], int], _target: str) -> Census:
+    def offset_statistics(self, ledger: Mapping[tuple[str, int], int], _target: str) -> OffsetStatistics:
         """Count the rows, none of which is stored."""
         assert ledger.get(("orders", 0), 0) <= self.first
-        return Census(self.rows, 0, {("orders", 0): Span(self.first, self.first + self.rows - 1)})
+        return OffsetStatistics(self.rows, {("orders", 0): Span(self.first, self.first + self.rows - 1)})
 
 
 def store(folder: Path, frame: FileFrame, split_by: Sequence[str] = ()) -> None:
     """Have the sink store a frame."""
     made: Any = frame
-    with mock.patch.object(parquet_sink, "census", lambda batch, *what: batch.census(*what)):
+    with mock.patch.object(parquet_sink, "offset_statistics", lambda batch, *what: batch.offset_statistics(*what)):
         ParquetSink(str(folder), split_by)(made, 0)
 
 
@@ -116,7 +115,7 @@ def test_a_column_whose_type_has_changed_is_refused_and_others_may_come_and_go(t
             ask()
         assert "column n is int in the folder and bigint in the frame" in str(caught.value)
         assert "column day is date in the folder and string in the frame" in str(caught.value)  # of the first batch
-        assert lasts(caught.value)
+        assert is_permanent(caught.value)
 
     assert ParquetSink(str(tmp_path)).position() == {("orders", 0): 20}
     ParquetSink(str(tmp_path)).check(FileFrame(wide, 20, 10).schema)

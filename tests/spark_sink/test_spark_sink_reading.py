@@ -15,10 +15,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source import partition_reader as reading
-from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.offset_reader import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import OffsetRange
-from penstock.spark_sink.source.source import source_schema
+from penstock.spark_sink.source.tasks import source_schema
 from waiting import wait_until
 
 SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
@@ -93,13 +93,13 @@ def test_an_open_transaction_ends_the_plan_and_stops_a_task_that_is_sent_past_it
     assert producer.flush(30) == 0
     options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "20000"})
 
-    ends = LogView(options).latest([(topic, 0)])
+    ends = OffsetReader(options).latest([(topic, 0)])
     with pytest.raises(SourceError, match=r"nothing came at offset 3 for 20 s"):
         offsets_read(options, OffsetRange(topic, 0, 0, 5))
     producer.abort_transaction(30)
 
     assert ends == {(topic, 0): 3}
-    wait_until(lambda: LogView(options).latest([(topic, 0)]) == {(topic, 0): 5})
+    wait_until(lambda: OffsetReader(options).latest([(topic, 0)]) == {(topic, 0): 5})
     assert offsets_read(options, OffsetRange(topic, 0, 0, 5)) == [0, 1, 2]
 
 

@@ -19,7 +19,7 @@ from penstock.spark_sink.sinks.sql import dead_letters
 from penstock.spark_sink.source import partition_reader as reading
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import OffsetRange
-from penstock.spark_sink.source.source import source_schema
+from penstock.spark_sink.source.tasks import source_schema
 
 SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]
@@ -152,7 +152,7 @@ class FixedTopics:
 
 
 def test_a_topic_that_is_missing_for_a_moment_costs_a_dead_letter_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "_LOOK_S", 0.0)
+    monkeypatch.setattr(dead_letters, "_WAIT_S", 0.0)
     unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
     back: Any = FixedTopics(unknown, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NO_ERROR)
     gone: Any = FixedTopics(*[unknown] * 5)

@@ -12,12 +12,13 @@ from canary import MESSAGE
 from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker, User
 from penstock.spark_sink import DeadLetters, KafkaSink
-from penstock.spark_sink.ledger.kafka_ledger import Ledger, publish
+from penstock.spark_sink.ledger.kafka_ledger import KafkaLedger
+from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.source.batch_reader import BatchReader
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.source import BatchReader
 from rights import Right, give, on_group, on_topic, on_transactional_id, take
 
 #: The topic of the ledger of all sinks here; each has a name, and so entries, of its own.
@@ -108,7 +109,7 @@ class Publishing:
 
     def publish(self, offset: int) -> int:
         """Publish the row of an offset; return how many were applied before."""
-        ledger = Ledger(self._target)
+        ledger = KafkaLedger(self._target)
         row = Row(("orders", 0), offset, self._topic, MESSAGE, MESSAGE, [])
         try:
             return publish(self._target, f"{self._target.name}/orders/0", [row], ledger)
@@ -210,14 +211,14 @@ def test_offsets_of_a_group_that_may_not_be_written_are_told_at_once_and_written
     user = new_user(*rights)
     offsets = GroupOffsets(group, bootstrap_servers=secured.bootstrap_servers, config=user.config)
 
-    offsets.tell_missing_rights([filled])
+    offsets.warn_missing_rights([filled])
     assert offsets.advance({(filled, 0): 1}) == {(filled, 0): 1}
     assert caplog.text == ""
     for number, right in enumerate(rights, start=2):
         position = {(filled, 0): number}
         take(secured, user, [right])
         caplog.clear()
-        offsets.tell_missing_rights([filled])
+        offsets.warn_missing_rights([filled])
         assert names(caplog.text, user, right)
         assert offsets.advance(position) == {}
         assert caplog.text.count("lacks the right") == 1, "it is told once"

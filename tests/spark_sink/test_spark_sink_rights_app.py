@@ -168,8 +168,8 @@ def test_sinks_work_with_the_least_rights_and_go_on_by_themselves_when_one_is_gi
     assert ends(secured, shop.copies) == 5 + 4
     for secret in (PAYLOAD, config["sasl.password"]):
         assert secret not in caplog.text
-    told = [record.message for record in caplog.records if "goes on once the right is given" in record.message]
-    assert len(told) == len(set(told)) == 6, told
+    summary_of = [record.message for record in caplog.records if "goes on once the right is given" in record.message]
+    assert len(summary_of) == len(set(summary_of)) == 6, summary_of
 
 
 def test_a_right_that_is_missing_at_the_start_is_raised_as_it_is(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.consumer import handler
 from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings
+from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sql.row_validator import Rejected
 from penstock.spark_sink.source.options import SourceOptions
@@ -27,7 +27,7 @@ def test_nothing_that_is_shown_holds_a_secret_or_a_payload() -> None:
         SqlSink(f"postgresql://clerk:{CANARY}@127.0.0.1/db", "orders", dead_letters=letters),
         DeltaSink("table", name="q", storage_options={"AWS_SECRET_ACCESS_KEY": CANARY}),
         HandlerSink({"orders": handler(nothing)}, group="g", parallelism=1, config=CONFIG),
-        LetterSettings("g", dict(CONFIG), None),
+        DeadLetterSettings("g", dict(CONFIG), None),
         Target("127.0.0.1:1", CONFIG, "q", "ledger"),
         SourceOptions.parse(options),
         Row(("orders", 0), 7, "copies", CANARY.encode(), CANARY.encode(), [("trace", CANARY.encode())]),

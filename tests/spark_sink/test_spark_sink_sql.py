@@ -44,7 +44,7 @@ def test_the_newest_row_of_a_key_wins_within_and_across_batches(database: TestDa
 def test_totals_are_added_once_whatever_is_replayed(
     database: TestDatabase, frame_of: FrameOf, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = SqlSink(database.url, "totals", ["id"], add=["flights", "delay"])
+    sink = SqlSink(database.url, "totals", ["id"], sum_columns=["flights", "delay"])
     columns = "id STRING, flights INT, delay DOUBLE, last STRING"
     first = frame_of(columns, [(0, 0, "a", 1, 1.5, "x"), (0, 1, "a", 1, None, "y"), (0, 2, "b", 1, None, "z")])
     overlapping = frame_of(columns, [(0, 2, "b", 1, None, "z"), (0, 3, "a", 1, 2.0, "w")])
@@ -129,7 +129,7 @@ def test_names_and_values_that_look_like_sql_are_names_and_values(database: Test
     table = 'order"; DROP TABLE x; --'
     columns = '`select` STRING, `a"b` INT, `with space` STRING, `100%s` INT, `Upper:case` INT'
     values = ("'; DROP TABLE penstock_ledger; --", 1, '"; --', 2, 3)
-    sink = SqlSink(database.url, table, ["select", 'a"b'], add=["100%s"], ledger_table='led"ger')
+    sink = SqlSink(database.url, table, ["select", 'a"b'], sum_columns=["100%s"], ledger_table='led"ger')
 
     sink(frame_of(columns, [(0, 0, *values)]), 0)
     sink(frame_of(columns, [(0, 1, *values)]), 1)
@@ -176,12 +176,12 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(database: TestDa
         sink(frame, 0)
     with pytest.raises(SinkError, match="lacks offset"):
         sink(frame.drop("offset"), 0)
-    with pytest.raises(SinkError, match="column offset is NULL in 1 rows"):
+    with pytest.raises(SinkError, match=r"column offset of the frame for table .* is NULL in 1 rows"):
         sink(frame.withColumn("offset", F.lit(None).cast("bigint")), 0)
     with pytest.raises(SinkError, match=r"column tags has the type list<.*to_json"):
         sink(frame_of("id STRING, tags ARRAY<INT>", [(0, 3, "a", [1])]), 0)
-    with pytest.raises(SinkError, match="add names price, which holds no numbers"):
-        SqlSink(database.url, "prices", ["id"], add=["price"])(frame.withColumn("price", F.lit("x")), 0)
+    with pytest.raises(SinkError, match="sum_columns names price, which holds no numbers"):
+        SqlSink(database.url, "prices", ["id"], sum_columns=["price"])(frame.withColumn("price", F.lit("x")), 0)
     with pytest.raises(SinkError, match="keep_position is off"):
         SqlSink(database.url, "prices", ["offset"])(frame, 0)
 
@@ -199,7 +199,7 @@ def test_a_refusal_of_the_database_keeps_values_to_itself(database: TestDatabase
 
 
 def test_two_copies_of_a_query_by_mistake_apply_each_row_once(database: TestDatabase, frame_of: FrameOf) -> None:
-    sink = SqlSink(database.url, "totals", ["id"], add=["n"])
+    sink = SqlSink(database.url, "totals", ["id"], sum_columns=["n"])
     frame = frame_of("id STRING, n INT", [(n % 3, n, f"key-{n % 5}", 1) for n in range(300)])
     together = Barrier(4)
 
@@ -221,10 +221,10 @@ def test_two_copies_of_a_query_by_mistake_apply_each_row_once(database: TestData
         ({"url": "sqlite://"}, "in memory"),
         ({"table": ""}, "table"),
         ({"table": "penstock_ledger"}, "must differ"),
-        ({"add": ["n"]}, "add needs a key"),
-        ({"key": ["id"], "add": ["id"]}, "part of the key"),
+        ({"sum_columns": ["n"]}, "sum_columns needs a key"),
+        ({"key": ["id"], "sum_columns": ["id"]}, "part of the key"),
         ({"delete": "gone"}, "delete needs a key"),
-        ({"key": ["id"], "delete": "gone", "add": ["n"]}, "goes with no add"),
+        ({"key": ["id"], "delete": "gone", "sum_columns": ["n"]}, "goes with no sum_columns"),
         ({"key": ["id"], "delete": "id"}, "delete names id"),
         ({"schema": "other"}, "an SQLite file has none"),
         ({"max_rejects": 0}, "max_rejects"),
@@ -239,7 +239,7 @@ def test_a_wrong_setting_is_named_without_secrets(settings: dict[str, Any], name
 
 
 def test_a_sink_can_be_pickled_and_does_not_show_its_address() -> None:
-    sink = SqlSink("postgresql://user:canary-4711@127.0.0.1/db", "t", ["id"], add=("n",))
+    sink = SqlSink("postgresql://user:canary-4711@127.0.0.1/db", "t", ["id"], sum_columns=("n",))
 
     assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301 - the test's own bytes
     assert "canary-4711" not in repr(sink)
@@ -279,7 +279,7 @@ class Pipeline:
             "partition",
             "offset",
         )
-        SqlSink(self.database.url, "totals", ["id"], add=["n"])(frame, batch_id)
+        SqlSink(self.database.url, "totals", ["id"], sum_columns=["n"])(frame, batch_id)
 
     def run(self, checkpoint: Path) -> StreamingQuery:
         """Run the query until it has read what is there."""

@@ -43,7 +43,7 @@ def run_query(
 
     from penstock.spark_sink import SqlSink, start_sink
 
-    sink = SqlSink(plan["url"], "totals", ["id"], add=["n"])
+    sink = SqlSink(plan["url"], "totals", ["id"], sum_columns=["n"])
 
     def store(batch: DataFrame, batch_id: int) -> None:
         gate(batch_id)

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
-from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks.sink import ledger_positions
 from penstock.spark_sink.sinks.sql import deduplication as reducing
 from penstock.spark_sink.sinks.sql import staging
@@ -157,7 +157,7 @@ def test_the_table_is_that_of_a_plain_loop_whatever_is_cut_repeated_reduced_and_
             database.url,
             "prices",
             [] if mode == "append" else ["id"],
-            add=["price"] if mode == "add" else [],
+            sum_columns=["price"] if mode == "add" else [],
             delete="gone" if mode == "delete" else None,
             dead_letters=letters,
         )
@@ -265,7 +265,7 @@ def test_a_message_of_which_one_row_is_refused_is_left_out_whole_and_stored_once
         database.url,
         "prices",
         [] if mode == "append" else ["id"],
-        add=["price"] if mode == "add" else [],
+        sum_columns=["price"] if mode == "add" else [],
         dead_letters=letters,
         staging=staged,  # type: ignore[arg-type] # as above
     )
@@ -312,7 +312,7 @@ def test_nan_in_a_total_of_sqlite_is_refused_and_no_sum_is_lost(tmp_path: Path) 
     database = TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
     letters = Letters()
     columns = {"id": pa.string(), "n": pa.float64(), "big": pa.int64()}
-    sink = SqlSink(database.url, "totals", ["id"], add=["n", "big"], dead_letters=letters)
+    sink = SqlSink(database.url, "totals", ["id"], sum_columns=["n", "big"], dead_letters=letters)
 
     sink(frame(columns, [(0, 0, "a", 1.5, 2**62), (0, 1, "a", math.nan, 1), (0, 2, "a", 2.0, -(2**62))]), 0)
 
@@ -373,7 +373,7 @@ def test_a_ledger_that_does_not_know_queries_is_refused(way: tuple[TestDatabase,
     for ask in (lambda: sink(frame(PRICES, [(0, 0, "a", 1)]), 0), sink.position):
         with pytest.raises(SinkError, match=r"penstock_ledger lacks the column query.*another ledger_table") as caught:
             ask()
-        assert lasts(caught.value)
+        assert is_permanent(caught.value)
 
 
 def test_what_a_lost_task_has_copied_is_not_stored(postgresql: TestDatabase) -> None:
@@ -394,7 +394,7 @@ def test_what_a_lost_task_has_copied_is_not_stored(postgresql: TestDatabase) -> 
 def test_a_ledger_that_moves_while_a_batch_is_staged_has_it_staged_anew(
     postgresql: TestDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = SqlSink(postgresql.url, "totals", ["id"], add=["price"])
+    sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["price"])
     sink(frame(PRICES, [(0, 0, "a", 1)]), 0)
     others = iter([frame(PRICES, [(0, 1, "a", 10), (0, 2, "a", 10)])])
     batch: Any = frame(PRICES, [(0, n, "a", 10) for n in range(1, 5)])

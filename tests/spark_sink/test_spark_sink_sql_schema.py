@@ -13,7 +13,7 @@ from test_spark_sink_sql_rows import PRICES, frame
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks.sql import batch_write as sql_publication
 
 NAME = {"name": pa.string()}
@@ -108,7 +108,7 @@ def test_postgresql_s_columns_take_what_they_keep_as_it_is_and_the_check_refuses
         if held is None:
             with pytest.raises(SinkError, match=r"column n is .* in the table and .* in the frame") as caught:
                 sink.check(frame({"n": kind}, []).schema)
-            assert lasts(caught.value)
+            assert is_permanent(caught.value)
         else:
             sink.check(frame({"n": kind}, []).schema)
             sink(frame({"n": kind}, [(0, 0, value)]), 0)
@@ -138,7 +138,7 @@ def test_a_type_that_only_the_database_refuses_is_told_with_its_column_and_ends_
 
     assert "the frame: column n is boolean in the table and integer in the frame" in str(caught.value)
     assert "4711" not in str(caught.value)
-    assert lasts(caught.value)
+    assert is_permanent(caught.value)
 
 
 #: Tables without a constraint that tells rows of one key apart at any moment.
@@ -200,6 +200,6 @@ def test_names_that_postgresql_would_cut_are_told(postgresql: TestDatabase) -> N
     with pytest.raises(SinkError, match=rf"cuts names at 63 bytes, .* with {long};"):
         SqlSink(postgresql.url, long).check(frame(PRICES, []).schema)
 
-    assert lasts(caught.value)
+    assert is_permanent(caught.value)
     assert postgresql.rows(f'SELECT * FROM "{fitting}"') == [("a",)]  # noqa: S608 - the test's own name
     assert postgresql.rows("SELECT count(*) FROM pg_tables WHERE tablename = 'prices'") == [(0,)]

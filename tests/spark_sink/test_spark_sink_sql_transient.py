@@ -14,9 +14,8 @@ from test_spark_sink_sql_rows import PRICES, Letters, frame
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.sinks.sql import postgresql
+from penstock.spark_sink.sinks.sql import batch_transaction, postgresql
 from penstock.spark_sink.sinks.sql import sink as sql_sink
-from penstock.spark_sink.sinks.sql import upsert as merge
 from penstock.spark_sink.sinks.sql.errors import is_transient, refused
 
 
@@ -58,7 +57,7 @@ def test_a_deadlock_a_conflict_and_a_lost_connection_are_tried_again(
     server: TestDatabase, staged: Any, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing(server, 2, how)
-    sink = SqlSink(server.url, "totals", ["id"], add=["price"], staging=staged)
+    sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], staging=staged)
 
     sink(frame(PRICES, BATCH, run="first"), 0)
 
@@ -102,8 +101,8 @@ def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
 def test_a_commit_that_is_not_heard_of_is_no_second_call_of_the_sink(
     server: TestDatabase, monkeypatch: pytest.MonkeyPatch, staged: Any
 ) -> None:
-    sink = SqlSink(server.url, "totals", ["id"], add=["price"], staging=staged)
-    advance, commit = merge.advance_ledger, sa.RootTransaction._do_commit
+    sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], staging=staged)
+    advance, commit = batch_transaction.advance_ledger, sa.RootTransaction._do_commit
     lost = list[bool]()
 
     def advanced(*what: Any) -> None:
@@ -116,7 +115,7 @@ def test_a_commit_that_is_not_heard_of_is_no_second_call_of_the_sink(
             lost[:] = [True]
             raise sa.exc.DBAPIError("COMMIT", None, psycopg.OperationalError("the connection is lost"))
 
-    monkeypatch.setattr(merge, "advance_ledger", advanced)
+    monkeypatch.setattr(batch_transaction, "advance_ledger", advanced)
     monkeypatch.setattr(sa.RootTransaction, "_do_commit", unheard)
     sink(frame(PRICES, BATCH, run="first"), 0)
 

@@ -14,7 +14,7 @@ from test_spark_sink_sql_rows import PRICES, Letters, frame
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.queries.restarts import lasts
+from penstock.spark_sink.queries.restarts import is_permanent
 
 
 @pytest.fixture
@@ -52,11 +52,13 @@ def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) ->
         SinkError, match=r"the frame: .* a number of SQLite keeps 15 digits, make the column TEXT"
     ) as caught:
         sink.check(frame({"d": pa.decimal128(16, 2)}, []).schema)
-    assert lasts(caught.value)
+    assert is_permanent(caught.value)
     with pytest.raises(SinkError, match="column n is REAL in the table and BIGINT in the frame"):
         sink.check(frame({"n": pa.int64()}, []).schema)
-    with pytest.raises(SinkError, match="add names d, a decimal of the frame, and SQLite adds decimals as floats"):
-        SqlSink(sqlite.url, "sums", ["n"], add=["d"]).check(
+    with pytest.raises(
+        SinkError, match="sum_columns names d, a decimal of the frame, and SQLite adds decimals as floats"
+    ):
+        SqlSink(sqlite.url, "sums", ["n"], sum_columns=["d"]).check(
             frame({"n": pa.int32(), "d": pa.decimal128(9, 2)}, []).schema
         )
     sink(frame({"x": pa.float64()}, [(0, 0, 1.5), (0, 1, math.nan), (0, 2, math.inf), (0, 3, None)]), 0)
@@ -70,7 +72,7 @@ def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) ->
 def test_totals_have_room_for_what_is_added(database: TestDatabase) -> None:
     letters = Letters()
     columns = {"id": pa.string(), "n": pa.int32(), "of": pa.float32()}
-    sink = SqlSink(database.url, "totals", ["id"], add=["n", "of"], dead_letters=letters)
+    sink = SqlSink(database.url, "totals", ["id"], sum_columns=["n", "of"], dead_letters=letters)
     largest = 2**31 - 1
 
     for number in range(3):
@@ -84,7 +86,7 @@ def test_totals_have_room_for_what_is_added(database: TestDatabase) -> None:
 
 
 def test_decimal_totals_of_postgresql_have_room(postgresql: TestDatabase) -> None:
-    sink = SqlSink(postgresql.url, "totals", ["id"], add=["d"])
+    sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["d"])
 
     for number in range(2):
         sink(frame({"id": pa.string(), "d": pa.decimal128(4, 2)}, [(0, number, "a", Decimal("99.99"))]), number)
@@ -119,7 +121,7 @@ def test_columns_that_are_new_are_added_where_that_is_asked_for(database: TestDa
     sink(frame(PRICES, [(0, 0, "a", 1)]), 0)
     with pytest.raises(SinkError, match="the table lacks the frame's column sum"):
         sink(frame(more, [(0, 1, "b", 2, "x", 3)]), 1)
-    evolving = SqlSink(database.url, "prices", ["id"], add=["sum"], evolve=True, staging=staged)
+    evolving = SqlSink(database.url, "prices", ["id"], sum_columns=["sum"], evolve=True, staging=staged)
 
     evolving.check(frame(more, []).schema)
     evolving(frame(more, [(0, 1, "b", 2, "x", 3)]), 1)

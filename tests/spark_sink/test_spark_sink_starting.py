@@ -15,6 +15,7 @@ from penstock.spark_sink import SqlSink
 from penstock.spark_sink.queries import query
 from penstock.spark_sink.queries import starting_offsets as starting
 from penstock.spark_sink.queries.query import start_sink
+from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import begin_at, refuse_forgetful, starting_options
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.source import source
@@ -60,7 +61,17 @@ def options_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(starting, "require_topics", lambda *_, **__: {"orders": 2, "payments": 1})
 
     def make(sink: object, **options: str) -> dict[str, str]:
-        return starting_options("shop-orders", sink, ["orders", "payments"], "latest", options, "127.0.0.1:1", {})
+        spec = SinkSpec(
+            topics=("orders", "payments"),
+            function=sink,
+            rows=None,
+            trigger="once",
+            name="shop-orders",
+            checkpoint_location=None,
+            starting_offsets="latest",
+            options=options,
+        )
+        return starting_options(spec, "127.0.0.1:1", {})
 
     return make
 
@@ -97,7 +108,7 @@ def test_start_sink_takes_the_sessions_folder_of_checkpoints_for_one(
     monkeypatch: pytest.MonkeyPatch, folder: str | None
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(query, "start_through", lambda *_, **__: started.append(folder))
+    monkeypatch.setattr(query, "start_query", lambda *_, **__: started.append(folder))
     session: Any = SimpleNamespace(
         conf=SimpleNamespace(get=lambda name, _default: folder if "checkpoint" in name else 0)
     )
@@ -144,7 +155,7 @@ def test_a_query_that_begins_at_the_end_by_default_says_what_it_leaves_out(
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", **options}
     reader = source.StreamReader(SourceOptions.parse(settings))
     logs: Any = Logs(first, 9)
-    reader._log = logs
+    reader._kafka = logs
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         assert reader.initialOffset() == {"orders": {"0": 9}}

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,19 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from penstock.clients.rights import MissingRightError, Operation, topic_right
-from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
+from penstock.errors import BrokerConnectionError, ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import SqlSink
+from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
 from penstock.spark_sink.monitoring.progress import SinkState
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
-from penstock.spark_sink.queries.restarts import LONGEST_WAIT_S, RIGHT_WAIT_S, Restarts, lacks_right, lasts, told
+from penstock.spark_sink.queries.restarts import (
+    LONGEST_WAIT_S,
+    RIGHT_WAIT_S,
+    Restarts,
+    is_permanent,
+    lacks_right,
+    summary_of,
+)
 from penstock.spark_sink.queries.supervised_query import SupervisedQuery
 from penstock.spark_sink.queries.supervisor import Supervisor
 from waiting import wait_until
@@ -43,7 +52,7 @@ Current Available Offsets: {ValueError: none}
 FORBIDDEN = TOPIC_GONE.replace(
     "penstock.errors.TopicNotFoundError: the option subscribe names topics that do not exist: t; create them first, or "
     "correct the name",
-    "penstock.rights.MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t; an "
+    "penstock.clients.rights.MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t; an "
     "administrator gives it with: kafka-acls.sh --topic 't'",
 )
 MISSING = MissingRightError("topic t cannot be read", [topic_right(Operation.READ, "t")], "User:a")
@@ -118,10 +127,10 @@ class World:
         assert waited is not None
         self.now += waited - 0.001
         starts = len(self.started)
-        self.one.look()
+        self.one.poll()
         assert len(self.started) == starts, "it was started again before its time"
         self.now += 0.002
-        self.one.look()
+        self.one.poll()
         return waited
 
 
@@ -131,7 +140,7 @@ def woken(_batch: object, _milliseconds: int) -> None:
 
 def fail_at_once(world: World, error: Exception) -> None:
     world.query.end(error)
-    world.one.look()
+    world.one.poll()
 
 
 @pytest.mark.parametrize("failure", [MISSING, RuntimeError(FORBIDDEN)])
@@ -254,7 +263,9 @@ def test_a_batch_after_another_shows_that_the_other_was_committed() -> None:
         AnalysisException("[UNRESOLVED_COLUMN] no such column"),
         RuntimeError(TOPIC_GONE),
         RuntimeError("Caused by: org.apache.spark.sql.catalyst.ExtendedAnalysisException: [UNRESOLVED_COLUMN] x"),
-        RuntimeError("offsets 0 to 9 are gone; check the topic, and set failOnDataLoss to false to go on regardless"),
+        DataLossError("offsets 0 to 9 are gone"),
+        RuntimeError("Traceback\npenstock.spark_sink.errors.DataLossError: offsets 0 to 9 are gone; check the topic"),
+        SessionStoppedError("Spark's session was stopped"),
         RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."),
     ],
 )
@@ -274,8 +285,8 @@ def test_a_lasting_cause_within_another_error_counts() -> None:
     outer = RuntimeError("the batch failed")
     outer.__cause__ = ConfigurationError("wrong")
 
-    assert lasts(outer)
-    assert not lasts(RuntimeError("connection refused"))
+    assert is_permanent(outer)
+    assert not is_permanent(RuntimeError("connection refused"))
 
 
 def test_frames_that_do_not_fit_their_table_are_not_tried_again_and_a_table_that_is_away_is(tmp_path: Path) -> None:
@@ -283,9 +294,27 @@ def test_frames_that_do_not_fit_their_table_are_not_tried_again_and_a_table_that
     with pytest.raises(SinkError) as unfit:
         sink.check(StructType().add("id", "string").add("topic", "string"))
 
-    assert lasts(unfit.value)
-    assert lasts(RuntimeError(f"Traceback\npenstock.errors.SinkError: {unfit.value}\n"))
-    assert not lasts(SinkError("batch 7 was refused by table orders: OperationalError; nothing of it was stored"))
+    assert is_permanent(unfit.value)
+    assert is_permanent(RuntimeError(f"Traceback\npenstock.spark_sink.errors.SchemaMismatchError: {unfit.value}\n"))
+    assert not is_permanent(RuntimeError(f"Traceback\npenstock.errors.SinkError: {unfit.value}\n")), (
+        "by type, not words"
+    )
+    assert not is_permanent(
+        SinkError("batch 7 was refused by table orders: OperationalError; nothing of it was stored")
+    )
+
+
+@pytest.mark.parametrize("error", [MISSING, SchemaMismatchError("no column"), BrokerConnectionError("no broker")])
+def test_the_type_of_an_error_is_found_in_the_stack_that_spark_keeps_of_it(error: Exception) -> None:
+    stack = "".join(traceback.format_exception(error))
+
+    (found,) = errors_in(f"Job aborted:\n{stack}\n\tat org.apache.spark.api.python.BasePythonRunner.read\n")
+
+    assert (type(found), str(found)) == (type(error), str(error))
+
+
+def test_a_type_that_this_version_does_not_know_is_passed_over() -> None:
+    assert errors_in("penstock.errors.NoSuchError: x\npenstock.gone.Error: x\npenstock.errors: x\n") == []
 
 
 def test_a_start_that_fails_counts_like_a_query_that_fails() -> None:
@@ -305,19 +334,19 @@ def test_a_query_that_ends_without_a_failure_has_ended() -> None:
     world.one.start()
     world.query.lastProgress = Report(3)
     world.query.end()
-    world.one.look()
+    world.one.poll()
 
     assert world.one.state is SinkState.ENDED
     assert [json.loads(text)["batchId"] for text in world.reports] == [3], "the last report is not missed"
 
 
 def test_an_error_is_told_in_one_line_out_of_sparks_wrapping() -> None:
-    assert told(RuntimeError(TOPIC_GONE)) == (
+    assert summary_of(RuntimeError(TOPIC_GONE)) == (
         "TopicNotFoundError: the option subscribe names topics that do not exist: t; create them first, "
         "or correct the name"
     )
-    assert told(ValueError("no room\nfor two")) == "ValueError: no room"
-    assert told(ValueError()) == "ValueError: no text"
+    assert summary_of(ValueError("no room\nfor two")) == "ValueError: no room"
+    assert summary_of(ValueError()) == "ValueError: no text"
 
 
 def test_a_worker_that_lacks_a_package_is_told_with_what_to_set() -> None:
@@ -325,7 +354,7 @@ def test_a_worker_that_lacks_a_package_is_told_with_what_to_set() -> None:
         r"penstock\.errors\.TopicNotFoundError: .*", "ModuleNotFoundError: No module named 'penstock'", TOPIC_GONE
     )
 
-    assert told(RuntimeError(lacking)) == (
+    assert summary_of(RuntimeError(lacking)) == (
         "ModuleNotFoundError: No module named 'penstock'; the Python of Spark's workers has no penstock: set "
         "PYSPARK_PYTHON to one that has it, or ship it (docs/spark-cluster.md)"
     )
@@ -458,7 +487,7 @@ def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
 
     assert stage.supervisor.stop(5)
     world.now += 100
-    world.one.look()
+    world.one.poll()
 
     assert world.one.state is SinkState.STOPPED
     assert len(world.started) == 1

@@ -13,11 +13,12 @@ from kafka_tools import wait_for_markers
 from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink.source.offset_reader import LogView
-from penstock.spark_sink.source.open_transactions import AGAIN_S, PATIENCE_S, OpenTransactions
+from penstock.spark_sink.source.batch_reader import BatchReader
+from penstock.spark_sink.source.offset_reader import OffsetReader
+from penstock.spark_sink.source.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import OffsetRange
-from penstock.spark_sink.source.source import BatchReader, StreamReader
+from penstock.spark_sink.source.stream_reader import StreamReader
 
 Begin = Callable[[str, int], Producer]
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
@@ -96,14 +97,14 @@ def test_a_running_stream_that_stands_still_names_the_open_transaction(
     reader = StreamReader(log.options(), clock)
     told = []
 
-    for seconds in (0, PATIENCE_S - 1, 1, AGAIN_S - 1, 1):
+    for seconds in (0, STALLED_S - 1, 1, REPEAT_S - 1, 1):
         clock.now += seconds
         assert reader.latestOffset(log.at(0), ReadAllAvailable()) == log.at(5)
         told.append(caplog.text.count(f"{log.topic}[0] waits at offset 5: a transaction is open there"))
     log.end_transaction()
-    clock.now += 2 * AGAIN_S
+    clock.now += 2 * REPEAT_S
     assert reader.latestOffset(log.at(5), ReadAllAvailable()) == log.at(12)
-    clock.now += 2 * AGAIN_S
+    clock.now += 2 * REPEAT_S
     assert reader.latestOffset(log.at(12), ReadAllAvailable()) == log.at(12)
 
     assert told == [0, 0, 1, 1, 2]
@@ -176,12 +177,12 @@ def test_several_open_transactions_are_named_by_one_client_in_one_line(  # noqa:
         write(topic, partition, [(None, b"before")] * (partition + 1))
         open_transaction(topic, partition)
         write(topic, partition, [(None, b"behind")] * 500)
-    view = LogView(SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}))
+    view = OffsetReader(SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}))
     made: list[object] = []
     make = making.Consumer
     monkeypatch.setattr(making, "Consumer", lambda settings: made.append(settings) or make(settings))
 
-    assert OpenTransactions(view).tell(view.latest(view.partitions()))
+    assert OpenTransactions(view).warn(view.latest(view.partitions()))
 
     assert len(made) == len(caplog.messages) == 1
     assert f"{topic}[0] waits at offset 1: a transaction is open there, whose first message is of 20" in caplog.text

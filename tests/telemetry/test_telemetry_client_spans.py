@@ -21,7 +21,7 @@ def test_a_fetch_is_one_span_for_a_topic_and_counts_its_messages_once(
     recorded: Recorded, consumer: ConsumerTelemetry
 ) -> None:
     consumer.polled("orders", {0: 300, 5: 200}, 0.25)
-    consumer.around(lambda _: None)(message())
+    consumer.processing.around(lambda _: None)(message())
 
     span = recorded.span("poll orders")
     assert span.kind is SpanKind.CLIENT

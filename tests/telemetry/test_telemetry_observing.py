@@ -234,7 +234,7 @@ from telemetry_tools import Recorded, message, reading
 
 early = ConsumerTelemetry(Telemetry(), "early")
 early.observe(reading)
-handle = early.around(lambda given: given.offset)
+handle = early.processing.around(lambda given: given.offset)
 assert handle(message(1)) == 1
 
 recorded = Recorded()

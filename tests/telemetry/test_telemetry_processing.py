@@ -34,7 +34,7 @@ class HandlerError(Exception):
 def test_a_message_is_handled_in_a_span_with_the_conventions_attributes(
     recorded: Recorded, consumer: ConsumerTelemetry
 ) -> None:
-    handle = consumer.around(lambda given: given.offset + 1)
+    handle = consumer.processing.around(lambda given: given.offset + 1)
 
     answer = handle(message(7))
 
@@ -48,7 +48,7 @@ def test_a_message_is_handled_in_a_span_with_the_conventions_attributes(
 def test_the_span_is_a_root_linked_to_the_producer_whatever_is_current(
     recorded: Recorded, consumer: ConsumerTelemetry
 ) -> None:
-    handle = consumer.around(lambda _: None)
+    handle = consumer.processing.around(lambda _: None)
 
     with recorded.tracer_provider.get_tracer("user").start_as_current_span("around the worker"):
         handle(message(headers=[traceparent(), ("tracestate", b"vendor=1")]))
@@ -65,7 +65,7 @@ def test_the_span_is_a_root_linked_to_the_producer_whatever_is_current(
 
 
 def test_a_message_without_context_has_no_link(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.around(lambda _: None)(message())
+    consumer.processing.around(lambda _: None)(message())
 
     assert recorded.span("process orders").links == ()
 
@@ -80,7 +80,7 @@ def test_spans_of_the_handler_are_children_and_the_context_is_left_afterwards(
             pass
 
     before = context_api.get_current()
-    consumer.around(call)(message())
+    consumer.processing.around(call)(message())
 
     assert recorded.span("query").parent == recorded.span("process orders").context
     assert context_api.get_current() == before
@@ -93,7 +93,7 @@ def test_a_context_the_handler_left_attached_does_not_reach_the_next_message(con
         seen.append(context_api.get_value("left"))
         context_api.attach(context_api.set_value("left", "behind"))
 
-    handle = consumer.around(careless)
+    handle = consumer.processing.around(careless)
     handle(message(1))
     handle(message(2))
 
@@ -105,7 +105,7 @@ def test_keys_and_values_are_in_no_span_or_metric_by_default(recorded: Recorded,
         raise HandlerError(f"cannot book {given.key!r} {given.value!r}")
 
     with pytest.raises(HandlerError):
-        consumer.around(fail)(message(key=b"account-42", value=b"secret value"))
+        consumer.processing.around(fail)(message(key=b"account-42", value=b"secret value"))
 
     told = recorded.span("process orders").to_json() + str(recorded.metrics())
     assert "HandlerError" in told
@@ -120,13 +120,13 @@ def test_keys_and_values_are_in_no_span_or_metric_by_default(recorded: Recorded,
 def test_keys_are_recorded_when_asked_for(recorded: Recorded, key: bytes | None, text: str | None) -> None:
     consumer = ConsumerTelemetry(recorded.telemetry(record_keys=True), "billing")
 
-    consumer.around(lambda _: None)(message(key=key))
+    consumer.processing.around(lambda _: None)(message(key=key))
 
     assert (recorded.span("process orders").attributes or {}).get("messaging.kafka.message.key") == text
 
 
 def test_a_tombstone_is_marked(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.around(lambda _: None)(message(value=None))
+    consumer.processing.around(lambda _: None)(message(value=None))
 
     assert (recorded.span("process orders").attributes or {})["messaging.kafka.message.tombstone"] is True
 
@@ -141,7 +141,7 @@ def test_an_exception_passes_through_unchanged_and_marks_the_span(
         raise error from cause
 
     with pytest.raises(type(error)) as caught:
-        consumer.around(fail)(message())
+        consumer.processing.around(fail)(message())
 
     span = recorded.span("process orders")
     (event,) = span.events
@@ -165,7 +165,7 @@ def test_the_duration_is_measured_in_the_conventions_buckets(recorded: Recorded)
     def work(given: Message) -> None:
         now[0] += given.offset / 1000
 
-    handle = consumer.around(work)
+    handle = consumer.processing.around(work)
     for offset in (3, 30, 4000):
         handle(message(offset))
 
@@ -184,7 +184,7 @@ def test_the_duration_is_measured_in_the_conventions_buckets(recorded: Recorded)
 
 
 def test_a_measurement_points_to_its_span(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.around(lambda _: None)(message())
+    consumer.processing.around(lambda _: None)(message())
 
     (point,) = recorded.points("messaging.process.duration")
     span = recorded.span("process orders")
@@ -203,7 +203,7 @@ def test_a_batch_is_one_span_with_a_link_for_each_distinct_context(
         message(4, headers=[traceparent(other)]),
     ]
 
-    total = consumer.around_batch(lambda messages: sum(one.offset for one in messages))(batch)
+    total = consumer.processing.around_batch(lambda messages: sum(one.offset for one in messages))(batch)
 
     span = recorded.span("process orders")
     assert total == 10
@@ -214,7 +214,7 @@ def test_a_batch_is_one_span_with_a_link_for_each_distinct_context(
 
 
 def test_a_batch_of_several_partitions_names_none(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.around_batch(len)([message(1, partition=0), message(1, partition=1)])
+    consumer.processing.around_batch(len)([message(1, partition=0), message(1, partition=1)])
 
     assert "messaging.destination.partition.id" not in (recorded.span("process orders").attributes or {})
 
@@ -229,7 +229,7 @@ def test_two_threads_at_once_do_not_mix_their_contexts(recorded: Recorded, consu
             both_inside.wait()
         both_inside.wait()
 
-    handle = consumer.around(work)
+    handle = consumer.processing.around(work)
     threads = [threading.Thread(target=handle, args=(message(offset),)) for offset in (1, 2)]
     for thread in threads:
         thread.start()
@@ -259,7 +259,7 @@ def test_two_tasks_at_once_do_not_mix_their_contexts(recorded: Recorded, consume
                 await asyncio.sleep(0)
             return given.offset
 
-        handle = consumer.around_async(work)
+        handle = consumer.processing.around_async(work)
         return list(await asyncio.wait_for(asyncio.gather(handle(message(1)), handle(message(2))), 30))
 
     assert asyncio.run(main()) == [1, 2]
@@ -275,7 +275,7 @@ def test_tasks_in_turn_leave_no_context_behind(recorded: Recorded, consumer: Con
         await asyncio.sleep(0)
 
     async def main() -> list[bool]:
-        handle = consumer.around_async(work)
+        handle = consumer.processing.around_async(work)
         currents = []
         for offset in range(3):
             await handle(message(offset))
@@ -295,7 +295,7 @@ def test_a_cancelled_task_ends_its_span_and_stays_cancelled(recorded: Recorded, 
             await asyncio.Event().wait()
 
         async def call() -> None:
-            await consumer.around_async_batch(work)([message(1), message(2)])
+            await consumer.processing.around_async_batch(work)([message(1), message(2)])
 
         task = asyncio.create_task(call())
         await asyncio.wait_for(started.wait(), 30)
@@ -317,7 +317,7 @@ def test_an_async_batch_is_linked_as_a_batch_is(recorded: Recorded, consumer: Co
 
     async def main() -> int:
         batch = [message(1, headers=[traceparent()]), message(2)]
-        return await consumer.around_async_batch(work)(batch)
+        return await consumer.processing.around_async_batch(work)(batch)
 
     assert asyncio.run(main()) == 2
     assert len(recorded.span("process orders").links) == 1
@@ -328,7 +328,9 @@ def test_what_is_not_sampled_is_handled_and_measured_all_the_same() -> None:
     consumer = ConsumerTelemetry(recorded.telemetry(), "billing")
     seen: list[bool] = []
 
-    consumer.around(lambda _: seen.append(trace.get_current_span().get_span_context().trace_flags.sampled))(message())
+    consumer.processing.around(lambda _: seen.append(trace.get_current_span().get_span_context().trace_flags.sampled))(
+        message()
+    )
 
     (point,) = recorded.points("messaging.process.duration")
     assert seen == [False]
@@ -340,7 +342,7 @@ def test_a_handler_keeps_its_name(consumer: ConsumerTelemetry) -> None:
     def send_sms(_: Message) -> None:
         pass
 
-    assert consumer.around(send_sms).__qualname__ == send_sms.__qualname__
+    assert consumer.processing.around(send_sms).__qualname__ == send_sms.__qualname__
 
 
 class _BrokenProcessor(SpanProcessor):
@@ -369,7 +371,7 @@ def test_a_broken_span_processor_costs_no_message(caplog: pytest.LogCaptureFixtu
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(broken)
     consumer = ConsumerTelemetry(Telemetry(provider, MeterProvider([InMemoryMetricReader()])), "billing")
-    handle = consumer.around(lambda given: given.offset)
+    handle = consumer.processing.around(lambda given: given.offset)
 
     with caplog.at_level(logging.WARNING, logger="penstock"):
         answers = [handle(message(offset)) for offset in range(3)]
@@ -395,7 +397,7 @@ def test_a_failure_of_the_handler_is_not_hidden_by_one_of_telemetry() -> None:
         raise error
 
     with pytest.raises(HandlerError) as caught:
-        consumer.around(fail)(message())
+        consumer.processing.around(fail)(message())
 
     assert caught.value is error
     assert broken.raised == 1

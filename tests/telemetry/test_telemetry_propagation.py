@@ -137,7 +137,7 @@ def test_headers_that_the_client_cannot_decode_are_no_context() -> None:
 def test_forged_headers_reach_the_handler_and_cost_only_the_link(
     recorded: Recorded, consumer: ConsumerTelemetry
 ) -> None:
-    handle = consumer.around(lambda given: given.offset)
+    handle = consumer.processing.around(lambda given: given.offset)
 
     assert handle(message(5, headers=[("traceparent", b"\xff\xfe"), ("tracestate", b"\x00")])) == 5
 

@@ -12,12 +12,10 @@ import signal
 import sys
 import threading
 
-from confluent_kafka import Producer
-
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.publishing.publisher import NotPublishedError, Publisher
-from penstock.transactions.coordinator.state.state_machine import Share
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.wire.ops import Verdict
 
 #: Set when the process goes on after a freeze.
 THAWED = threading.Event()
@@ -34,24 +32,22 @@ def main() -> None:
     commit, produce = Publisher._commit, Publisher._produce_decided
     settling: set[Publisher] = set()
 
-    def noting_produce(self: Publisher, producer: Producer, share: Share) -> None:
-        if any(pending.verdict is Verdict.COMMIT for pending in share.decided):
+    def noting_produce(self: Publisher, batch: CommitBatch) -> None:
+        if any(pending.verdict is Verdict.COMMIT for pending in batch.decided):
             settling.add(self)
-        produce(self, producer, share)
+        produce(self, batch)
 
-    def halting_commit(self: Publisher, producer: Producer) -> None:
+    def halting_commit(self: Publisher) -> None:
         if self not in settling:
-            commit(self, producer)
+            commit(self)
             return
         if where == "before commit":
-            producer.flush(10)
             stand_still(where)
         if where == "thaw":
-            producer.flush(10)
             print(where, flush=True)  # noqa: T201 - the test reads it
             THAWED.wait()
         try:
-            commit(self, producer)
+            commit(self)
         except NotPublishedError:
             print("refused", flush=True)  # noqa: T201 - the test reads it
             raise

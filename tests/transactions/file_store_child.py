@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from penstock.transactions import new_id
-from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions import Coordinator, new_id
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 
 THREADS = 4
 
@@ -53,7 +53,7 @@ def send(store: FileStore, topic: str, begin: int) -> None:
 if __name__ == "__main__":
     servers, folder, prefix, topic, first = sys.argv[1:]
     with FileStore(folder, bootstrap_servers=servers, prefix=prefix, segment_bytes=16 << 10) as opened:
-        opened.settler(CoordinatorOptions(transaction_timeout_s=600)).start()
+        Coordinator(store=opened, transaction_timeout=600).start()
         senders = [
             threading.Thread(target=send, args=(opened, topic, int(first) + offset), daemon=True)
             for offset in range(THREADS)

@@ -36,23 +36,12 @@ from penstock.transactions.coordinator.recovery.fencing import decode_claim
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
 from penstock.transactions.stores.relay.done_log import decode_ids, encode_ids
-from penstock.transactions.wire.done_records import Carried, Carry, Note, decode_done, encode_done
+from penstock.transactions.wire.check_request import CheckRequest, decode_check_request, encode_check_request
+from penstock.transactions.wire.discarded import decode_discarded, encode_discarded
+from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done
+from penstock.transactions.wire.half import Half, decode_half, encode_half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import (
-    Author,
-    CheckRequest,
-    Half,
-    Op,
-    Verdict,
-    decode_check_request,
-    decode_discarded,
-    decode_half,
-    decode_ops,
-    encode_check_request,
-    encode_discarded,
-    encode_half,
-    encode_ops,
-)
+from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops, encode_ops
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 
@@ -193,23 +182,21 @@ def halves() -> list[Half]:
 def op_records() -> list[bytes]:
     plain = [Op(new_id(), Verdict.COMMIT, Author.PRODUCER, "orders", 1, (at,), 0) for at in range(20)]
     named = [Op(new_id(), v, Author.OPERATOR, "orders", 1, (1, 2, 3), 2, "somebody") for v in Verdict]
-    first = struct.pack(">BBBHi36sHHqq2s", 1, 1, 2, 3, 1, new_id().encode(), 2, 2, 5, 6, b"gr")
-    return [encode_ops(plain), encode_ops(plain[:1]), encode_ops(named), encode_ops([*plain, *named]), first]
+    return [encode_ops(plain), encode_ops(plain[:1]), encode_ops(named), encode_ops([*plain, *named])]
 
 
 def done_records() -> list[bytes]:
     notes = [Note(new_id(), at, v, 1, 2, at, 0) for at in range(9) for v in list(Verdict)[:4]]
-    carries = [
-        Carry(Note(one.transaction_id, 9, Verdict.UNKNOWN, 1, 2, 3, 4), (Carried(8, 1_700_000_000_000, one),))
+    snapshots = [
+        Snapshot(Note(one.transaction_id, 9, Verdict.UNKNOWN, 1, 2, 3, 4), (SnapshotHalf(8, 1_700_000_000_000, one),))
         for one in (half(), half(headers=(), key=None))
     ]
     several = half(part=(1, 2))
-    whole = Carry(
+    whole = Snapshot(
         Note(several.transaction_id, 9, Verdict.COMMIT, 0, 0, 3, 4),
-        (Carried(8, 5, several), Carried(9, 5, several._replace(part=(2, 2)))),
+        (SnapshotHalf(8, 5, several), SnapshotHalf(9, 5, several._replace(part=(2, 2)))),
     )
-    first = struct.pack(">BI36sqBHq", 1, 1, new_id().encode(), 9, 2, 2, 1_000)
-    return [encode_done(notes), encode_done(notes[:1], carries), encode_done((), [whole]), first]
+    return [encode_done(notes), encode_done(notes[:1], snapshots), encode_done((), [whole])]
 
 
 def offset_maps() -> list[tuple[int, str]]:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
 from penstock.transactions.coordinator.logs.payload_reload import Reader
-from penstock.transactions.coordinator.recovery.recovery import Inheritance
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import Half, Op, encode_half, encode_op
+from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.ops import Op, encode_op
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,17 @@ def op_record(offset: int, op: Op, appended_s: float | None = None) -> Any:
     return fetched(offset, encode_op(op), appended_s=appended_s)
 
 
-def taken_over(
-    inheritance: Inheritance | None = None,
+def half_partition(
+    recovered: RecoveredPartition | None = None,
     counts: Counts | None = None,
     policy: CheckPolicy | None = None,
     log: RationedLog | None = None,
     reader: Reader | None = None,
-) -> OwnedPartition:
-    """Return half partition 0 as its coordinator has it; its logs are empty unless something else is inherited."""
-    return OwnedPartition(
+) -> HalfPartition:
+    """Return half partition 0 as its coordinator has it; its logs are empty unless something else was recovered."""
+    return HalfPartition(
         0,
-        inheritance or Inheritance(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
+        recovered or RecoveredPartition(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
         policy=policy or CheckPolicy(6, 30, 15),
         counts=counts or Counts(),
         log=log or RationedLog(),
@@ -84,4 +86,4 @@ def taken_over(
     )
 
 
-__all__ = ["fetched", "half_record", "op_record", "taken_over"]
+__all__ = ["fetched", "half_partition", "half_record", "op_record"]

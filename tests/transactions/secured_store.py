@@ -15,7 +15,6 @@ from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker, User
 from penstock.transactions import Coordinator, CoordinatorStatistics, TransactionalProducer
 from penstock.transactions.model import HalfMessage, PendingTransaction, TransactionState
-from penstock.transactions.store import CoordinatorOptions, Settler, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.sql import SqlStore
 from penstock.transactions.wire.topics import StoreTopics, open_topics
@@ -181,14 +180,14 @@ class RelaySecured(SecuredStore):
         self.kind = "file" if isinstance(where, Path) else "sql"
         needed = relay_rights(prefix, "file." if self.kind == "file" else "sql-", *targets)
         give(broker, user, needed if rights is None else rights)
-        self.store: Store
-        self.settler: Settler
+        self.store: SqlStore | FileStore
+        self.coordinator: Coordinator
         self._producer: TransactionalProducer
         self.renew()
         if started:
             self.open.enter_context(self._producer)
-            self.settler.start()
-            self.open.callback(self.settler.stop)
+            self.coordinator.start()
+            self.open.callback(self.coordinator.stop)
 
     def renew(self) -> None:
         """Make the objects of a store anew, as a new process would; they are not started."""
@@ -197,7 +196,7 @@ class RelaySecured(SecuredStore):
             self.store = FileStore(self._where, bootstrap_servers=servers, prefix=self.prefix, config=config)
         else:
             self.store = SqlStore(self._where, bootstrap_servers=servers, prefix=self.prefix, config=config, shards=1)
-        self.settler = self.store.settler(CoordinatorOptions(transaction_timeout_s=600.0))
+        self.coordinator = Coordinator(store=self.store, transaction_timeout=600.0)
         self._producer = TransactionalProducer("orders", store=self.store)
 
     @property
@@ -205,10 +204,10 @@ class RelaySecured(SecuredStore):
         return self._producer
 
     def statistics(self) -> CoordinatorStatistics:
-        return self.settler.statistics()
+        return self.coordinator.statistics()
 
     def pending(self) -> Sequence[PendingTransaction]:
-        return self.store.administration().pending()  # type: ignore[attr-defined,no-any-return] # these stores have one
+        return self.store.administration().pending()
 
 
 def told(store: SecuredStore, part: str) -> str:

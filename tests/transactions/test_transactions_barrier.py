@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.barrier.barrier import (
+from penstock.transactions.barriers import (
     BarrierCheck,
     barrier,
     barrier_check,
@@ -371,8 +371,8 @@ def test_a_producer_tells_the_check_of_a_barrier_how_long_it_may_take() -> None:
 
     producer = TransactionalProducer("orders", bootstrap_servers="127.0.0.1:9", check=check, check_timeout=4.0)
 
-    assert producer._checker is not None
-    bounded = producer._checker._check
+    assert producer._checks is not None
+    bounded = producer._checks._check
     assert isinstance(bounded, BarrierCheck)
     assert (check.check_timeout_s, bounded.check_timeout_s) == (30.0, 4.0)
 

@@ -10,8 +10,8 @@ from transaction_tools import Bench, prepared
 
 from penstock.transactions import TransactionState
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
+from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, encode_half
 from waiting import wait_until
 
 HOUR_MS = 3_600_000

@@ -10,7 +10,7 @@ from transaction_tools import Bench
 from commands import commands
 from penstock.errors import ConfigurationError, DecisionNotStoredError, TransactionRefusedError
 from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 FAR_S = 4e9

@@ -11,17 +11,19 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from penstock.transactions.bulkhead import Slots
+from penstock.transactions.bulkhead import BulkheadPool
 from penstock.transactions.model import HalfMessage, TransactionState
-from penstock.transactions.producer.check_responder import Checker
+from penstock.transactions.producer.check_responder import CheckResponder
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 
 @pytest.fixture
-def slots() -> Iterator[Slots]:
-    made = Slots(1, 0.2, "penstock-test")
+def slots() -> Iterator[BulkheadPool]:
+    made = BulkheadPool(1, 0.2, "penstock-test")
     yield made
     made.close(0)
 
@@ -32,13 +34,13 @@ def waits(for_what: threading.Event, began: threading.Event | None = None) -> No
     for_what.wait()
 
 
-def tended(slots: Slots) -> Slots:
+def tended(slots: BulkheadPool) -> BulkheadPool:
     slots.tend()
     return slots
 
 
 def test_a_hung_call_costs_its_slot_until_the_limit_and_then_nothing(
-    slots: Slots, caplog: pytest.LogCaptureFixture
+    slots: BulkheadPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     let_go, ran = threading.Event(), threading.Event()
     late: list[str] = []
@@ -61,7 +63,7 @@ def test_a_hung_call_costs_its_slot_until_the_limit_and_then_nothing(
     wait_until(lambda: late == ["returned"], 20)
 
 
-def test_so_many_hung_calls_are_replaced_and_no_more(slots: Slots, caplog: pytest.LogCaptureFixture) -> None:
+def test_so_many_hung_calls_are_replaced_and_no_more(slots: BulkheadPool, caplog: pytest.LogCaptureFixture) -> None:
     let_go, ran = threading.Event(), threading.Event()
     for n in range(3):
         slots.submit(f"hanging {n}", lambda: waits(let_go))
@@ -77,7 +79,9 @@ def test_so_many_hung_calls_are_replaced_and_no_more(slots: Slots, caplog: pytes
 
 
 @pytest.mark.parametrize("error", [ValueError("on purpose"), SystemExit(1), CancelledError()], ids=type)
-def test_a_call_that_raises_ends_no_slot(slots: Slots, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_raises_ends_no_slot(
+    slots: BulkheadPool, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     ran = threading.Event()
 
     def raises() -> None:
@@ -93,7 +97,12 @@ def test_a_call_that_raises_ends_no_slot(slots: Slots, error: BaseException, cap
 
 
 def test_closing_drops_what_waits_and_leaves_a_hung_call_behind() -> None:
-    slots, let_go, began, ran = Slots(1, 60, "penstock-test"), threading.Event(), threading.Event(), threading.Event()
+    slots, let_go, began, ran = (
+        BulkheadPool(1, 60, "penstock-test"),
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
     slots.submit("hanging", lambda: waits(let_go, began))
     assert began.wait(20)
     slots.submit("waiting", ran.set)
@@ -107,8 +116,8 @@ def test_closing_drops_what_waits_and_leaves_a_hung_call_behind() -> None:
 def test_a_hung_call_does_not_keep_the_process_from_ending() -> None:
     program = (
         "import threading\n"
-        "from penstock.transactions.bulkhead import Slots\n"
-        "began, slots = threading.Event(), Slots(1, 60, 'x')\n"
+        "from penstock.transactions.bulkhead import BulkheadPool\n"
+        "began, slots = threading.Event(), BulkheadPool(1, 60, 'x')\n"
         "slots.submit('hanging', lambda: began.set() or threading.Event().wait())\n"
         "assert began.wait(20)\n"
         "slots.close(0.1)\n"
@@ -170,7 +179,7 @@ def test_one_hung_check_does_not_delay_the_others_and_its_late_answer_counts() -
             let_go.wait()
         return TransactionState.COMMIT
 
-    checker = Checker(store, "orders", check, 1, timeout_s=1.0)  # type: ignore[arg-type] # what is used of it
+    checker = CheckResponder(store, "orders", check, 1, timeout_s=1.0)  # type: ignore[arg-type] # what is used of it
     store.source.requests = [hanging, *others, hanging]
     checker.start()
 
@@ -194,7 +203,7 @@ def test_a_check_that_raises_whatever_it_is_has_said_unknown_and_the_next_is_ans
             raise error
         return TransactionState.COMMIT
 
-    checker = Checker(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
+    checker = CheckResponder(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
     checker.start()
     store.source.requests = [*raising, innocent]
 
@@ -217,7 +226,7 @@ def test_a_check_that_hangs_does_not_keep_the_producer_from_stopping() -> None:
         threading.Event().wait(120)
         return TransactionState.UNKNOWN
 
-    checker = Checker(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
+    checker = CheckResponder(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
     store.source.requests = [request()]
     checker.start()
     assert began.wait(20)
@@ -231,7 +240,7 @@ def test_a_source_that_fails_in_any_way_is_asked_again() -> None:
     store, asked = Answers(), request()
     store.source.failures = [ValueError("nonsense")]
     store.source.requests = [asked]
-    checker = Checker(store, "orders", lambda _: TransactionState.ROLLBACK, 1)  # type: ignore[arg-type] # what is used of it
+    checker = CheckResponder(store, "orders", lambda _: TransactionState.ROLLBACK, 1)  # type: ignore[arg-type] # what is used of it
 
     checker.start()
 

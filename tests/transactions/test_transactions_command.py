@@ -12,7 +12,8 @@ from penstock.transactions import HalfMessage, TransactionState, new_id
 from penstock.transactions.coordinator.status import Status, encode_status
 from penstock.transactions.operator.kafka_operator import Decided, Effect, KafkaAdministration
 from penstock.transactions.operator.resuming import Resuming
-from penstock.transactions.wire.records import Author, Half, Verdict, decode_ops, encode_half
+from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.ops import Author, Verdict, decode_ops
 from waiting import wait_until
 
 

@@ -45,14 +45,14 @@ def doubtful_ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every third end of a Kafka transaction is in doubt: it was committed, or it was not sent at all."""
     commit, ends = Publisher._commit, []
 
-    def in_doubt(self: Publisher, producer: object) -> None:
+    def in_doubt(self: Publisher) -> None:
         ends.append("known")
         if len(ends) % 3 == 0:
             ends[-1] = "committed" if len(ends) % 2 else "lost"
             if ends[-1] == "committed":
-                commit(self, producer)  # type: ignore[arg-type] # passed on as it came
+                commit(self)
             raise InDoubtError("the answer was lost")
-        commit(self, producer)  # type: ignore[arg-type] # passed on as it came
+        commit(self)
 
     monkeypatch.setattr(Publisher, "_commit", in_doubt)
     return ends
@@ -74,7 +74,7 @@ def test_an_end_in_doubt_is_settled_from_the_done_log(bench: Bench, doubtful_end
 def test_a_restart_reads_on_from_the_checkpoints_and_the_logs_do_not_grow(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.2)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.2)
     first, producer = bench.coordinator(), bench.producer()
     for number in range(50):
         producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)

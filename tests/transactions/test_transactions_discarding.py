@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from transaction_tools import Bench
@@ -12,9 +13,10 @@ from transaction_tools import Bench
 from penstock.errors import ConfigurationError
 from penstock.transactions import Coordinator, HalfMessage, TransactionState
 from penstock.transactions.coordinator.checks.discard_policy import Discarding, Exhausted
-from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 _HALF = Half(new_id(), "g", "t", None, None, b"v", (), None)
@@ -137,16 +139,37 @@ def test_options_of_checks_that_make_no_sense_are_refused(options: dict[str, Any
     [
         {"discard": "keep"},
         {"check_backoff": 0.5},
-        {"check_timeout_s": 0},
+        {"check_timeout": 0},
         {"check_max": 70_000},
-        {"transaction_timeout_s": -1},
-        {"check_interval_s": "often"},
-        {"session_timeout_s": 0},
+        {"transaction_timeout": -1},
+        {"check_interval": "often"},
+        {"session_timeout": 0},
     ],
 )
-def test_the_same_options_for_the_other_stores_are_refused(options: dict[str, Any]) -> None:
+def test_the_same_options_for_the_other_stores_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    store = FileStore(tmp_path, bootstrap_servers="127.0.0.1:1")
     with pytest.raises(ConfigurationError, match=next(iter(options))):
-        CoordinatorOptions(**options)
+        Coordinator(store=store, **options)
+
+
+def test_a_coordinator_has_one_store_and_what_is_the_stores_own_is_refused_beside_it(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="bootstrap_servers or a store"):
+        Coordinator()
+    with pytest.raises(ConfigurationError, match="bootstrap_servers or a store"):
+        Coordinator(bootstrap_servers="127.0.0.1:1", store=store)
+    with pytest.raises(ConfigurationError, match="store must be a SqlStore or FileStore"):
+        Coordinator(store=cast("FileStore", tmp_path))
+    of_kafka: list[dict[str, Any]] = [
+        {"prefix": "other"},
+        {"partitions": 7},
+        {"target_latency": 1},
+        {"instance": "a"},
+        {"config": {"acks": 1}},
+    ]
+    for options in of_kafka:
+        with pytest.raises(ConfigurationError, match="for a store in Kafka"):
+            Coordinator(store=store, **options)
 
 
 def test_discard_policies_settle_exhausted_halves_in_kafka(bench: Bench) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -14,26 +13,28 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ClusterMetadata
-from half_partition import taken_over
+from half_partition import half_partition
 from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
-from penstock.transactions.coordinator.loop import Settling
+from penstock.transactions.coordinator.loop import CoordinatorLoop
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import InDoubtError
-from penstock.transactions.coordinator.publishing.publisher_slot import Slot
-from penstock.transactions.coordinator.recovery.recoveries import TakingOver
-from penstock.transactions.coordinator.recovery.recovery import DoneRead, Inheritance
-from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit
-from penstock.transactions.coordinator.state.state_machine import Share
+from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
+from penstock.transactions.coordinator.recovery.recoveries import Recoveries
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Done, Note
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.end_watch import EndWatch, UnknownEndError
 from penstock.transactions.writing.missing_rights import MissingRights
@@ -59,11 +60,11 @@ class DoneLog:
     def close(self) -> None:
         """Nothing is left open."""
 
-    def publish(self, shares: Mapping[int, Share], _: object, produced: Callable[[], None]) -> None:
+    def publish(self, batches: Mapping[int, CommitBatch], _: object, produced: Callable[[], None]) -> None:
         """Commit, and do not know it the first time."""
         produced()
-        self.records.append(shares[0].notes())
-        self.published += [pending.half.transaction_id for pending in shares[0].decided]
+        self.records.append(batches[0].notes())
+        self.published += [pending.half.transaction_id for pending in batches[0].decided]
         if not self.doubts:
             self.doubts += 1
             raise InDoubtError("the answer was lost")
@@ -77,9 +78,9 @@ class DoneLog:
 class Member:
     """The membership of a coordinator that owns one partition, whose logs have nothing new."""
 
-    def __init__(self, owned: OwnedPartition, log: DoneLog) -> None:
+    def __init__(self, owned: HalfPartition, log: DoneLog) -> None:
         self.owned = {0: owned}
-        self.taking_over = TakingOver(lambda _partitions, _step: {}, "test", LeftBehind("the coordinator of a test"))
+        self.recoveries = Recoveries(lambda _partitions, _step: {}, "test", LeftBehind("the coordinator of a test"))
         self.logs = self
         self._log = log
 
@@ -142,55 +143,54 @@ class Admin:
         return {point: answered(None) for point in points}
 
 
-class NoQuestions:
+class NoChecks:
     """Nothing is due."""
 
-    def ask(self, partition: OwnedPartition, now: float) -> None:
+    def run(self, partition: HalfPartition, now: float) -> None:
         assert partition.number == 0
         assert now
 
 
 def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.0)
     log, counts, ration = DoneLog(), Counts(), RationedLog()
-    owned = taken_over(Inheritance(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
+    owned = half_partition(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
-    owned.settlement.add_half(0, half)
-    owned.settlement.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)
+    owned.state.add_half(0, half)
+    owned.state.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)
     admin = Admin(log)
     left = LeftBehind("a test")
-    slot = Slot(
+    slot = PublisherSlot(
         lambda _: log,  # type: ignore[arg-type,return-value] # what is used of it
         lambda starts: log.done(starts, starts),
         "test",
         left,
     )
-    settling = Settling(
+    loop = CoordinatorLoop(
         "servers",
         topics=TOPICS,
         admin=admin,  # type: ignore[arg-type] # what is used of it
         membership=Member(owned, log),  # type: ignore[arg-type] # what is used of it
         slots=[slot],
-        apart=[],
+        trial_slots=[],
         gate=GroupGate(lambda: None, left),
         left=left,
-        limit=GroupLimit(0.02),
-        questions=NoQuestions(),  # type: ignore[arg-type] # nothing is due
+        limit=BatchLimit(0.02),
+        checks=NoChecks(),  # type: ignore[arg-type] # nothing is due
         status=lambda _status, _now: None,
         counts=counts,
         ration=ration,
         rights=MissingRights({}),
-        stopping=threading.Event(),
     )
 
     def settled() -> bool:
-        settling.round()
-        return counts.rolled_back > 0 and not slot.flying
+        loop.round()
+        return counts.rolled_back > 0 and not slot.is_busy
 
     wait_until(settled)
     for _ in range(3):
-        settling.round()
-    settling.close()
+        loop.round()
+    loop.close()
 
     assert (log.doubts, counts.recoveries) == (1, 1)
     assert log.published == [half.transaction_id]
@@ -209,7 +209,7 @@ def proxy(bench: Bench) -> Iterator[KafkaProxy]:
 def coordinator(bench: Bench, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     """A coordinator behind the proxy that settled something already, so that all its connections stand."""
     # No end but those of what is sent: none of positions alone.
-    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)
     made = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
     with made:
         send(bench, b"first")

@@ -9,7 +9,7 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.messages import Outgoing
 
 #: A client's buffer of a mebibyte, the least that still takes what these tests send as one transaction.
@@ -31,13 +31,13 @@ def test_decided_transactions_that_do_not_fit_the_clients_buffer_together_are_pu
     for number in range(12):
         commit_several(producer, bench.topic, b"%d" % number, 10, 20_000)
     refused: list[tuple[int, int]] = []
-    told = GroupLimit.refused
+    told = BatchLimit.refused
 
-    def noted(self: GroupLimit, decisions: int, size_bytes: int) -> bool:
+    def noted(self: BatchLimit, decisions: int, size_bytes: int) -> bool:
         refused.append((decisions, size_bytes))
         return told(self, decisions, size_bytes)
 
-    monkeypatch.setattr(GroupLimit, "refused", noted)
+    monkeypatch.setattr(BatchLimit, "refused", noted)
     begun = time.monotonic()
 
     coordinator = bench.coordinator(config=SMALL_BUFFER)

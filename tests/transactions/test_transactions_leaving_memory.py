@@ -6,17 +6,18 @@ import gc
 from typing import Any
 
 import pytest
-from half_partition import half_record, op_record, taken_over
+from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.checks.check_scheduler import Questions
+from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.half_partition import Counts
+from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 MANY = 2_000
@@ -26,23 +27,23 @@ class Partition:
     """A half partition of a coordinator, whose logs are written by hand."""
 
     def __init__(self) -> None:
-        self.owned = taken_over()
+        self.owned = half_partition()
 
     def store(self, half: Half) -> int:
-        offset = self.owned.settlement.half_position
-        self.owned.feed_half(half_record(offset, half), 0.0)
+        offset = self.owned.state.half_position
+        self.owned.feed.half(half_record(offset, half), 0.0)
         return offset
 
     def decide(self, transaction_id: str, offsets: tuple[int, ...], verdict: Verdict) -> None:
         op = Op(transaction_id, verdict, Author.PRODUCER, "orders", 0, offsets, 0)
-        self.owned.feed_op(op_record(self.owned.settlement.op_position, op), 0.0)
+        self.owned.feed.op(op_record(self.owned.state.op_position, op), 0.0)
 
     def settle_all(self) -> None:
         # What is delayed waits until a mark of the coordinator's own has told the time.
         self.owned.clock.marked(1_000_000, 0.0, 0.0)
         self.owned.note_progress(0.0)
-        while (share := self.owned.share(500, lambda _: None, 1 << 30)) is not None:
-            self.owned.settled(share)
+        while (batch := self.owned.next_batch(500, lambda _: None, 1 << 30)) is not None:
+            self.owned.settled(batch)
 
 
 def in_memory() -> int:
@@ -77,7 +78,7 @@ def test_nothing_of_what_is_settled_is_in_memory_whenever_its_check_would_have_b
     partition.settle_all()
 
     assert in_memory() - before == 1
-    assert list(partition.owned.settlement.pending) == [stays.transaction_id]
+    assert list(partition.owned.state.pending) == [stays.transaction_id]
 
 
 class Silent:
@@ -104,9 +105,9 @@ def test_what_a_discard_policy_was_asked_about_leaves_memory_when_it_is_settled(
 
     partition, silent = Partition(), Silent()
     discarding = Discarding(policy, 30.0, "test")
-    questions = Questions(
+    scheduler = CheckScheduler(
         policy=CheckPolicy(6, 30, 15),
-        asker=silent,  # type: ignore[arg-type] # what is used of it
+        sender=silent,  # type: ignore[arg-type] # what is used of it
         discarding=discarding,
         half_end=lambda _: 0,
         counts=Counts(),
@@ -114,12 +115,12 @@ def test_what_a_discard_policy_was_asked_about_leaves_memory_when_it_is_settled(
     )
     one = half()
     partition.store(one)
-    pending = partition.owned.settlement.pending[one.transaction_id]
+    pending = partition.owned.state.pending[one.transaction_id]
     pending.check_count = 15
     partition.owned.note_progress(0.0)
     del pending
 
-    questions._ask(partition.owned, partition.owned.settlement.pending[one.transaction_id], 0.0, 1e9)
+    scheduler._check(partition.owned, partition.owned.state.pending[one.transaction_id], 0.0, 1e9)
     wait_until(lambda: silent.decided == [one.transaction_id])
     assert asked == [one.transaction_id]
     partition.decide(one.transaction_id, (0,), Verdict.ROLLBACK)

@@ -11,7 +11,7 @@ from transaction_tools import Bench
 
 from penstock.errors import ConfigurationError
 from penstock.transactions import HalfMessage, Outgoing, TransactionalProducer, TransactionState
-from penstock.transactions.wire.records import decode_half
+from penstock.transactions.wire.half import decode_half
 
 
 class Orders:

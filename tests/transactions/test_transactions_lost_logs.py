@@ -12,7 +12,7 @@ from transaction_tools import Bench, prepared
 from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 LOGS = ["half", "op", "done"]
@@ -127,7 +127,7 @@ def test_what_is_pending_survives_that_its_log_is_made_anew_and_a_restart_after_
 
     def is_written_down() -> bool:
         records = [decode_done(message.value()) for message in bench.messages(bench.topics.done)]
-        return any(record.carries for record in records)
+        return any(record.snapshots for record in records)
 
     if log == "half":
         wait_until(is_written_down, PATIENCE_S)
@@ -185,7 +185,7 @@ def test_a_log_cut_while_a_coordinator_runs_loses_nothing_that_was_read(
     if log != "op":
         # All decisions were applied: nothing of the op log was needed.
         wait_until(lambda: f"{topic}[" in caplog.text, PATIENCE_S)
-        wait_until(lambda: sum(len(record.carries) for record in done_records(bench)) == len(stored), PATIENCE_S)
+        wait_until(lambda: sum(len(record.snapshots) for record in done_records(bench)) == len(stored), PATIENCE_S)
     coordinator.stop()
     again = bench.coordinator(transaction_timeout=1000.0)
     wait_until(lambda: again.statistics().partitions == 2, PATIENCE_S)

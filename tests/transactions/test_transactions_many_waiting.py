@@ -13,12 +13,12 @@ import pytest
 from transaction_tools import child, line_of
 from waiting_partition import VALUE, WaitingPartition
 
-from penstock.transactions.coordinator.half_partition import OwnedPartition
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import pinning
-from penstock.transactions.wire.done_records import Carried, Carry
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
+from penstock.transactions.wire.ops import Verdict
 
 #: Bytes that docs/transactions.md states for each pending transaction.
 STATED_BYTES = 1_300
@@ -64,22 +64,22 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
         yield seen
 
 
-def carry_all(owned: OwnedPartition, some: list[Pending]) -> None:
+def snapshot_all(owned: HalfPartition, some: list[Pending]) -> None:
     """Take in that the done log holds these whole."""
     for at, pending in enumerate(some):
-        owned.settlement._carry(at, Carry(pending.note(), (Carried(pending.offset, 1, pending.half),)))
+        owned.state._take_snapshot(at, Snapshot(pending.note(), (SnapshotHalf(pending.offset, 1, pending.half),)))
 
 
-def a_round(owned: OwnedPartition) -> None:
-    """Do what a coordinator does in a round, looks for what is to be carried or deleted among it."""
-    owned._carry_at = 0.0
+def a_round(owned: HalfPartition) -> None:
+    """Do what a coordinator does in a round, looks for what is to be snapshotted or deleted among it."""
+    owned._snapshot_due = 0.0
     owned.note_progress(1.0)
-    share = owned.share(1_000, lambda _: None, 1 << 20)
-    assert share is None or not (share.decided or share.carried)
-    owned.trimmed(HALF, 0)
+    batch = owned.next_batch(1_000, lambda _: None, 1 << 20)
+    assert batch is None or not (batch.decided or batch.snapshots)
+    owned.truncated(HALF, 0)
     owned.schedule.next_due()
     assert list(owned.schedule.take_due(time.time(), 100)) == []
-    pinning(owned.settlement)
+    pinning(owned.state)
 
 
 def objects_touched_in_a_round(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -87,7 +87,7 @@ def objects_touched_in_a_round(count: int, monkeypatch: pytest.MonkeyPatch) -> i
     partition = WaitingPartition(SMALL)
     owned = partition.owned
     partition.delayed(count)
-    carry_all(owned, list(owned.settlement.pending.values())[: count // 2])
+    snapshot_all(owned, list(owned.state.pending.values())[: count // 2])
     for _ in range(count // 10):
         partition.store(immunity_ms=10**9)
     owned.clock.marked(int(time.time() * 1000), 0.0, 0.0)
@@ -125,8 +125,8 @@ def test_a_dropped_payload_that_was_deleted_with_its_half_is_told_and_counted_an
 
 
 def chosen(partition: WaitingPartition) -> list[Pending]:
-    share = partition.settlement.share(100, lambda _: None)
-    return [] if share is None else share.decided
+    batch = partition.state.next_batch(100, lambda _: None)
+    return [] if batch is None else batch.decided
 
 
 def chosen_once_read(partition: WaitingPartition, count: int) -> list[Pending]:
@@ -134,10 +134,10 @@ def chosen_once_read(partition: WaitingPartition, count: int) -> list[Pending]:
     some: list[Pending] = []
     for second in range(1, 100):
         partition.owned.note_progress(float(second))
-        share = partition.settlement.share(100, lambda _: None)
-        if share is not None:
-            some += share.decided
-            partition.settlement.apply(share)
+        batch = partition.state.next_batch(100, lambda _: None)
+        if batch is not None:
+            some += batch.decided
+            partition.state.apply(batch)
         if len(some) == count:
             break
     return some
@@ -149,24 +149,24 @@ def test_a_topic_that_is_made_again_takes_the_dropped_payloads_along_that_it_alo
 ) -> None:
     partition = WaitingPartition(SMALL)
     some = [partition.store() for _ in range(8)]
-    carried, others = some[:4], some[4:]
-    carry_all(partition.owned, carried)
-    alone = carried if log == DONE else others
+    snapshotted, others = some[:4], some[4:]
+    snapshot_all(partition.owned, snapshotted)
+    alone = snapshotted if log == DONE else others
     lost = [pending for pending in alone if pending.dropped is not None]
     assert lost
-    partition.settlement.payloads.drop(others[0])
+    partition.state.payloads.drop(others[0])
     lost = [pending for pending in alone if pending.dropped is not None]
 
     partition.owned.make_anew(log, 0, 0)
 
     assert partition.counts.lost == len(lost)
     assert all(pending.half.transaction_id in caplog.text for pending in lost)
-    left = list(partition.settlement.pending.values())
+    left = list(partition.state.pending.values())
     assert left == [pending for pending in some if pending not in lost]
     in_memory = [pending for pending in left if pending.dropped is None and pending in alone]
-    assert all(pending in partition.settlement.at_risk for pending in in_memory)
-    partition.settlement.payloads.limit = 0
-    partition.settlement.payloads.make_room()
+    assert all(pending in partition.state.places.at_risk.values() for pending in in_memory)
+    partition.state.payloads.limit = 0
+    partition.state.payloads.make_room()
     assert all(pending.dropped is None for pending in in_memory), "what is in no log stays until it is written down"
 
 
@@ -191,7 +191,7 @@ def test_a_payload_that_is_not_found_again_is_lost_only_once_that_has_lasted_and
     first, second = (partition.store(keep=True, key=b"k") for _ in range(2))
     what(partition, first)
     for pending in (first, second):
-        partition.settlement.payloads.drop(pending)
+        partition.state.payloads.drop(pending)
         partition.commit(pending)
     assert chosen(partition) == []
 
@@ -211,14 +211,14 @@ def test_a_done_log_that_was_cut_takes_a_carried_payload_along_only_if_it_is_not
 ) -> None:
     partition = WaitingPartition(0)
     pending = partition.store()
-    carry_all(partition.owned, [pending])
-    partition.settlement.payloads.drop(pending)
+    snapshot_all(partition.owned, [pending])
+    partition.state.payloads.drop(pending)
     partition.commit(pending)
 
     partition.owned.cut(DONE, 5)
 
     lost = partition.counts.lost
-    assert pending.carried_at == 5
+    assert pending.snapshot_at == 5
     assert chosen(partition) == []
     for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0):
         partition.owned.note_progress(now)

@@ -11,11 +11,11 @@ from test_transactions_lost_logs import cut
 from transaction_tools import Bench, child, decide, line_of, prepared, unknown
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.coordinator import half_partition as owned
 from penstock.transactions.coordinator.logs import payload_reader
 from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.state.ready.payloads import Payloads
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.coordinator.partitions import half_partition
+from penstock.transactions.coordinator.state.pending.payloads import Payloads
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 #: Bytes of payloads in memory, in place of 64 MiB.
@@ -117,7 +117,7 @@ def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_
 def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_deleted(
     bench: Bench, seen: list[Payloads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owned, "GAP", 500)
+    monkeypatch.setattr(half_partition, "GAP", 500)
     count = 60
     producer, coordinator = bench.producer(), bench.coordinator(transaction_timeout=600.0)
     stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 50_000) for n in range(count)]
@@ -125,10 +125,10 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
         send.result(60)
 
     def all_carried() -> bool:
-        partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
-        carried = sum(len(one.settlement._carried) for one in partitions)
-        is_below = all(one.checkpoints[0] > one.settlement.half_position - 600 for one in partitions)
-        return carried == count and is_below
+        partitions = list(coordinator._engine._membership.owned.values())  # type: ignore[attr-defined] # it is of Kafka, and started
+        snapshotted = sum(len(one.state.places.snapshotted) for one in partitions)
+        is_below = all(one.checkpoints[0] > one.state.half_position - 600 for one in partitions)
+        return snapshotted == count and is_below
 
     wait_until(all_carried, 60)
     coordinator.stop()
@@ -200,8 +200,8 @@ def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_t
     stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 100_000) for n in range(20)]
     coordinator = bench.coordinator(transaction_timeout=60.0)
     wait_until(lambda: coordinator.statistics().pending == len(stored) and sum(one.dropped for one in seen) > 0, 30)
-    partitions = list(coordinator._membership.owned.values())  # type: ignore[union-attr] # it is started
-    pending = [one for partition in partitions for one in partition.settlement.pending.values()]
+    partitions = list(coordinator._engine._membership.owned.values())  # type: ignore[attr-defined] # it is of Kafka, and started
+    pending = [one for partition in partitions for one in partition.state.pending.values()]
     lost = {one.half.transaction_id for one in pending if one.dropped is not None}
 
     cut(bench, HALF)

@@ -9,10 +9,11 @@ from confluent_kafka import KafkaError
 
 from penstock.clients.rights import Operation, group_right, topic_right, transactional_right
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, decode_status, encode_status
-from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer
 from penstock.transactions.writing.faults import AddWatch, is_forbidden
 from penstock.transactions.writing.missing_rights import MissingRights
@@ -97,7 +98,7 @@ def test_topics_that_were_not_let_into_a_transaction_are_read_in_the_librarys_lo
 
 def test_a_status_tells_missing_rights_and_one_of_an_earlier_version_none() -> None:
     status = Status("one", 5, (0,), rights={str(WRITE): "decisions cannot be published"})
-    assert status.tells_something
+    assert status.is_notable
     value = encode_status(status)
     assert decode_status(value) == status
 
@@ -119,12 +120,12 @@ def test_what_is_decided_waits_for_the_right_that_its_coordinator_lacks(partitio
     found = obstacles(0, [one], [status], 0.0)[one.half.transaction_id]
 
     assert (found.cause, found.text) == (Cause.RIGHT, f"a right of its coordinator: {why}")
-    assert told_lines([status], 0.0) == [f"coordinator one tells: {why}"]
+    assert status_lines([status], 0.0) == [f"coordinator one tells: {why}"]
 
 
 def test_what_only_keeps_logs_from_being_trimmed_holds_nothing() -> None:
     one, delete = decided(), topic_right(Operation.DELETE, "store.half")
-    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be trimmed"})
+    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be truncated"})
     assert obstacles(0, [one], [status], 0.0) == {}
     assert obstacles(1, [one], [status], 0.0) == {}
 

@@ -18,7 +18,7 @@ from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, Outgoing
 from penstock.transactions.model import TransactionState
 from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 #: Seconds within which publishing goes on after a broker is back; wanted are 10, on a machine with nothing else to do.
@@ -149,8 +149,8 @@ def test_refused_messages_hold_later_ones_of_their_key_and_target_alone_and_can_
     assert statistics.held == 0
     assert [value for key, value in bench.visible(narrow) if key == b"a"] == [b"behind it", b"both"]
     assert [value for key, value in bench.visible(other) if key == b"o"] == [b"both", b"behind both"]
-    (letter,) = bench.messages(bench.topics.discarded)
-    assert len(letter.value()) == 5_000
+    (message,) = bench.messages(bench.topics.discarded)
+    assert len(message.value()) == 5_000
 
 
 def test_the_messages_of_a_topic_that_is_mended_follow_in_their_order(
@@ -199,16 +199,16 @@ def test_a_topic_that_is_deleted_and_made_again_takes_transactions_of_several_me
 def test_a_hanging_call_is_named_and_its_thread_left_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.transactions.coordinator.publishing.publisher import Publisher
 
-    hang, hanging, name_it = threading.Event(), threading.Event(), Publisher._await_delivery
+    hang, hanging, deliver = threading.Event(), threading.Event(), Publisher._deliver
 
-    def stands(self: Publisher, producer: object, patience_s: float) -> None:
-        if not hanging.is_set() and self._failure == "" and armed.is_set():
+    def stands(self: Publisher, limit_s: float) -> None:
+        if not hanging.is_set() and armed.is_set():
             hanging.set()
             hang.wait(60)
-        name_it(self, producer, patience_s)  # type: ignore[arg-type] # passed on as it came
+        deliver(self, limit_s)
 
     armed = threading.Event()
-    monkeypatch.setattr(Publisher, "_await_delivery", stands)
+    monkeypatch.setattr(Publisher, "_deliver", stands)
     coordinator, producer = bench.coordinator(transaction_timeout=600), bench.producer()
     producer.send(bench.topic, value=b"0", wait="published")
     armed.set()

@@ -12,40 +12,41 @@ from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import read_all
 from penstock.transactions import HalfMessage, Transaction, TransactionState
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 
 class Line:
-    """A settlement whose halves have keys."""
+    """A partition whose halves have keys."""
 
     def __init__(self, keys: str) -> None:
-        self.settlement = Settlement(0, 0)
+        self.state = PartitionState(0, 0)
         self.ops = 0
         self.halves = []
         for offset, key in enumerate(keys):
             half = Half(new_id(), "g", "topic", None, key.encode(), b"v", (), None, order_key=key.encode())
             self.halves.append(half)
-            self.settlement.add_half(offset, half)
+            self.state.add_half(offset, half)
 
     def decide(self, offset: int, verdict: Verdict = Verdict.COMMIT) -> None:
         op = Op(self.halves[offset].transaction_id, verdict, Author.PRODUCER, "g", 0, (offset,), 0)
-        assert self.settlement.add_op(self.ops, op, 0) is None
+        assert self.state.add_op(self.ops, op, 0) is None
         self.ops += 1
 
     def pending(self, offset: int) -> Pending:
-        return self.settlement.pending[self.halves[offset].transaction_id]
+        return self.state.pending[self.halves[offset].transaction_id]
 
-    def share(self, limit: int = 100, missing: int | None = None) -> list[int]:
+    def next_batch(self, limit: int = 100, missing: int | None = None) -> list[int]:
         """Settle what can be settled and return its offsets in the order of publication."""
-        share = self.settlement.share(limit, lambda pending: "topic" if pending.offset == missing else None)
-        if share is None:
+        batch = self.state.next_batch(limit, lambda pending: "topic" if pending.offset == missing else None)
+        if batch is None:
             return []
-        self.settlement.apply(share)
-        return [pending.offset for pending in share.decided]
+        self.state.apply(batch)
+        return [pending.offset for pending in batch.decided]
 
 
 def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others() -> None:
@@ -53,13 +54,13 @@ def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others() -> None
     for offset in (1, 4, 3, 2):
         line.decide(offset)
 
-    assert line.share() == [2, 3]
-    assert line.settlement.decisions.held_by(line.pending(4)) is line.pending(0)
-    assert line.settlement.decisions.keys.behind == 2
-    assert not line.settlement.has_work, "what waits is no reason to look again and again"
+    assert line.next_batch() == [2, 3]
+    assert line.state.queue.held_by(line.pending(4)) is line.pending(0)
+    assert line.state.queue.keys.behind == 2
+    assert not line.state.has_work, "what waits is no reason to look again and again"
 
     line.decide(0)
-    assert line.share() == [0, 1, 4]
+    assert line.next_batch() == [0, 1, 4]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.ROLLBACK, Verdict.DISCARD])
@@ -68,9 +69,9 @@ def test_what_is_never_published_leaves_the_line_from_where_it_stands(verdict: V
     line.decide(2)
     line.decide(1, verdict)
 
-    assert line.share() == [1]
+    assert line.next_batch() == [1]
     line.decide(0, verdict)
-    assert line.share() == [0, 2]
+    assert line.next_batch() == [0, 2]
 
 
 def test_a_head_that_its_target_refuses_holds_its_key() -> None:
@@ -78,10 +79,10 @@ def test_a_head_that_its_target_refuses_holds_its_key() -> None:
     for offset in range(3):
         line.decide(offset)
 
-    assert line.share(missing=0) == [2]
-    assert line.share(missing=0) == []
-    line.settlement.decisions.release("topic")
-    assert line.share() == [0, 1]
+    assert line.next_batch(missing=0) == [2]
+    assert line.next_batch(missing=0) == []
+    line.state.queue.release("topic")
+    assert line.next_batch() == [0, 1]
 
 
 def test_a_hot_key_fills_groups_up_to_their_limit() -> None:
@@ -89,9 +90,9 @@ def test_a_hot_key_fills_groups_up_to_their_limit() -> None:
     for offset in reversed(range(50)):
         line.decide(offset)
 
-    assert line.share(20) == list(range(20))
-    assert line.share(20) == list(range(20, 40))
-    assert line.share(20) == list(range(40, 50))
+    assert line.next_batch(20) == list(range(20))
+    assert line.next_batch(20) == list(range(20, 40))
+    assert line.next_batch(20) == list(range(40, 50))
 
 
 def assert_published(bench: Bench, wanted: dict[bytes, list[bytes]]) -> None:
@@ -246,19 +247,19 @@ def test_an_undecided_half_holds_its_key_in_kafka_and_the_wait_is_counted(bench:
 def test_what_is_brought_back_before_its_discard_is_known_stands_before_what_was_stored_after_it() -> None:
     line = Line("a")
     line.decide(0, Verdict.DISCARD)
-    under_way = line.settlement.share(100, lambda _: None)
+    under_way = line.state.next_batch(100, lambda _: None)
     assert under_way is not None
     again = line.halves[0]._replace(resumed="discarded[0]@0")
     later = Half(new_id(), "g", "topic", None, b"a", b"v", (), None, order_key=b"a")
     for half in (again, later):
-        line.settlement.add_half(len(line.halves), half)
+        line.state.add_half(len(line.halves), half)
         line.halves.append(half)
     line.decide(2)
 
-    line.settlement.apply(under_way)
+    line.state.apply(under_way)
 
-    assert [pending.offset for pending in line.settlement.uncarried] == [1, 2]
-    assert line.settlement.checkpoints()[0] == 1, "a restart reads what was brought back"
-    assert line.share() == [], "what was stored after it waits"
+    assert [pending.offset for pending in line.state.only_in_half_log] == [1, 2]
+    assert line.state.checkpoints()[0] == 1, "a restart reads what was brought back"
+    assert line.next_batch() == [], "what was stored after it waits"
     line.decide(1)
-    assert line.share() == [1, 2]
+    assert line.next_batch() == [1, 2]

@@ -16,7 +16,8 @@ from kafka_tools import limit, read_all
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log, decode_ids, encode_ids
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound, OutboundMessage, Publishable
+from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.wire.ids import new_id
 from waiting import wait_until
 
@@ -189,6 +190,25 @@ def test_a_message_that_is_too_large_sets_its_topic_apart_and_is_alone_refused_t
     assert bench.visible(small) == [f"{n}" for n in range(20) if n != 13]
     # Of what was aborted, readers of the done log were never held back: it was not written.
     assert bench.records_in_done() == 2
+
+
+def test_after_as_many_refusals_as_it_has_ids_it_opens_again_and_goes_on_with_the_rest(
+    bench: Bench, new_topic: Callable[..., str]
+) -> None:
+    small = new_topic(config={"max.message.bytes": "2000"})
+    apart = bench.outbound(apart=True, **{"compression.type": "none"})
+    apart.open()
+    bad, good = [bench.entry("x" * 5000, topic=small) for _ in range(4)], bench.entry("good", topic=small)
+
+    first = apart.publish([*bad, good])
+
+    assert list(first.refused) == ids(bad[:3])
+    assert first.held == ids([bad[3], good])
+    assert (first.is_spent, apart.is_open) == (True, False)
+    assert apart.open() == frozenset()
+    second = apart.publish([bad[3], good])
+    assert (list(second.refused), second.published, second.is_spent) == (ids(bad[3:]), ids([good]), False)
+    assert bench.visible(small) == ["good"]
 
 
 def test_a_topic_that_was_deleted_is_named_also_where_the_end_is_in_doubt(

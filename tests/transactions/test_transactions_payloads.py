@@ -11,14 +11,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.ready.delays import Delays
+from penstock.transactions.coordinator.state.pending.delays import Delays
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.recovered_state import restored, without_payloads
-from penstock.transactions.coordinator.state.snapshot import to_carry
-from penstock.transactions.coordinator.state.state_machine import Settlement, Share
-from penstock.transactions.wire.done_records import Carried, Carry, Done, Note
+from penstock.transactions.coordinator.state.snapshot import to_snapshot
+from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: Bytes that a payload of this test takes in memory, and a budget for four of them.
 PAYLOAD = b"v" * 800
@@ -30,18 +32,18 @@ def half(**more: Any) -> Half:
 
 
 class Partition:
-    """A settlement whose payloads can be read again."""
+    """A partition whose payloads can be read again."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.halves: list[Half] = []
-        self.settlement = Settlement(0, 0)
-        self.payloads = self.settlement.payloads
+        self.state = PartitionState(0, 0)
+        self.payloads = self.state.payloads
         self.payloads.limit = budget
 
     def store(self, one: Half) -> Pending:
         offset = len(self.halves)
         self.halves.append(one)
-        pending = self.settlement.add_half(offset, one, 1)
+        pending = self.state.add_half(offset, one, 1)
         assert isinstance(pending, Pending)
         self.payloads.make_room()
         return pending
@@ -49,22 +51,22 @@ class Partition:
     def decide(self, pending: Pending, verdict: Verdict = Verdict.COMMIT) -> None:
         name = pending.half.transaction_id
         op = Op(name, verdict, Author.PRODUCER, "orders", 0, pending.offsets, 0)
-        assert self.settlement.add_op(self.settlement.op_position, op, 0) is None
+        assert self.state.add_op(self.state.op_position, op, 0) is None
 
     def read(self, now_ms: int = 0) -> list[Pending]:
         """Have read what is asked for, and return it."""
         some = self.payloads.next_read(0.0, now_ms)
         for pending in some:
             halves = [(offset, self.halves[offset]) for offset in pending.offsets]
-            assert self.settlement.load(pending.half.transaction_id, halves) is pending
+            assert self.state.load(pending.half.transaction_id, halves) is pending
         return some
 
     def publish(self, limit: int = 100) -> list[Half]:
-        share = self.settlement.share(limit, lambda _: None)
-        if share is None:
+        batch = self.state.next_batch(limit, lambda _: None)
+        if batch is None:
             return []
-        published = [one for pending in share.decided for one in pending.halves]
-        self.settlement.apply(share)
+        published = [one for pending in batch.decided for one in pending.halves]
+        self.state.apply(batch)
         return published
 
 
@@ -96,7 +98,7 @@ def test_of_delayed_ones_those_that_are_due_last_are_dropped_and_read_again_befo
     assert partition.read(now_ms=0) == [], "nothing is due soon"
     published: list[int | None] = []
     for now_ms in range(0, 1_100_001, 1_000):
-        partition.settlement.now_ms = now_ms
+        partition.state.now_ms = now_ms
         partition.read(now_ms)
         published += [one.deliver_at_ms for one in partition.publish()]
         assert partition.payloads.bytes <= 40_000
@@ -113,8 +115,8 @@ def test_ready_ones_are_not_dropped_and_what_is_read_waits_for_room() -> None:
     late = partition.store(half())
     partition.payloads.drop(late)
     partition.decide(late)
-    partition.settlement.share(1, lambda _: None)
-    assert partition.settlement.share(100, lambda _: None) is not None
+    partition.state.next_batch(1, lambda _: None)
+    assert partition.state.next_batch(100, lambda _: None) is not None
 
     assert [pending.dropped is None for pending in ready] == [True] * 4
     assert partition.payloads.next_read(0.0, 0) == [], "there is no room yet"
@@ -146,7 +148,7 @@ def test_a_transaction_of_several_messages_is_dropped_and_read_as_a_whole() -> N
     partition.decide(pending)
 
     assert partition.publish() == []
-    assert not partition.settlement.load(first.transaction_id, [(0, partition.halves[0])]), "not all of it"
+    assert not partition.state.load(first.transaction_id, [(0, partition.halves[0])]), "not all of it"
     assert partition.read() == [pending]
     assert partition.publish() == partition.halves
     assert partition.payloads.bytes == 0
@@ -157,31 +159,31 @@ def test_what_is_to_be_carried_is_read_before_it_is_carried() -> None:
     old = [partition.store(half()) for _ in range(3)]
     for pending in old[:2]:
         partition.payloads.drop(pending)
-    settlement = partition.settlement
-    settlement.skip_half(500)
+    state = partition.state
+    state.skip_half(500)
 
-    assert to_carry(settlement, 0, 50) == [], "the third one is not carried before the others"
-    carried = []
-    while not carried:
+    assert to_snapshot(state, 0, 50) == [], "the third one is not snapshotted before the others"
+    snapshotted = []
+    while not snapshotted:
         assert partition.read()
-        carried = to_carry(settlement, 0, 50)
-    assert carried[0] is old[0]
-    share = settlement.share(0, lambda _: None, carried)
-    assert share is not None
-    settlement.apply(share)
-    assert list(settlement.carried) == carried
+        snapshotted = to_snapshot(state, 0, 50)
+    assert snapshotted[0] is old[0]
+    batch = state.next_batch(0, lambda _: None, snapshotted)
+    assert batch is not None
+    state.apply(batch)
+    assert list(state.snapshotted) == snapshotted
 
 
 def test_what_is_carried_comes_back_without_its_payload_when_a_partition_is_taken_over() -> None:
     one = half(key=b"k")
     note = Note(one.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
-    record = Done([], [Carry(note, (Carried(7, 1, one),))])
+    record = Done([], [Snapshot(note, (SnapshotHalf(7, 1, one),))])
 
-    pending = restored(3, without_payloads(record).carries[0])
+    pending = restored(3, without_payloads(record).snapshots[0])
 
     assert pending.dropped is not None
-    assert (pending.half.value, pending.keys) == (None, restored(3, record.carries[0]).keys)
-    assert pending.payload_bytes == restored(3, record.carries[0]).payload_bytes
+    assert (pending.half.value, pending.keys) == (None, restored(3, record.snapshots[0]).keys)
+    assert pending.payload_bytes == restored(3, record.snapshots[0]).payload_bytes
     assert pending.load([(7, one)])
     assert pending.half == one
 
@@ -203,11 +205,11 @@ def test_delays_keep_the_order_of_decisions_among_those_that_are_due_together() 
 
 def test_a_round_looks_at_the_oldest_carry_and_the_next_due_only_however_many_wait() -> None:
     partition = Partition()
-    settlement = partition.settlement
+    state = partition.state
     for number in range(2_000):
         partition.decide(partition.store(half(deliver_at_ms=10**12 + number)))
-    for at, pending in enumerate(list(settlement.pending.values())):
-        settlement._carry(at, Carry(pending.note(), (Carried(pending.offset, 1, pending.half),)))
+    for at, pending in enumerate(list(state.pending.values())):
+        state._take_snapshot(at, Snapshot(pending.note(), (SnapshotHalf(pending.offset, 1, pending.half),)))
     calls = 0
 
     def count(*_: object) -> None:
@@ -216,9 +218,9 @@ def test_a_round_looks_at_the_oldest_carry_and_the_next_due_only_however_many_wa
 
     sys.setprofile(count)
     try:
-        assert to_carry(settlement, 2_000, 50_000) == []
+        assert to_snapshot(state, 2_000, 50_000) == []
         assert partition.payloads.next_read(1.0, 1) == []
-        assert settlement.share(100, lambda _: None) is None
+        assert state.next_batch(100, lambda _: None) is None
     finally:
         sys.setprofile(None)
 
@@ -231,12 +233,12 @@ class Keys:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)  # noqa: S311 - the same run for the same seed
         self.partition = Partition(self.chance.choice((1_100, 4_100, 20_000)))
-        self.decisions = self.partition.settlement.decisions
+        self.queue = self.partition.state.queue
         self.undecided: list[Pending] = []
         self.decided: dict[tuple[str, bytes | None], list[str]] = defaultdict(list)
         self.published: dict[tuple[str, bytes | None], list[str]] = defaultdict(list)
         self.out: set[str] = set()
-        self.under_way: Share | None = None
+        self.under_way: CommitBatch | None = None
 
     def begin(self) -> None:
         count = self.chance.choice((1, 1, 1, 2))
@@ -256,7 +258,7 @@ class Keys:
             self.partition.decide(pending)
 
     def drop(self) -> None:
-        pending = self.chance.choice([*self.partition.settlement.pending.values(), None])
+        pending = self.chance.choice([*self.partition.state.pending.values(), None])
         if pending is not None and not self.partition.payloads._is_needed(pending):
             self.partition.payloads.drop(pending)
 
@@ -264,7 +266,7 @@ class Keys:
         """Begin a Kafka transaction; what is read meanwhile comes before its end."""
         if self.under_way is None:
             limit = self.chance.choice((1, 3, 100))
-            self.under_way = self.partition.settlement.share(limit, self.topic_out)
+            self.under_way = self.partition.state.next_batch(limit, self.topic_out)
             self.mark(in_flight=True)
 
     def land(self) -> None:
@@ -279,12 +281,12 @@ class Keys:
         for pending in self.under_way.decided if self.under_way else ():
             pending.in_flight = in_flight
 
-    def settle(self, share: Share) -> None:
-        for pending in share.decided:
+    def settle(self, batch: CommitBatch) -> None:
+        for pending in batch.decided:
             for one in pending.halves:
                 assert one.value == PAYLOAD
                 self.published[one.topic, one.key].append(one.transaction_id)
-        self.partition.settlement.apply(share)
+        self.partition.state.apply(batch)
 
     def topic_out(self, pending: Pending) -> str | None:
         return next((half.topic for half in pending.halves if half.topic in self.out), None)
@@ -295,17 +297,17 @@ class Keys:
     def release(self) -> None:
         self.out.clear()
         for topic in ("topic", "other"):
-            self.decisions.release(topic)
+            self.queue.release(topic)
 
     def try_apart(self) -> None:
         """Publish what is set aside, as far as it is in memory, without anything of its topics under way."""
         topic = self.chance.choice(("topic", "other"))
-        some = self.decisions.aside.take(topic, self.chance.choice((1, 100)), lambda _: False)
+        some = self.queue.set_aside.take(topic, self.chance.choice((1, 100)), lambda _: False)
         for pending in some:
             self.partition.payloads.want(pending, 0.0)
         some = list(takewhile(lambda one: one.dropped is None, some))
         if some and self.under_way is None:
-            self.settle(Share(some, [], -1, -1, moves=False))
+            self.settle(CommitBatch(some, [], -1, -1, moves=False))
 
     def run(self) -> None:
         moves, weights = zip(

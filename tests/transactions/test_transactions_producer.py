@@ -25,9 +25,10 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
-from penstock.transactions.producer.futures import Pledge
-from penstock.transactions.producer.in_flight import InFlight
-from penstock.transactions.wire.records import Op, Verdict, decode_half, decode_ops
+from penstock.transactions.producer.futures import ResultFuture
+from penstock.transactions.producer.in_flight import InFlightLimit
+from penstock.transactions.wire.half import decode_half
+from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from waiting import wait_until
 
 
@@ -88,7 +89,7 @@ def test_a_callback_hears_of_the_end_and_what_it_raises_harms_nobody(bench: Benc
     producer = bench.producer()
     heard: list[TransactionResult] = []
 
-    def bad(_: Pledge[TransactionResult]) -> None:
+    def bad(_: ResultFuture[TransactionResult]) -> None:
         raise error
 
     first = producer.submit(bench.topic, value=b"1")
@@ -122,7 +123,7 @@ def test_a_full_buffer_blocks_or_raises_as_chosen(bench: Bench) -> None:
 
 
 def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more() -> None:
-    room = InFlight(10, 100, timeout_s=0)
+    room = InFlightLimit(10, 100, timeout_s=0)
 
     room.enter(500)
     with pytest.raises(BufferFullError, match="500 bytes"):
@@ -137,7 +138,7 @@ def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more() -> None:
 
 
 def test_room_that_never_comes_is_told_after_the_time_to_wait() -> None:
-    room = InFlight(1, 100, timeout_s=0.05)
+    room = InFlightLimit(1, 100, timeout_s=0.05)
     room.enter(1)
 
     with pytest.raises(BufferFullError, match="1 transactions"):
@@ -263,7 +264,7 @@ def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.Monkey
     producer = bench.producer()
     producer.send(bench.topic, value=b"before")
     sends = producer._store._sends  # type: ignore[attr-defined] # the store is Kafka's
-    broken = sends._producer
+    broken = sends._clients.client
 
     class Broken:
         """A client that a fatal error ended: it refuses all, for good."""
@@ -276,12 +277,12 @@ def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.Monkey
             raise KafkaException(KafkaError(KafkaError._FATAL, "out of order", fatal=True))
 
     fired: list[int] = []
-    monkeypatch.setattr(sends, "_producer", Broken())
+    monkeypatch.setattr(sends._clients, "client", Broken())
 
     producer.send(bench.topic, value=b"after")
 
     assert fired == [1]
-    assert sends._producer is not broken
+    assert sends._clients.client is not broken
     assert [op.verdict for op in ops_of(bench)] == [Verdict.COMMIT] * 2
 
 
@@ -343,7 +344,7 @@ def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -
     producer = bench.producer(max_in_flight=1, send_timeout=60.0)
     told: list[type[Exception]] = []
 
-    def submit_another(_: Pledge[TransactionResult]) -> None:
+    def submit_another(_: ResultFuture[TransactionResult]) -> None:
         # The decision of the first is handed over, but this very thread has to hear that it is stored.
         try:
             producer.submit(bench.topic, value=b"another")

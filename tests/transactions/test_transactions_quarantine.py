@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from penstock.transactions.stores.relay.outbound import OutboundMessage, Outcome, Publishable
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Outcome, Publishable
 from penstock.transactions.stores.relay.quarantine import Quarantine
 from penstock.transactions.writing.faults import Fault
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,28 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.done_records import Carried, Carry, Done, Note, decode_done, encode_done
-from penstock.transactions.wire.ids import is_id, new_id
-from penstock.transactions.wire.records import (
+from penstock.transactions.wire.check_request import (
     CHECK_NUMBER,
-    MAX_GROUP_BYTES,
-    REASON,
-    RESERVED_PREFIX,
-    Author,
     CheckRequest,
-    Half,
-    Op,
-    Verdict,
     decode_check_request,
-    decode_discarded,
-    decode_half,
-    decode_ops,
     encode_check_request,
-    encode_discarded,
-    encode_half,
-    encode_op,
-    encode_ops,
 )
+from penstock.transactions.wire.discarded import REASON, decode_discarded, encode_discarded
+from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf, decode_done, encode_done
+from penstock.transactions.wire.half import MAX_GROUP_BYTES, RESERVED_PREFIX, Half, decode_half, encode_half
+from penstock.transactions.wire.ids import is_id, new_id
+from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops, encode_op, encode_ops
 
 ids = st.builds(new_id)
 offsets = st.integers(0, (1 << 63) - 1)
@@ -98,15 +86,15 @@ notes = counts | st.builds(
 )
 
 
-def carried(note: Note, half: Half, count: int) -> Carry:
-    """Return a transaction of so many messages as it is carried."""
+def snapshotted(note: Note, half: Half, count: int) -> Snapshot:
+    """Return a transaction of so many messages as it is snapshotted."""
     first = half._replace(transaction_id=note.transaction_id)
     parts = [first._replace(part=(number + 1, count) if count > 1 else None) for number in range(count)]
     note = note._replace(half_offset=max(note.half_offset, count))
-    return Carry(note, tuple(Carried(number, note.answered_ms, part) for number, part in enumerate(parts)))
+    return Snapshot(note, tuple(SnapshotHalf(number, note.answered_ms, part) for number, part in enumerate(parts)))
 
 
-carries = st.builds(carried, notes, halves, st.integers(1, 3))
+snapshots = st.builds(snapshotted, notes, halves, st.integers(1, 3))
 fields = st.sampled_from(
     [
         "tx",
@@ -143,9 +131,9 @@ def test_a_batch_of_ops_reads_back_as_it_was_written(batch: list[Op]) -> None:
     assert decode_ops(encode_ops(batch)) == batch
 
 
-@given(st.lists(notes, max_size=5), st.lists(carries, max_size=2))
-def test_a_done_record_reads_back_as_it_was_written(written: list[Note], carried: list[Carry]) -> None:
-    assert decode_done(encode_done(written, carried)) == Done(written, carried)
+@given(st.lists(notes, max_size=5), st.lists(snapshots, max_size=2))
+def test_a_done_record_reads_back_as_it_was_written(written: list[Note], snapshotted: list[Snapshot]) -> None:
+    assert decode_done(encode_done(written, snapshotted)) == Done(written, snapshotted)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD, Verdict.TICK])
@@ -154,33 +142,33 @@ def test_a_done_record_that_ends_a_transaction_without_a_decision_is_refused(ver
         decode_done(encode_done([Note(new_id(), 7, verdict, 0, 0)]))
 
 
-def test_a_carry_whose_halves_are_not_those_of_one_transaction_is_refused() -> None:
+def test_a_snapshot_whose_halves_are_not_those_of_one_transaction_is_refused() -> None:
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     note = Note(half.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
     first, second = half._replace(part=(1, 2)), half._replace(part=(2, 2))
 
     for halves in (
         (),
-        (Carried(7, 0, half._replace(transaction_id=new_id())),),
-        (Carried(8, 0, half),),
-        (Carried(6, 0, half), Carried(7, 0, half)),
-        (Carried(6, 0, first), Carried(7, 0, first)),
-        (Carried(7, 0, first), Carried(7, 0, second)),
-        (Carried(6, 0, first), Carried(7, 0, second._replace(group="others"))),
-        (Carried(6, 0, first), Carried(7, 0, second._replace(part=(2, 3)))),
+        (SnapshotHalf(7, 0, half._replace(transaction_id=new_id())),),
+        (SnapshotHalf(8, 0, half),),
+        (SnapshotHalf(6, 0, half), SnapshotHalf(7, 0, half)),
+        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, first)),
+        (SnapshotHalf(7, 0, first), SnapshotHalf(7, 0, second)),
+        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second._replace(group="others"))),
+        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second._replace(part=(2, 3)))),
     ):
         with pytest.raises(MessageFormatError, match="done record"):
-            decode_done(encode_done((), [Carry(note, halves)]))
-    whole = Carry(note, (Carried(6, 0, first), Carried(7, 0, second)))
-    assert decode_done(encode_done((), [whole])).carries == [whole]
+            decode_done(encode_done((), [Snapshot(note, halves)]))
+    whole = Snapshot(note, (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second)))
+    assert decode_done(encode_done((), [whole])).snapshots == [whole]
 
 
-def test_a_header_name_that_no_client_writes_is_refused_in_a_carry() -> None:
+def test_a_header_name_that_no_client_writes_is_refused_in_a_snapshot() -> None:
     half = Half(new_id(), "orders", "topic", None, None, b"v", (("a\0b", b"v"),), None)
     note = Note(half.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
 
     with pytest.raises(MessageFormatError, match="zero byte"):
-        decode_done(encode_done((), [Carry(note, (Carried(7, 0, half),))]))
+        decode_done(encode_done((), [Snapshot(note, (SnapshotHalf(7, 0, half),))]))
 
 
 def test_a_half_of_a_group_that_no_decision_could_name_is_refused() -> None:
@@ -190,15 +178,6 @@ def test_a_half_of_a_group_that_no_decision_could_name_is_refused() -> None:
     for headers in ((), (("h", b"v"),)):
         with pytest.raises(MessageFormatError, match="200 bytes"):
             decode_half(None, b"v", encode_half(longest._replace(group="g" * 201, headers=headers)))
-
-
-def test_records_of_version_1_are_read() -> None:
-    name = "01890000-0000-7000-8000-000000000000"
-    op = struct.pack(">BBBHi36sHHqq2s", 1, Verdict.COMMIT, Author.CHECK, 3, 1, name.encode(), 2, 2, 5, 6, b"gr")
-    done = struct.pack(">BI36sqBHq", 1, 1, name.encode(), 9, Verdict.ROLLBACK, 2, 1_000)
-
-    assert decode_ops(op) == [Op(name, Verdict.COMMIT, Author.CHECK, "gr", 1, (5, 6), 3)]
-    assert decode_done(done) == Done([Note(name, 9, Verdict.ROLLBACK, 2, 1_000)], [])
 
 
 @pytest.mark.parametrize("part", [b"", b"0/2", b"3/2", b"1/0", b"1/1001", b"01/2", b"1/2/3", b"-1/2", None])
@@ -244,13 +223,13 @@ def test_garbage_bytes_raise_nothing_but_a_format_error(value: bytes | None) -> 
         decode_done(value)
 
 
-@given(batches, st.lists(notes, min_size=1, max_size=3), st.lists(carries, max_size=1), st.data())
+@given(batches, st.lists(notes, min_size=1, max_size=3), st.lists(snapshots, max_size=1), st.data())
 def test_a_record_cut_or_lengthened_anywhere_is_refused(
-    batch: list[Op], written: list[Note], carried: list[Carry], data: st.DataObject
+    batch: list[Op], written: list[Note], snapshotted: list[Snapshot], data: st.DataObject
 ) -> None:
     records: list[tuple[bytes, Callable[[bytes], object]]] = [
         (encode_ops(batch), decode_ops),
-        (encode_done(written, carried), decode_done),
+        (encode_done(written, snapshotted), decode_done),
     ]
     for value, decode in records:
         cut = data.draw(st.integers(0, len(value) - 1))

@@ -1,4 +1,4 @@
-"""Decisions and records that must not count: second, unknown, foreign, forged."""
+"""ReadyQueue and records that must not count: second, unknown, foreign, forged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from transaction_tools import Bench, decide, prepared
 
 from penstock.transactions import Coordinator, new_id
-from penstock.transactions.wire.records import Author, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker, User
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PenstockError, PublicationNotSeenError
 from penstock.transactions import HalfMessage, TransactionalProducer, TransactionState
-from penstock.transactions.coordinator import log_upkeep as log_tending
+from penstock.transactions.coordinator.partitions import log_upkeep
 from penstock.transactions.operator.audit import Act
 from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing import acked_producer as delivery
 from rights import Right, give, on_group, on_topic, on_transactional_id, take
@@ -50,7 +50,7 @@ def store(secured: DevBroker) -> Iterator[KafkaSecured]:
     name = f"rights-{time.time_ns()}"
     secured.create_topic(name)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(log_tending, "TEND_S", 0.5)
+        patched.setattr(log_upkeep, "UPKEEP_S", 0.5)
         made = KafkaSecured(secured, secured.user(name), f"store.{name}", name)
         # An operator's first decision would make it.
         secured.create_topic(made.topics.audit)
@@ -192,7 +192,7 @@ def is_sent(producer: TransactionalProducer, topic: str) -> bool:
 def test_a_producer_that_a_fatal_refusal_ended_is_replaced(
     store: KafkaSecured, new_user: NewUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_HEAL_EVERY_S", 0.1)
+    monkeypatch.setattr(delivery, "_RENEW_EVERY_S", 0.1)
     # Who may write nowhere may not even be an idempotent producer.
     user = new_user(*(right for right in producer_rights(store.topics, store.target) if right.operation == "describe"))
     logs = [*on_topic(store.topics.half, "describe"), *on_topic(store.topics.op, "describe")]

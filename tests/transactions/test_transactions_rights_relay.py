@@ -11,8 +11,7 @@ from secured_store import ANSWER_S, NewTopic, NewUser, RelaySecured, committed, 
 
 from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker
-from penstock.transactions.stores.file import settler as file_settler
-from penstock.transactions.stores.sql import settler as sql_settler
+from penstock.transactions.stores.relay import coordinator as relay_coordinator
 from rights import Right, give, on_topic, on_transactional_id, take
 from waiting import wait_until
 
@@ -28,8 +27,7 @@ def store(
     secured.create_topic(target)
     where = folder / "store" if request.param == "file" else f"sqlite:///{folder / 'store.db'}"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(file_settler, "_TEND_S", 0.5)
-        patched.setattr(sql_settler, "_TRIM_S", 0.5)
+        patched.setattr(relay_coordinator, "_TRIM_S", 0.5)
         made = RelaySecured(secured, secured.user(target), f"store.{target}", where, target)
         with made.open:
             made.send(target, b"k", b"first")
@@ -78,7 +76,7 @@ def test_a_relay_that_starts_without_its_log_tells_it(
     made = RelaySecured(secured, user, f"store.{target}", where, target, rights=rights, started=False)
 
     with pytest.raises(MissingRightError) as caught:
-        made.settler.start()
+        made.coordinator.start()
 
     assert {str(right).split(" ")[0] for right in caught.value.rights} == {"Read", "Write", "Delete"}
     assert f"User:{user.name}" in str(caught.value)
@@ -91,17 +89,17 @@ def test_a_relay_that_may_not_read_its_log_tells_it_and_goes_on_when_it_may(
     made = RelaySecured(secured, user, f"store.{target}", tmp_path / "store", target, started=False)
     reading = on_topic(f"store.{target}.file.", "read", prefix=True)
     # Its log holds something, or there would be nothing to read.
-    made.settler.start()
+    made.coordinator.start()
     with made.producer:
         made.send(target, b"k", b"1")
         wait_until(lambda: made.statistics().committed == 1, ANSWER_S)
-    made.settler.stop()
+    made.coordinator.stop()
     take(secured, user, reading)
     made.renew()
-    made.settler.start()
+    made.coordinator.start()
     with made.producer:
         made.send(target, b"k", b"2")
         told(made, f"Read on topic store.{target}.file.")
         give(secured, user, reading)
         wait_until(lambda: committed(secured, target).get(b"k") == [b"1", b"2"], ANSWER_S)
-    made.settler.stop()
+    made.coordinator.stop()

@@ -16,10 +16,11 @@ from confluent_kafka import Producer
 from transaction_tools import TIMEOUT_S, Bench, child, decide, kill, line_of, prepared, unknown
 
 from penstock.transactions import Coordinator, HalfMessage, Transaction, TransactionState, new_id
-from penstock.transactions.coordinator.half_partition import OwnedPartition
+from penstock.transactions.coordinator.partitions.log_feed import LogFeed
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.stores.kafka.store import StoredHalves
-from penstock.transactions.wire.records import Author, Half, Op, Verdict, encode_half, encode_op
+from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from waiting import wait_until
 
 _HOUR_S = 3600
@@ -334,13 +335,13 @@ class _Later:
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """By how many seconds the broker's time, as coordinators read it from now on, is moved on: a list of one."""
-    ahead, half, op = [0.0], OwnedPartition.feed_half, OwnedPartition.feed_op
+    ahead, half, op = [0.0], LogFeed.half, LogFeed.op
 
     def later(record: Any) -> Any:
         return _Later(record, ahead[0])
 
-    monkeypatch.setattr(OwnedPartition, "feed_half", lambda own, record, now: half(own, later(record), now))
-    monkeypatch.setattr(OwnedPartition, "feed_op", lambda own, record, now: op(own, later(record), now))
+    monkeypatch.setattr(LogFeed, "half", lambda own, record, now: half(own, later(record), now))
+    monkeypatch.setattr(LogFeed, "op", lambda own, record, now: op(own, later(record), now))
     marked = BrokerClock.marked
     monkeypatch.setattr(
         BrokerClock,
@@ -429,8 +430,8 @@ def test_scenario_18_pending_halves_with_one_checker_hanging_others_proceed_and_
 ) -> None:
     if count < 20_000:
         # Whose logs are short has no need to write down again what is pending.
-        monkeypatch.setattr("penstock.transactions.coordinator.half_partition.GAP", 1_000)
-    monkeypatch.setattr("penstock.transactions.coordinator.log_upkeep.TEND_S", 0.5)
+        monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition.GAP", 1_000)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.5)
     release, hanging = threading.Event(), threading.Event()
 
     def check(half: HalfMessage) -> TransactionState:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from transaction_tools import INTERVAL_S, TIMEOUT_S, Bench, decide, prepared, unknown
@@ -16,10 +15,17 @@ from penstock.transactions import HalfMessage, Outgoing, Transaction, Transactio
 from penstock.transactions.coordinator.publishing.publisher import Publisher
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.records import Author, Op, Verdict, decode_half, decode_ops
+from penstock.transactions.wire.half import decode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing deleted from logs that a slow test has yet to read."""
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 600.0)
 
 
 def ops_of(bench: Bench) -> list[Op]:
@@ -112,18 +118,17 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, go_on, halted = Publisher._commit, threading.Event(), threading.Event()
     holding = threading.Event()
 
-    def halting(self: Publisher, producer: Any) -> None:
+    def halting(self: Publisher) -> None:
         if holding.is_set() and not halted.is_set():
-            producer.flush(20)
             halted.set()
             go_on.wait(50)
-        commit(self, producer)
+        commit(self)
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
-    monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher.TRANSACTION_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr("penstock.transactions.writing.producer_settings.TRANSACTION_TIMEOUT_MS", 60_000)
     monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
-    monkeypatch.setattr("penstock.transactions.coordinator.half_partition._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")

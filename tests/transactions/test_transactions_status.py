@@ -17,16 +17,17 @@ from transaction_tools import Bench
 
 from commands import commands
 from penstock.errors import MessageFormatError
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, StatusLog, decode_status, encode_status
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
-from penstock.transactions.operator.obstacles import Cause, obstacles, told_lines
+from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import Report
 from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.receipt import Report
 from waiting import wait_until
 
 texts = st.text(max_size=300)
@@ -123,23 +124,23 @@ def test_a_status_is_written_when_it_changes_and_anew_while_there_is_something_t
     log = StatusLog(sent, StoreTopics("store"), MissingRights({}))
     well = Status("one", 0, (0,))
 
-    log.tell(well, 0.0)
+    log.write(well, 0.0)
     assert sent.values == []
 
-    log.tell(SICK, 10.0)
-    log.tell(replace(SICK, at_ms=5, slow_call_s=3.0), 15.0)
+    log.write(SICK, 10.0)
+    log.write(replace(SICK, at_ms=5, slow_call_s=3.0), 15.0)
     assert len(sent.values) == 1
 
-    log.tell(SICK, 30.0)
+    log.write(SICK, 30.0)
     assert len(sent.values) == 2
 
-    log.tell(replace(SICK, slow_call="x"), 30.5)
+    log.write(replace(SICK, slow_call="x"), 30.5)
     assert len(sent.values) == 2
-    log.tell(replace(SICK, slow_call="x"), 31.0)
+    log.write(replace(SICK, slow_call="x"), 31.0)
     assert sent.values[-1].slow_call == "x"
 
-    log.tell(well, 40.0)
-    log.tell(well, 100.0)
+    log.write(well, 40.0)
+    log.write(well, 100.0)
     assert sent.values[-1] == well
     assert len(sent.values) == 4
 
@@ -149,13 +150,13 @@ def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(capl
     log = StatusLog(sent, StoreTopics("store"), MissingRights({}))
 
     sent.is_full = True
-    log.tell(SICK, 0.0)
+    log.write(SICK, 0.0)
     sent.is_full, sent.error = False, KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
     with caplog.at_level(logging.WARNING):
-        log.tell(SICK, 1.0)
-        log.tell(SICK, 2.0)
+        log.write(SICK, 1.0)
+        log.write(SICK, 2.0)
     sent.error = None
-    log.tell(SICK, 3.0)
+    log.write(SICK, 3.0)
 
     assert sent.values == [SICK]
     assert len([line for line in caplog.messages if "store.status takes nothing" in line]) == 1
@@ -195,7 +196,7 @@ def test_a_call_that_hangs_concerns_the_partitions_of_its_coordinator() -> None:
     text = "Kafka: send_offsets_to_transaction of coordinator c1 has not returned for 15 s"
     assert here[one.half.transaction_id].text == text
     assert elsewhere == {}
-    assert told_lines([status], 4_000) == [text]
+    assert status_lines([status], 4_000) == [text]
 
 
 def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_what_is_none(bench: Bench) -> None:

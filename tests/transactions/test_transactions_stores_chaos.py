@@ -21,11 +21,11 @@ from databases import TestDatabase
 from kafka_tools import STEADY, read_all
 from penstock.clients.kafka import admin_client
 from penstock.devbroker import DevBroker
-from penstock.transactions.store import Settler
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions import Coordinator
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
-OPTIONS = {"transaction_timeout_s": 600.0}
+OPTIONS = {"transaction_timeout": 600.0}
 #: Seconds after a broker's return within which what was committed since is published: ten are promised; the rest is
 #: for a machine that has other things to do.
 BACK_S = 25.0
@@ -36,7 +36,7 @@ class Load:
     """Sends to a store as fast as a service would: most to the topic that is well, each fifth to the other."""
 
     bench: StoreBench
-    settler: Settler
+    coordinator: Coordinator
     comes_and_goes: str
     stopping: threading.Event = field(default_factory=threading.Event)
     sent: dict[str, list[bytes]] = field(default_factory=dict)
@@ -52,9 +52,9 @@ class Load:
 
     def goes_on(self) -> None:
         """Wait until what is committed from now on is published."""
-        before, already = self.settler.statistics().committed, len(self.sent.get(self.bench.topic, ()))
+        before, already = self.coordinator.statistics().committed, len(self.sent.get(self.bench.topic, ()))
         wait_until(lambda: len(self.sent.get(self.bench.topic, ())) > already + 3, 30)
-        wait_until(lambda: self.settler.statistics().committed > before + 3, BACK_S)
+        wait_until(lambda: self.coordinator.statistics().committed > before + 3, BACK_S)
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def loads(broker: DevBroker, folder: Path) -> Iterator[Sequence[Load]]:
             )
             stack.callback(bench.close)
             # So that its target was there once, and its statistics begin at nothing.
-            made.append(Load(bench, bench.settler(**OPTIONS), other))
+            made.append(Load(bench, bench.coordinator(**OPTIONS), other))
         threads = [threading.Thread(target=load.run) for load in made]
         try:
             for thread in threads:
@@ -117,9 +117,9 @@ def endure(
         for load in made:
             load.stopping.set()
         for load in made:
-            settled(load.settler, timeout=90)
+            settled(load.coordinator, timeout=90)
         for load in made:
-            assert load.settler.statistics().left_behind <= 2 * len(faults)
+            assert load.coordinator.statistics().left_behind <= 2 * len(faults)
             for topic, values in load.sent.items():
                 seen = [message.value() or b"" for message in read_all(broker.bootstrap_servers, topic)]
                 assert Counter(seen) == Counter(values)
@@ -160,7 +160,7 @@ def test_a_target_that_is_deleted_and_made_again_under_load_doubles_nothing_and_
         for load in made:
             load.stopping.set()
         for load in made:
-            settled(load.settler, timeout=90)
+            settled(load.coordinator, timeout=90)
             well = load.bench.topic
             seen = [message.value() for message in read_all(broker.bootstrap_servers, well)]
             assert Counter(seen) == Counter(load.sent[well])

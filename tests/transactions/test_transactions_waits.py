@@ -11,7 +11,7 @@ from transaction_tools import Bench
 
 from penstock.errors import PublicationNotSeenError, TransactionRefusedError
 from penstock.transactions import Transaction, TransactionState
-from penstock.transactions.wire.records import Author, Op, Verdict, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from waiting import wait_until
 
 

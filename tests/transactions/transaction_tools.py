@@ -25,7 +25,7 @@ from penstock.transactions import (
     TransactionState,
 )
 from penstock.transactions.stores.kafka.store import StoredHalves
-from penstock.transactions.wire.records import Author, Op, Verdict, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics, open_topics
 from waiting import wait_until
 

@@ -12,13 +12,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from half_partition import half_record, op_record, taken_over
+from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.half_partition import Counts
 from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: A time that does not come while a test runs, in milliseconds.
 NEXT_YEAR_MS = 4_000_000_000_000
@@ -26,7 +27,7 @@ VALUE = b"v" * 4_000
 
 
 @dataclass
-class Shelf:
+class ReadyQueue:
     """Reads payloads: those that it was given."""
 
     budget: int
@@ -34,12 +35,12 @@ class Shelf:
     gone: set[int]
     answer: Read | None = None
 
-    def share_bytes(self, _: object) -> int:
+    def budget_bytes(self, _: object) -> int:
         return self.budget
 
     def read(self, _: object, wanted: Wanted) -> bool:
         halves = {offset: self.halves[offset] for offset in wanted.halves if offset in self.halves}
-        self.answer = Read(halves, set(wanted.halves & self.gone), gone_carries=set(wanted.carries))
+        self.answer = Read(halves, set(wanted.halves & self.gone), gone_snapshots=set(wanted.snapshots))
         return True
 
     def take(self, _: object) -> Read | None:
@@ -51,22 +52,22 @@ class WaitingPartition:
 
     def __init__(self, budget: int) -> None:
         self.counts = Counts()
-        self.shelf = Shelf(budget, {}, set())
-        self.owned = taken_over(counts=self.counts, reader=self.shelf)
-        self.settlement = self.owned.settlement
+        self.shelf = ReadyQueue(budget, {}, set())
+        self.owned = half_partition(counts=self.counts, reader=self.shelf)
+        self.state = self.owned.state
 
     def store(self, *, keep: bool = False, **more: object) -> Pending:
         """Store a half; the reader of payloads has it where `keep` says so."""
         half = Half(new_id(), "orders", "topic", None, None, VALUE, (), None)._replace(**more)  # type: ignore[arg-type] # as told
-        offset = self.settlement.half_position
+        offset = self.state.half_position
         if keep:
             self.shelf.halves[offset] = half
-        self.owned.feed_half(half_record(offset, half), 0.0)
-        return self.settlement.pending[half.transaction_id]
+        self.owned.feed.half(half_record(offset, half), 0.0)
+        return self.state.pending[half.transaction_id]
 
     def commit(self, pending: Pending) -> None:
         op = Op(pending.half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, pending.offsets, 0)
-        self.owned.feed_op(op_record(self.settlement.op_position, op), 0.0)
+        self.owned.feed.op(op_record(self.state.op_position, op), 0.0)
 
     def delayed(self, count: int) -> None:
         """Let so many wait for their time."""
@@ -86,7 +87,7 @@ def main() -> None:
     partition = WaitingPartition(budget)
     before = resident_bytes()
     partition.delayed(count)
-    waiting = len(partition.settlement.decisions.delays)
+    waiting = len(partition.state.queue.delays)
     print(waiting, before, resident_bytes(), flush=True)  # noqa: T201 - the test reads it
 
 

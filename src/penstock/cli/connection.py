@@ -49,9 +49,7 @@ ConfigFile = Annotated[
 def client_settings(given: list[str] | None = None, file: Path | None = None) -> dict[str, str]:
     """Return the settings of the Kafka clients: the environment's, over them the file's, over them `--config`.
 
-    Raises:
-        ConfigurationError: one is not NAME=VALUE, or the file cannot be read. Nothing is repeated in the error: it may
-            be a secret.
+    `ConfigurationError` where one is not NAME=VALUE or the file cannot be read: it repeats nothing that may be secret.
     """
     settings = _read(os.environ.get(CONFIG_VARIABLE, ""), CONFIG_VARIABLE)
     if file is not None:

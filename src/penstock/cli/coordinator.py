@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import log_to_stderr
 from penstock.cli.signals import until_signal
+from penstock.cli.store_location import Sql
+from penstock.errors import ConfigurationError
 
-_LOOK_INTERVAL_S = 0.2
+if TYPE_CHECKING:
+    from penstock.transactions import FileStore, SqlStore
+
+_POLL_S = 0.2
 
 
 def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     bootstrap_servers: BootstrapServers,
+    sql: Sql = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="A file store instead, by its folder; no other process may have it meanwhile."),
+    ] = None,
     prefix: Annotated[str, typer.Option(help="First part of the names of its topics; producers take the same.")] = (
         "penstock"
     ),
@@ -44,24 +55,26 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
     ] = None,
     session_timeout: Annotated[
         float,
-        typer.Option(help="Seconds after which one that fell silent loses its partitions; the broker's least is 6."),
+        typer.Option(help="Seconds after which one that fell silent loses its partitions; a broker's least is 6."),
     ] = 6.0,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
 ) -> None:
     """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
 
-    Any number may run: they share the work. For a discard policy that is a function, run a `penstock.Coordinator` in a
-    program of yours. Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
+    Any number may run: they share the work, save on a file store. For a discard policy that is a function, run a
+    `penstock.Coordinator` in a program of yours. Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
     """
     from penstock.transactions import Coordinator
 
     log_to_stderr()
+    settings = client_settings(config, config_file)
+    store = _store(bootstrap_servers, prefix, settings, sql, file)
+    kafka: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "prefix": prefix, "config": settings}
     with (
         until_signal(),
         Coordinator(
-            bootstrap_servers=bootstrap_servers,
-            prefix=prefix,
+            **(kafka if store is None else {"store": store}),
             transaction_timeout=transaction_timeout,
             check_interval=check_interval,
             check_max=check_max,
@@ -71,9 +84,28 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
             target_latency=target_latency,
             instance=instance,
             session_timeout=session_timeout,
-            config=client_settings(config, config_file),
         ) as running,
     ):
-        typer.echo(f"The coordinator of {prefix!r} runs at {bootstrap_servers}; Ctrl-C stops it.")
-        while not running.wait(_LOOK_INTERVAL_S):
+        name = repr(prefix) if store is None else store.label
+        typer.echo(f"The coordinator of {name} runs at {bootstrap_servers}; Ctrl-C stops it.")
+        while not running.wait(_POLL_S):
             pass  # leaving the block raises what ended it
+
+
+def _store(
+    bootstrap_servers: str, prefix: str, settings: dict[str, str], sql: str | None, file: Path | None
+) -> SqlStore | FileStore | None:
+    """Return the store that `--sql` or `--file` names; None: it is in Kafka."""
+    if sql is not None and file is not None:
+        raise ConfigurationError("--sql and --file name two stores; leave one of them out")
+    if file is not None:
+        from penstock.transactions import FileStore
+
+        return FileStore(file, bootstrap_servers=bootstrap_servers, prefix=prefix, config=settings)
+    if sql is None:
+        return None
+    try:
+        from penstock.transactions import SqlStore
+    except ImportError as error:
+        raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
+    return SqlStore(sql, bootstrap_servers=bootstrap_servers, prefix=prefix, config=settings)

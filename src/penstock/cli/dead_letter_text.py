@@ -1,8 +1,7 @@
 """How a dead letter is printed.
 
-Its text comes from anywhere: what a terminal might obey is escaped. Key, value, what its headers hold and what may
-quote them, the text of the exception, are printed only where they are asked for; of the stack its places alone are:
-file, line and function.
+What a terminal might obey is escaped. Key, value, headers' contents and the exception's text are printed only where
+they are asked for; of the stack its places alone are: file, line and function.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ _PLACE = re.compile(r'\s*File "[^"]*", line \d+(, in \S+)?|\s+at [\w.$/<>@-]+\([
 
 
 def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
-    """Return what there is to tell of a dead letter, line by line.
-
-    Args:
-        letter: the dead letter.
-        payload: whether its key, its value, the values of its headers and the text of the exception are told.
-    """
+    """Return what there is to tell of a dead letter, line by line; keys, values and texts only with its payload."""
     origin = letter.origin
     yield f"{letter.topic} {letter.partition}:{letter.offset}  {time_text(letter.timestamp_ms)}"
     if origin is None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
-from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 
 _PACKAGES = (
     ("confluent-kafka", "the client: everything needs it", None),
@@ -24,18 +24,12 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        what: what was looked for.
-        good: whether it is there.
-        found: what was found, or what to do.
-        required: whether its absence makes the command fail.
-    """
+    """One line of the report."""
 
     what: str
     good: bool
     found: str
+    #: Whether its absence makes the command fail.
     required: bool = False
 
 
@@ -72,11 +66,27 @@ def doctor(
     if bootstrap_servers is not None:
         _ask_broker(bootstrap_servers, client_settings(config, config_file))
     if app is not None:
-        from penstock.cli.app_rights import check_rights
-
-        check_rights(app)
+        _check_rights(app)
     if any(finding.required and not finding.good for finding in findings):
         raise PenstockError("something that penstock requires is missing; install what the report names")
+
+
+def _check_rights(target: str) -> None:
+    """Print the rights that an app needs on the cluster it reads; raise `MissingRightError` for those it lacks."""
+    from penstock.cli.run import load_app
+    from penstock.clients.rights import MissingRightError
+
+    app = load_app(target)
+    if not app.handlers:
+        raise ConfigurationError(f"{target} has no handler to check the rights of; its sinks say at their start")
+    found, principal = app.consumer().check_rights()
+    for mark, rights in (("ok", found.held), ("missing", found.missing), ("not told", found.unknown)):
+        for right in rights:
+            typer.echo(f"{mark:<9}{right}")
+    if found.unknown:
+        typer.echo("not told: the topic is not there yet, and the start needs Create on it; or brokers tell no rights")
+    if found.missing:
+        raise MissingRightError(f"app {app.name} cannot start", found.missing, principal)
 
 
 def _packages() -> Iterator[Finding]:
@@ -102,7 +112,7 @@ def _java() -> Finding:
 
 def _jars() -> Finding:
     from penstock.devbroker import KAFKA_VERSION, jars_folder
-    from penstock.devbroker.jars import is_whole
+    from penstock.devbroker.java.jars import is_whole
 
     folder = jars_folder()
     what = f"Kafka {KAFKA_VERSION} jars (embedded broker)"

@@ -63,11 +63,7 @@ def run(
 
 
 def find_java_for_spark() -> None:
-    """Let Spark start where the machine names no Java but `penstock[dev-broker]` brings one.
-
-    Raises:
-        ConfigurationError: there is none at all.
-    """
+    """Let Spark start where only `penstock[dev-broker]` brings a Java; `ConfigurationError` where nothing does."""
     if os.environ.get("JAVA_HOME") or shutil.which("java") is not None:
         return
     from penstock.devbroker import spark_environment
@@ -81,8 +77,7 @@ def find_java_for_spark() -> None:
 def load_app(target: str) -> App:
     """Import the app that `target` (`module:name`) names, with the current folder on the import path.
 
-    Raises:
-        ConfigurationError: no such module or name, the module failed, or what it names is no `penstock.App`.
+    `ConfigurationError`: no such module or name, the module failed, or what it names is no `penstock.App`.
     """
     from penstock.app import App
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import log_to_stderr
-from penstock.cli.tx_places import File, Place, Prefix, Servers, Sql
+from penstock.cli.store_location import File, Prefix, Servers, Sql, StoreLocation
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
-    from penstock.cli.tx_places import Hands
-    from penstock.transactions.wire.records import Verdict
+    from penstock.cli.store_location import Operator
+    from penstock.transactions.wire.ops import Verdict
 
 _ROW_LIMIT = 50
 
@@ -36,9 +36,17 @@ def tx() -> typer.Typer:
     identity = "018f4e9c-5c1e-7abc-8def-0123456789ab"
     app.command(epilog="Example: penstock tx ls --older-than 3600")(ls)
     app.command(epilog=f"Example: penstock tx show {identity} --payload")(show)
-    app.command(epilog=f"Example: penstock tx commit {identity} --reason 'the order is in the books'")(commit)
-    app.command(epilog=f"Example: penstock tx rollback {identity} --reason 'the order was cancelled'")(rollback)
-    app.command(epilog=f"Example: penstock tx discard {identity}")(discard)
+    app.command("commit", epilog=f"Example: penstock tx commit {identity} --reason 'the order is in the books'")(
+        _deciding("COMMIT", "Publish pending transactions, if nobody decided before.")
+    )
+    app.command("rollback", epilog=f"Example: penstock tx rollback {identity} --reason 'the order was cancelled'")(
+        _deciding(
+            "ROLLBACK", "Roll back transactions that nobody decided before, or that are committed and not due yet."
+        )
+    )
+    app.command("discard", epilog=f"Example: penstock tx discard {identity}")(
+        _deciding("DISCARD", "Move undecided transactions, and those their target refuses, to the discarded topic.")
+    )
     app.command(epilog=f"Example: penstock tx resume {identity}")(resume)
     return app
 
@@ -66,14 +74,14 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     from penstock.cli.tx_text import discarded_letter, discarded_rows, pending_rows
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
-    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
-    if discarded and place.file is not None:
+    location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+    if discarded and location.file is not None:
         raise ConfigurationError(
             "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix in place "
             "of --file"
         )
     told: list[str] = []
-    with place.open() as store:
+    with location.open() as store:
         if discarded:
             now_ms = time.time() * 1000
             letters = [
@@ -93,7 +101,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             told = store.told() if isinstance(store, KafkaAdministration) else []
     _print_rows(head, rows[:limit])
     kind = "discarded message" if discarded else "pending transaction"
-    typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {place.name}")
+    typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {location.name}")
     if len(rows) > limit:
         typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
     for line in told:
@@ -118,10 +126,10 @@ def show(  # noqa: PLR0917 - as `ls`
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     _check_ids([transaction_id])
-    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+    location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if payload:
-        place.require_kafka("--payload")
-    with place.open() as store:
+        location.require_kafka("--payload")
+    with location.open() as store:
         if isinstance(store, KafkaAdministration):
             found = store.find(transaction_id)
             lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
@@ -137,84 +145,34 @@ def show(  # noqa: PLR0917 - as `ls`
     lines.extend(acts)
     if not lines:
         text = "is neither pending nor discarded: it is settled, or never was in"
-        raise PenstockError(f"transaction {transaction_id} {text} {place.name}")
+        raise PenstockError(f"transaction {transaction_id} {text} {location.name}")
     typer.echo("\n".join(lines))
 
 
-def commit(  # noqa: PLR0917 - as `ls`
-    transaction_ids: TransactionIds,
-    bootstrap_servers: Servers = None,
-    sql: Sql = None,
-    file: File = None,
-    prefix: Prefix = "penstock",
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
-    reason: Reason = "",
-    timeout: Timeout = 30.0,
-) -> None:
-    """Publish pending transactions, if nobody decided before. Each act is in the audit log.
+def _deciding(verdict: str, what: str) -> Callable[..., None]:
+    """Return a command that stores an operator's decision."""
 
-    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
-    """
-    _decide(
-        Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
-        "COMMIT",
-        transaction_ids,
-        reason,
-        timeout,
-    )
+    def decide(  # noqa: PLR0917 - as `ls`
+        transaction_ids: TransactionIds,
+        bootstrap_servers: Servers = None,
+        sql: Sql = None,
+        file: File = None,
+        prefix: Prefix = "penstock",
+        config: ClientSettings = None,
+        config_file: ConfigFile = None,
+        reason: Reason = "",
+        timeout: Timeout = 30.0,
+    ) -> None:
+        location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+        _decide(location, verdict, transaction_ids, reason, timeout)
 
-
-def rollback(  # noqa: PLR0917 - as `ls`
-    transaction_ids: TransactionIds,
-    bootstrap_servers: Servers = None,
-    sql: Sql = None,
-    file: File = None,
-    prefix: Prefix = "penstock",
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
-    reason: Reason = "",
-    timeout: Timeout = 30.0,
-) -> None:
-    """Roll pending transactions back, if nobody decided before, or if they are committed and not due yet.
+    decide.__doc__ = f"""{what}
 
     Each act is in the audit log.
 
     Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
     """
-    _decide(
-        Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
-        "ROLLBACK",
-        transaction_ids,
-        reason,
-        timeout,
-    )
-
-
-def discard(  # noqa: PLR0917 - as `ls`
-    transaction_ids: TransactionIds,
-    bootstrap_servers: Servers = None,
-    sql: Sql = None,
-    file: File = None,
-    prefix: Prefix = "penstock",
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
-    reason: Reason = "",
-    timeout: Timeout = 30.0,
-) -> None:
-    """Move pending transactions to the discarded topic: undecided ones, and committed ones that their target refuses.
-
-    Each act is in the audit log.
-
-    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
-    """
-    _decide(
-        Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file)),
-        "DISCARD",
-        transaction_ids,
-        reason,
-        timeout,
-    )
+    return decide
 
 
 def resume(  # noqa: PLR0917 - as `ls`
@@ -238,10 +196,10 @@ def resume(  # noqa: PLR0917 - as `ls`
 
     _check_ids([transaction_id])
     log_to_stderr()
-    place = Place(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+    location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if again:
-        place.require_kafka("--again")
-    with place.open() as store:
+        location.require_kafka("--again")
+    with location.open() as store:
         if isinstance(store, KafkaAdministration):
             count = store.resume(transaction_id, _actor(), reason, again=again)
             what = f"{count} message{'' if count == 1 else 's'} brought back"
@@ -251,19 +209,19 @@ def resume(  # noqa: PLR0917 - as `ls`
     typer.echo(f"{transaction_id}: {what}; its group is asked again")
 
 
-def _decide(place: Place, verdict: str, ids: Sequence[str], reason: str, timeout_s: float) -> None:
+def _decide(location: StoreLocation, verdict: str, ids: Sequence[str], reason: str, timeout_s: float) -> None:
     """Decide transactions one after the other, and fail if one of the decisions does not stand."""
-    from penstock.transactions.wire.records import Verdict
+    from penstock.transactions.wire.ops import Verdict
 
     _check_ids(ids)
-    with place.open() as store:
+    with location.open() as store:
         log_to_stderr()
         stand = [_decide_one(store, one, Verdict[verdict], reason, timeout_s) for one in ids]
     if not all(stand):
         raise PenstockError(f"{stand.count(False)} of {len(ids)} decisions do not stand; the lines above say why")
 
 
-def _decide_one(store: Hands, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
+def _decide_one(store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
     """Decide one transaction, print what came of it, and tell whether the decision stands."""
     from penstock.cli.tx_text import decided_line
     from penstock.transactions.operator.kafka_operator import Effect

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from penstock.options import ClientConfig
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.operator.audit import Audited
-    from penstock.transactions.wire.records import Verdict
+    from penstock.transactions.wire.ops import Verdict
 
 
-class FileHands:
+class FileOperator:
     """What `penstock tx` does on a file store: it looks. Used as a context manager, like its siblings.
 
     Args:
@@ -53,10 +53,10 @@ class FileHands:
         pass
 
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first. Raises as `looking.look`."""
-        from penstock.transactions.stores.file.looking import look
+        """Return what is not settled, oldest first. Raises as `reader.read_pending`."""
+        from penstock.transactions.stores.file.reader import read_pending
 
-        return look(self._folder)
+        return read_pending(self._folder)
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
@@ -104,4 +104,4 @@ class FileHands:
         )
 
 
-__all__ = ["FileHands"]
+__all__ = ["FileOperator"]

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.operator.audit import Audited
-    from penstock.transactions.wire.records import Verdict
+    from penstock.transactions.wire.ops import Verdict
 
 _LOOK_S = 0.2
 
 
-class SqlHands:
+class SqlOperator:
     """What `penstock tx` does on a SQL store. Used by one thread, as a context manager.
 
     Args:
@@ -100,4 +100,4 @@ def _signed(actor: str, why: str) -> str:
     return f"{actor}: {why}" if why else actor
 
 
-__all__ = ["SqlHands"]
+__all__ = ["SqlOperator"]

@@ -10,7 +10,8 @@ from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
 from penstock.transactions.operator.inspection import Discarded, Found
 from penstock.transactions.operator.kafka_operator import Decided, Effect
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 _DONE = {
     Verdict.COMMIT: "committed: visible",

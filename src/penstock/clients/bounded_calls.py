@@ -1,10 +1,8 @@
 """Calls into a library that may never return: each has a time limit that we hold, on a thread that can be left behind.
 
 The Kafka client ignores its own time-outs in places (confluentinc/librdkafka#5456), and Python cannot end a thread. So
-whoever must go on hands such a call to a `Disposable`, waits for it no longer than its limit, and then leaves thread
-and clients behind: what they hold is closed on that very thread, if its call ever returns, and on no other. Threads
-are daemons, so none of them keeps the process from ending; how many hang is counted, for a process has no endless
-memory.
+such a call goes to a `Disposable`, which is left behind at the limit: its clients are closed on its own daemon thread,
+if the call ever returns. How many hang is counted, for a process has no endless memory.
 """
 
 from __future__ import annotations
@@ -36,12 +34,7 @@ class TooManyLeftBehindError(PenstockError):
 
 
 class LeftBehind:
-    """Counts the threads of one owner that were left behind. Thread-safe.
-
-    Args:
-        owner: whose they are, for messages.
-        most: how many may hang at a time.
-    """
+    """Counts the threads of one owner that were left behind. Thread-safe."""
 
     def __init__(self, owner: str, most: int = MOST_LEFT_BEHIND) -> None:
         self._owner = owner
@@ -76,12 +69,7 @@ class LeftBehind:
 
 
 class Call(Generic[T]):
-    """A call that was handed to a thread. Ended once, by that thread; asked by its owner.
-
-    Attributes:
-        label: what it is, for messages.
-        since: monotonic seconds at which it was handed over.
-    """
+    """A call handed to a thread at the monotonic second `since`. Ended once, by that thread; read by its owner."""
 
     __slots__ = ("_done", "_error", "_function", "_result", "label", "since")
 
@@ -134,15 +122,10 @@ def _without_locals(error: BaseException) -> BaseException:
 
 
 class Disposable:
-    """A thread that makes one call after another, and can be left behind in any of them.
+    """A thread that makes one call after another, and can be left behind in any of them. Used by one owner thread.
 
-    Used by one owner thread, which alone starts calls and leaves it behind. What the calls use, Kafka clients above
-    all, belongs to the thread: it is made, used and closed in calls, so that the owner never waits in one of them, not
+    What the calls use, Kafka clients above all, is made, used and closed in calls: the owner never waits in one, not
     even in the destructor of a client.
-
-    Args:
-        name: the thread's name.
-        left: counts it, once it is left behind.
     """
 
     def __init__(self, name: str, left: LeftBehind) -> None:
@@ -170,17 +153,10 @@ class Disposable:
         return call
 
     def run(self, label: str, function: Callable[[], T], limit_s: float, cleanup: Callable[[], object]) -> T:
-        """Make a call and return its result; a call past its limit is left behind.
-
-        Args:
-            label: what it is.
-            function: the call.
-            limit_s: seconds that it may take.
-            cleanup: as for `leave`.
+        """Make a call and return its result, or raise what it raised.
 
         Raises:
-            NotAnsweredError: it did not return in time; this thread must not be used any more.
-            Exception: what the call raised.
+            NotAnsweredError: it took over `limit_s` seconds and was left behind, as `leave` says: use this no more.
         """
         call = self.start(label, function)
         if not call.done(limit_s):
@@ -191,9 +167,7 @@ class Disposable:
     def leave(self, cleanup: Callable[[], object]) -> None:
         """Leave it behind: its owner goes on without it, at once.
 
-        Args:
-            cleanup: closes what its calls use; made by the thread itself once its call returns, if it ever does.
-                What it raises is logged.
+        `cleanup` closes what its calls use, on the thread itself once its call returns; what it raises is logged.
         """
         with self._lock:
             if self._is_left or self._has_ended:

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from penstock.clients.client_log import AFTER, BROKER, THREAD
 from penstock.options import ClientConfig
 
 #: By what the library says (2.16, seen): what to change, and whether waiting may help. A connection that ends early
@@ -55,8 +56,6 @@ _CAUSES = (
         True,
     ),
 )
-_AFTER = re.compile(r" \(after [^)]*\)")
-_BROKER = re.compile(r"[\w.-]+:\d+")
 
 #: Lines of the library's log about connections.
 _FAILED = "FAIL"
@@ -64,16 +63,13 @@ _FAILED = "FAIL"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a client reaches no broker.
+    """Why a client reaches no broker."""
 
-    Attributes:
-        words: the client's own.
-        remedy: what to change; empty where it is not known.
-        may_pass: whether waiting may help.
-    """
-
+    #: The client's own.
     words: str
+    #: What to change; empty where it is not known.
     remedy: str = ""
+    #: Whether waiting may help.
     may_pass: bool = True
 
     def __str__(self) -> str:
@@ -85,10 +81,6 @@ class ClientWords:
     """Hears one client: stands where the library expects a logger, and an `error_cb`. Passes all on.
 
     Written by the thread that serves the client, read by any: each field is replaced as a whole.
-
-    Args:
-        config: the client's settings; its `error_cb` is called, too.
-        log: where lines go on to.
     """
 
     def __init__(self, config: ClientConfig, log: Any) -> None:
@@ -109,7 +101,7 @@ class ClientWords:
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line: its kind, the client's name and what it says are the arguments."""
         if arguments and arguments[0] == _FAILED and level > logging.DEBUG:
-            self._note(re.sub(r"^\[thrd:[^\]]*\]:? ?", "", str(arguments[-1])))
+            self._note(THREAD.sub("", str(arguments[-1])))
         self._log.log(level, text, *arguments)
 
     def clear(self) -> None:
@@ -123,7 +115,7 @@ class ClientWords:
     def _note(self, said: str) -> None:
         cause = cause_of(said)
         if not cause.may_pass:
-            found = _BROKER.search(said)
+            found = BROKER.search(said)
             self._refused |= {found[0] if found else ""}
         if self.cause is None or self.cause.may_pass or not cause.may_pass:
             self.cause = cause
@@ -131,7 +123,7 @@ class ClientWords:
 
 def cause_of(said: str) -> Cause:
     """Return what words of the library mean."""
-    words = _AFTER.sub("", said)
+    words = AFTER.sub("", said)
     for pattern, remedy, may_pass in _CAUSES:
         if re.search(pattern, said):
             return Cause(words, remedy, may_pass)

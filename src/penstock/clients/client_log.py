@@ -19,19 +19,14 @@ EVERY_S = 10.0
 _MOST_KINDS = 1_000
 
 #: What differs between lines that say the same: the client's thread, for how long, any numbers.
-_THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
-_AFTER = re.compile(r"\(after [^)]*\)")
+THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
+AFTER = re.compile(r" ?\(after [^)]*\)")
 _NUMBER = re.compile(r"\d+")
-_BROKER = re.compile(r"[\w.-]+:\d+")
+BROKER = re.compile(r"[\w.-]+:\d+")
 
 
 class ClientLog:
-    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one.
-
-    Args:
-        log: where lines go on to.
-        clock: monotonic seconds.
-    """
+    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -47,10 +42,10 @@ class ClientLog:
             # Whoever asked for those wants to see them.
             self._log.log(level, text, *arguments)
             return
-        said = _THREAD.sub("", str(arguments[-1])) if arguments else text
-        broker = _BROKER.search(said)
+        said = THREAD.sub("", str(arguments[-1])) if arguments else text
+        broker = BROKER.search(said)
         kind = arguments[0] if arguments else None
-        left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", _AFTER.sub("", said))))
+        left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))))
         if left_out is None:
             return
         if left_out:

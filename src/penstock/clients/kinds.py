@@ -1,8 +1,6 @@
-"""Which settings a kind of client does not take. What is not listed, every kind takes.
+"""Which settings a kind of client does not take: one configuration serves consumers, producers and admin clients.
 
-One configuration serves an app's consumer, its producers and its admin clients. A list of what a kind takes would leave
-out what a new version of the client library adds, and with it how brokers are reached: a callback that gives tokens,
-say.
+What is not listed every kind takes, so that what a new version of the client library adds is not left out.
 """
 
 from __future__ import annotations
@@ -11,8 +9,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-#: C in the client library's table of settings (CONFIGURATION.md of librdkafka 2.16), and what its Python adds.
-_CONSUMERS_ONLY = frozenset(
+#: What consumers alone take: C in the client library's table of settings (CONFIGURATION.md of librdkafka 2.16), and
+#: what its Python adds.
+CONSUMER_SETTINGS = frozenset(
     {
         "auto.commit.enable",
         "auto.commit.interval.ms",
@@ -51,8 +50,8 @@ _CONSUMERS_ONLY = frozenset(
     }
 )
 
-#: P in that table, and what Python adds.
-_PRODUCERS_ONLY = frozenset(
+#: What producers alone take: P in that table, and what Python adds.
+PRODUCER_SETTINGS = frozenset(
     {
         "acks",
         "batch.num.messages",
@@ -91,13 +90,13 @@ _SERVED_BY_POLLING = frozenset({"debug", "default.topic.config", "statistics.int
 class Kind(Enum):
     """A kind of client. Its value is what it does not take."""
 
-    CONSUMER = _PRODUCERS_ONLY
-    PRODUCER = _CONSUMERS_ONLY
-    ADMIN = _CONSUMERS_ONLY | _PRODUCERS_ONLY | _SERVED_BY_POLLING
+    CONSUMER = PRODUCER_SETTINGS
+    PRODUCER = CONSUMER_SETTINGS
+    ADMIN = CONSUMER_SETTINGS | PRODUCER_SETTINGS | _SERVED_BY_POLLING
 
     def taken(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what this kind takes of a configuration."""
         return {key: value for key, value in config.items() if key not in self.value}
 
 
-__all__ = ["Kind"]
+__all__ = ["CONSUMER_SETTINGS", "PRODUCER_SETTINGS", "Kind"]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -23,13 +23,7 @@ _ENDS_EARLY_S = 3.0
 
 
 def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, ask: Callable[[], T]) -> T:
-    """Return what a question to brokers gives that waits for them: the first one that a client asks.
-
-    Args:
-        admin: the client.
-        bootstrap_servers: its addresses, for messages.
-        timeout_s: seconds that the question itself waits for brokers.
-        ask: asks, on a thread of its own.
+    """Return what the first question of a client gives, asked on a thread of its own by `ask` for `timeout_s` seconds.
 
     Raises:
         BrokerConnectionError: no broker answered in time; or at once, where none will let this client in.
@@ -62,15 +56,6 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
     return found
 
 
-def all_topics(admin: AdminClient, bootstrap_servers: str, timeout_s: float) -> Any:
-    """Return the metadata of all topics the client may see.
-
-    Raises:
-        BrokerConnectionError: as `first_answer`.
-    """
-    return first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
-
-
 def not_answered(
     bootstrap_servers: str, timeout_s: float, error: KafkaException, words: ClientWords | None = None
 ) -> BrokerConnectionError:
@@ -83,4 +68,4 @@ def not_answered(
     return BrokerConnectionError(f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}")
 
 
-__all__ = ["all_topics", "first_answer", "not_answered"]
+__all__ = ["first_answer", "not_answered"]

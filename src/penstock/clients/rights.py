@@ -1,7 +1,6 @@
 """Rights on a Kafka cluster: which one is missing, and the `kafka-acls` line that gives it.
 
-A broker with an authorizer tells what it refuses by a code alone. Only whoever asked knows the operation and the
-resource, so each place that asks names both; here they become one message and one command.
+A broker refuses by a code alone; each place that asks names the operation and the resource.
 """
 
 from __future__ import annotations
@@ -57,18 +56,13 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A right of a client on a cluster.
-
-    Attributes:
-        operation: what it allows.
-        resource: the kind of what it is held on.
-        name: its name; empty for the cluster.
-        is_prefix: whether it is held on all that begin with that name.
-    """
+    """A right of a client on a cluster."""
 
     operation: Operation
     resource: Resource
+    #: Its name; empty for the cluster.
     name: str = ""
+    #: Whether it is held on all that begin with that name.
     is_prefix: bool = False
 
     def __str__(self) -> str:
@@ -78,15 +72,13 @@ class Right:
 
     def command(self, principal: str) -> str:
         """Return the command that gives it to `principal`."""
-        resource = f"--{self.resource.value}" if self.resource is Resource.CLUSTER else self._named()
+        resource = f"--{self.resource.value}"
+        if self.resource is not Resource.CLUSTER:
+            resource += f" '{self.name}'" + (" --resource-pattern-type prefixed" if self.is_prefix else "")
         return (
             f"kafka-acls.sh --bootstrap-server ... --add --allow-principal '{principal}' "
             f"--operation {self.operation.value} {resource}"
         )
-
-    def _named(self) -> str:
-        pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
-        return f"--{self.resource.value} '{self.name}'{pattern}"
 
 
 def topic_right(operation: Operation, topic: str) -> Right:
@@ -154,25 +146,29 @@ def missing_right_text(what: str, rights: Sequence[Grantable], principal: str) -
 
 def lacking_text(rights: Sequence[Grantable], principal: str) -> str:
     """Return the part of it that tells what is missing and the commands that give it."""
-    named = " and ".join(str(right) for right in rights)
+    named = " and ".join(map(str, rights))
     commands = "; ".join(right.command(principal) for right in rights)
     return f"{principal} lacks the right {named}; an administrator gives it with: {commands}"
 
 
+def code_of(error: KafkaException | KafkaError) -> int | None:
+    """Return the code of a Kafka error; None of an exception that carries none."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return inner.code() if isinstance(inner, KafkaError) else None
+
+
 def is_missing_right(error: KafkaException | KafkaError) -> bool:
     """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return isinstance(inner, KafkaError) and inner.code() in _REFUSALS
+    return code_of(error) in _REFUSALS
 
 
 def concerns_a_group(error: KafkaException | KafkaError) -> bool:
     """Tell whether a broker refused a group.
 
-    The client library asks for the coordinator of a consumer's group even where the partitions are assigned by hand and
-    the group, which it demands, is used for nothing. Such a consumer reads all the same, and passes over this answer.
+    The client library asks for a group's coordinator even where partitions are assigned by hand; such a consumer reads
+    all the same, and passes over this answer.
     """
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return isinstance(inner, KafkaError) and inner.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    return code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def principal_of(config: ClientConfig) -> str:

@@ -1,7 +1,6 @@
 """Which topics there are by name, and which they are: a topic made anew under an old name has another id.
 
-Asked by name, because only then the brokers say why a topic cannot be seen: that there is none, or that this client may
-not know. In the list of all topics both look the same.
+Asked by name, the brokers say why a topic cannot be seen: that there is none, or that this client may not know.
 """
 
 from __future__ import annotations
@@ -26,17 +25,7 @@ _NO_ID = "A" * 22
 def described(
     admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S, *, with_operations: bool = False
 ) -> tuple[dict[str, Any], dict[str, KafkaException]]:
-    """Return what the brokers say of topics, and why they say nothing of the others.
-
-    Args:
-        admin: an admin client.
-        topics: their names.
-        timeout_s: seconds that a broker may take to answer.
-        with_operations: whether they say as well what this client may do with them.
-
-    Returns:
-        The client's `TopicDescription` by name, and the errors by name.
-    """
+    """Return the `TopicDescription` of each topic, and by name why the brokers say nothing of the others."""
     names = sorted(set(topics))
     if not names:
         return {}, {}
@@ -61,30 +50,18 @@ def id_of(description: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicIds:
-    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id.
+    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id."""
 
-    Attributes:
-        ids: id of each topic that has one.
-        absent: topics that do not exist.
-        failures: why nothing was told of a topic.
-    """
-
+    #: Id of each topic that has one.
     ids: Mapping[str, str]
+    #: Topics that do not exist.
     absent: frozenset[str] = frozenset()
+    #: Why nothing was told of a topic.
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
 class AskedTopicIds:
-    """A question for the ids of topics, sent when it is made; it never waits.
-
-    Args:
-        admin: an admin client.
-        topics: names of the topics.
-        timeout_s: seconds that a broker may take to answer.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-    """
+    """A question for the ids of topics, sent when it is made; `KafkaException` where that is refused."""
 
     def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
         self._admin = admin

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.lasting_producer import LastingProducer
+from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.execution.executor import Executor, LoopLag, ManualExecutor
@@ -200,10 +200,11 @@ class Engine:
     def _traced(self, one: Handler, invoke: Invoke) -> Invoke:
         if self.telemetry is None:
             return invoke
+        processing = self.telemetry.processing
         if one.kind is Kind.TASK:
-            around = self.telemetry.around_async_batch if one.batch > 1 else self.telemetry.around_async
+            around = processing.around_async_batch if one.batch > 1 else processing.around_async
         else:
-            around = self.telemetry.around_batch if one.batch > 1 else self.telemetry.around
+            around = processing.around_batch if one.batch > 1 else processing.around
         return around(invoke)  # type: ignore[arg-type] # the handler's kind was asked above
 
     def _assignment(self, committed: TopicPartition) -> Assignment:

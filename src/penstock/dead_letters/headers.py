@@ -1,13 +1,10 @@
 """Which headers a dead letter carries, in Kafka's format or Spring's, and how they are read back.
 
-Writing never raises, whatever the record and the error are: a dead letter that cannot be described must still be
-written. Reading trusts nothing, for anybody who may write to the topic can forge a header: a field that cannot be
-what it claims to be is None. A record that dies again gets the headers of its last death in place of the earlier
-ones, so that they do not grow.
+Writing never raises: a dead letter that cannot be described must still be written. Reading trusts nothing: a field that
+cannot be what it claims to be is None. A record that dies again gets the headers of its last death alone.
 
 Sources: KIP-1191 for Kafka's names, all values text. For Spring's, `KafkaHeaders` and `DeadLetterPublishingRecoverer`
-of spring-kafka: text, save that the partition is a big-endian int of 4 bytes, and offset and timestamp one of 8; the
-suffix `-dlt` is its default since 3.3.
+of spring-kafka: text, save that the partition is a big-endian int of 4 bytes, and offset and timestamp one of 8.
 """
 
 from __future__ import annotations
@@ -64,24 +61,16 @@ class DeadLetterFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterOrigin:
-    """Where a dead letter comes from and why it died. A field is None where it is not known.
-
-    Attributes:
-        topic: name of the topic it was read from.
-        partition: number of the partition.
-        offset: its offset there.
-        group: the consumer group that gave it up.
-        attempts: how often it was tried; Spring's format does not tell.
-        exception: class of the last error, with its module.
-        message: text of the last error.
-        stack: stack of the last error.
-    """
+    """Where a dead letter comes from and why it died. A field is None where it is not known."""
 
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
+    #: The consumer group that gave it up.
     group: str | None = None
+    #: How often it was tried; Spring's format does not tell.
     attempts: int | None = None
+    #: Class of the last error, with its module.
     exception: str | None = None
     message: str | None = field(default=None, repr=False)
     stack: str | None = field(default=None, repr=False)
@@ -118,10 +107,7 @@ def default_topic(letter_format: DeadLetterFormat) -> str:
 def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOrigin) -> HeaderList:
     """Return the headers of a dead letter: the record's own, then those that tell of its death. Never raises.
 
-    Args:
-        letter_format: whose names to use.
-        record: the record as it was fetched; headers of an earlier death are left out.
-        origin: what to tell; fields that are None are left out.
+    Headers of an earlier death are left out, and so are fields of `origin` that are None.
     """
     fields = _kafka_fields(origin) if letter_format is DeadLetterFormat.KAFKA else _spring_fields(origin, record)
     return [*own_headers(record), *((name, value) for name, value in fields if value is not None)]

@@ -13,19 +13,14 @@ _MAX_KINDS = 10_000
 
 @dataclass(slots=True)
 class Kind:
-    """Dead letters of one origin and one exception, counted.
+    """Dead letters of one origin and one exception, counted."""
 
-    Attributes:
-        origin: original topic and partition; "?" where they are not known.
-        exception: class of the error as the header has it, which anybody may have written; "?" where there is none.
-        count: how many there are.
-        first_ms: time of the earliest, milliseconds since the epoch; -1 where none has a time.
-        last_ms: time of the latest.
-    """
-
+    #: Original topic and partition; "?" where they are not known.
     origin: str
+    #: Class of the error as the header has it, which anybody may have written; "?" where there is none.
     exception: str
     count: int = 0
+    #: Time of the earliest, milliseconds since the epoch; -1 where none has a time.
     first_ms: int = -1
     last_ms: int = -1
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -43,26 +42,18 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One message of a dead-letter topic.
-
-    Attributes:
-        topic: the dead-letter topic.
-        partition: number of the partition there.
-        offset: offset there.
-        key: key, or None.
-        value: value, or None for a tombstone.
-        headers: all headers; only a mark where the client cannot carry their names.
-        timestamp_ms: milliseconds since the epoch; -1 when there is none.
-        origin: what the headers tell of its death; None where they tell nothing.
-    """
+    """One message of a dead-letter topic."""
 
     topic: str
     partition: int
     offset: int
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
+    #: All headers; only a mark where the client cannot carry their names.
     headers: HeaderList = field(repr=False)
+    #: Milliseconds since the epoch; -1 when there is none.
     timestamp_ms: int
+    #: What the headers tell of its death; None where they tell nothing.
     origin: DeadLetterOrigin | None
 
     @property
@@ -72,15 +63,7 @@ class DeadLetter:
 
 
 class DeadLetterLog:
-    """Reads one dead-letter topic after another; a context manager. For one thread.
-
-    Args:
-        bootstrap_servers: addresses of brokers.
-        config: settings of the clients.
-
-    Raises:
-        ConfigurationError: the client refused the addresses.
-    """
+    """Reads one dead-letter topic after another; a context manager. For one thread."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -191,39 +174,27 @@ class DeadLetterLog:
         return found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition))
 
     def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
-        """Write down what was replayed, durably.
-
-        Raises:
-            MissingRightError: this user may not commit to the group.
-            PenstockError: it could not be written.
-        """
-        what = (
-            f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}, and the last "
-            f"{BATCH} messages at most are sent again by the next replay"
-        )
+        """Write down what was replayed, durably; `PenstockError` where that was not possible."""
         place = TopicPartition(topic, partition, point.offset, metadata=point.metadata)
+        what = f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}"
+        repeated = f"the last {BATCH} messages at most are sent again by the next replay"
         try:
-            answer = self._consumer.commit(offsets=[place], asynchronous=False) or []
-        except KafkaException as error:
-            self._require_right(error.args[0], what, topic)
-            raise _not_remembered(topic, partition, reason(error)) from error
-        for one in answer:
-            if one.error is not None:
-                self._require_right(one.error, what, topic)
-                raise _not_remembered(topic, partition, reason(one.error))
+            answer = self._consumer.commit(offsets=[place], asynchronous=False) or ()
+            error = next((one.error for one in answer if one.error is not None), None)
+        except KafkaException as refused:
+            error = refused.args[0]
+        if error is not None:
+            self._require_right(error, f"{what}, and {repeated}", topic)
+            raise PenstockError(f"{what}: {reason(error)}; {repeated}") from KafkaException(error)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._consumer.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def _at_end(self, message: Message, topic: str, partition: int, end: int) -> bool:
@@ -241,13 +212,7 @@ class DeadLetterLog:
         raise PenstockError(f"{what}: {reason(error)}; check that the topic is still there")
 
     def _require_right(self, error: KafkaError, what: str, topic: str) -> None:
-        """Raise `MissingRightError` where that is what a broker refused; return for every other error.
-
-        Args:
-            error: what it answered.
-            what: what was tried.
-            topic: the topic that was to be read.
-        """
+        """Raise `MissingRightError` where a broker refused for want of one; return for every other error."""
         if is_missing_right(error):
             is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
             right = group_right(REPLAY_GROUP) if is_group else topic_right(Operation.READ, topic)
@@ -258,13 +223,6 @@ class DeadLetterLog:
             f"no Kafka broker at {self._bootstrap_servers} told {what}: {why}; "
             "check the address and that the broker runs, and run the command again"
         )
-
-
-def _not_remembered(topic: str, partition: int, why: str) -> PenstockError:
-    return PenstockError(
-        f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}: {why}; "
-        f"the last {BATCH} messages at most are sent again by the next replay"
-    )
 
 
 def _letter(message: Message) -> DeadLetter:

@@ -1,8 +1,7 @@
 """The replay of dead letters: which go back to work, where to, and what is written down when they did.
 
-A batch is sent, its acknowledgements are awaited, and only then is it written down: killed at any moment, a replay
-loses nothing, and the next one repeats a batch at most. What was not chosen, or cannot go anywhere, stays open for
-another replay.
+A batch is written down once it is acknowledged: killed at any moment, a replay loses nothing, and the next one repeats
+a batch at most. What was not chosen, or cannot go anywhere, stays open for another replay.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock import clients
 from penstock.clients.kafka import reason
-from penstock.clients.lasting_producer import cause_of
+from penstock.clients.renewal import cause_of
 from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
 from penstock.dead_letters.headers import replayed
 from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog
@@ -42,16 +41,13 @@ class Left(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which dead letters are meant; what is None excludes none.
+    """Which dead letters are meant; what is None excludes none."""
 
-    Attributes:
-        exception: class of the error, with or without its module.
-        topic: the original topic.
-        place: partition of the dead-letter topic, and the offset there to begin with.
-    """
-
+    #: Class of the error, with or without its module.
     exception: str | None = None
+    #: The original topic.
     topic: str | None = None
+    #: Partition of the dead-letter topic, and the offset there to begin with.
     place: tuple[int, int] | None = None
 
     def takes(self, letter: DeadLetter) -> bool:
@@ -69,22 +65,19 @@ class Choice:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a replay did, counted while it does it.
+    """What a replay did, counted while it does it."""
 
-    Attributes:
-        sent: messages by the topic they went to.
-        sent_before: dead letters an earlier replay sent.
-        not_chosen: dead letters that were not meant.
-        left: dead letters that could not go anywhere, by the reason.
-        first_left: an example of each.
-        forgetful: partitions of which more was sent than can be written down.
-    """
-
+    #: Messages by the topic they went to.
     sent: Counter[str] = field(default_factory=Counter)
+    #: Dead letters an earlier replay sent.
     sent_before: int = 0
+    #: Dead letters that were not meant.
     not_chosen: int = 0
+    #: Dead letters that could not go anywhere, by the reason.
     left: Counter[Left] = field(default_factory=Counter)
+    #: An example of each.
     first_left: dict[Left, str] = field(default_factory=dict)
+    #: Partitions of which more was sent than can be written down.
     forgetful: set[int] = field(default_factory=set)
 
 
@@ -92,12 +85,7 @@ class Replay:
     """Sends the dead letters of one topic back to work. For one thread, and used once.
 
     Args:
-        log: reads the topic and keeps how far a replay got.
-        bootstrap_servers: addresses of brokers, to send to.
-        config: settings of the clients.
-        topic: the dead-letter topic.
         partitions: how many partitions every topic has.
-        choice: which dead letters are meant.
         to: the topic they all go to; their original ones when None.
         limit: how many are sent at most; all when None.
         again: whether those that an earlier replay sent are sent too.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from penstock.demo import airline, totals
+from penstock.demo.checks import totals
+from penstock.demo.senders import airline
 
 _PARTS = {"airline": airline.main, "totals": totals.main}
 

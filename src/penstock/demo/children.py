@@ -1,8 +1,7 @@
-"""Child processes of the demo: started, listened to, ended with their parent.
+"""Child processes of the demo: started, read from, ended with their parent.
 
-A child prints one JSON object per line on its standard output. It ends when its standard input does, so it
-outlives neither an orderly end nor a SIGKILL of its parent. What it prints on standard error goes to a file,
-whose last lines are shown when it fails.
+A child prints one JSON object per line on its standard output and ends when its standard input does, so it outlives no
+parent. The last lines of its standard error, in a file, are shown when it fails.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import PenstockError
@@ -35,24 +33,13 @@ class DemoError(PenstockError):
 
 
 class Child:
-    """A running child process and the newest of everything it has reported.
+    """A running child process and the newest report of each `kind`; its standard error is added to the log.
 
-    Each report has a `kind`; the newest of each kind is kept. Reports are written by the reader thread and
-    read by any thread: replacing a value in a dict is one step.
-
-    Args:
-        name: what it is called in messages.
-        command: the module to run, and its arguments.
-        log_path: where its standard error goes; lines are added to what is there.
-        environment: variables over those of this process.
+    Reports are written by the reader thread and read by any thread: replacing a value in a dict is one step.
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log_path: Path,
-        environment: Mapping[str, str] | None = None,
+        self, name: str, command: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self._command = command
@@ -87,11 +74,7 @@ class Child:
         return self._process.poll() if self._process else None
 
     def require_running(self) -> None:
-        """Return if it runs.
-
-        Raises:
-            DemoError: it has ended.
-        """
+        """Return if it runs; raise `DemoError` with the end of its log if not."""
         code = self.exit_code()
         if code is not None:
             raise DemoError(
@@ -101,7 +84,9 @@ class Child:
 
     def kill(self) -> int:
         """End it with SIGKILL, and return the code that its end gave."""
-        process = self._started()
+        process = self._process
+        if process is None:
+            raise DemoError(f"{self.name} was never started; start it first")
         process.send_signal(signal.SIGKILL)
         code = process.wait(_END_TIMEOUT_S)
         self._join()
@@ -125,15 +110,8 @@ class Child:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.end()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise DemoError(f"{self.name} was never started; start it first")
-        return self._process
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():

@@ -17,16 +17,7 @@ _LINE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How far the demo is.
-
-    Attributes:
-        sent: flights whose transaction was sent.
-        published: transactions the coordinator published.
-        handled: messages the app has done with.
-        spark_rows: rows in Spark's table, or None when it takes no part.
-        pending: halves not settled.
-        held: aircraft that wait for an undecided flight.
-    """
+    """How far the demo is; `held` counts aircraft that wait for an undecided flight."""
 
     sent: int = 0
     published: int = 0

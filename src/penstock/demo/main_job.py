@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
-from penstock.demo.book import FlightBook
+from penstock.demo.checks.fold import FlightFold, plain_states, plain_totals
+from penstock.demo.checks.totals import read_totals
+from penstock.demo.checks.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
 from penstock.demo.display import display
 from penstock.demo.flights import Flight, write_schedule
-from penstock.demo.fold import FlightFold, plain_states, plain_totals
 from penstock.demo.options import DemoOptions
-from penstock.demo.plan import Plan, left_unknown, plan
+from penstock.demo.senders.database import FlightBook
+from penstock.demo.senders.plan import Plan, left_unknown, plan
 from penstock.demo.stage import ATTEMPTS, DEAD_LETTERS, PARTITIONS, TOPIC, Stage, Workplace
 from penstock.demo.topics import read_to_end
-from penstock.demo.totals import read_totals
-from penstock.demo.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, PenstockError
 
@@ -44,14 +44,8 @@ _FILE_WIDTH = 120
 def run(options: DemoOptions, console: Console | None = None) -> int:
     """Run the demo and return its exit code: 0 every promise kept, 1 not, 130 interrupted.
 
-    Starts an embedded broker and child processes, and ends them whatever happens. Call it from one thread.
-
-    Args:
-        options: what to run.
-        console: where to print; standard output when left out.
-
-    Raises:
-        ConfigurationError: the input or the options make no sense; nothing was started.
+    Starts an embedded broker and child processes, and ends them whatever happens. Call it from one thread. Input or
+    options that make no sense are a `ConfigurationError`; then nothing was started.
     """
     console = console or Console()
     if not console.is_terminal:
@@ -155,9 +149,7 @@ def _perform(options: DemoOptions, flights: Sequence[Flight], chosen: Plan, fold
             if options.spark
             else None,
             rates=Rates(
-                transactions=len(flights) / sent_s,
-                handled=fold.finished / handled_s,
-                spark_rows=stage.spark_rate(),
+                transactions=len(flights) / sent_s, handled=fold.finished / handled_s, spark_rows=stage.spark_rate()
             ),
         )
 

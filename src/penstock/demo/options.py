@@ -11,24 +11,19 @@ from penstock.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The options of the demo.
-
-    Attributes:
-        whole_year: all departures of 2013 in place of those of January.
-        input: a CSV file of the user, in place of the flights.
-        columns: which column of that file plays which part.
-        keep: whether the SQLite files, the broker's data and the logs stay in a folder here, which is named.
-        seed: chooses the poison flight.
-        spark: whether the Spark query takes part.
-        ignored: flights that the app's handler takes without folding them; for a test that wants a red verdict.
-    """
+    """The options of the demo."""
 
     whole_year: bool = False
+    #: A CSV file of the user, in place of the flights.
     input: Path | None = None
     columns: Columns = field(default_factory=Columns)
+    #: Whether the SQLite files, the broker's data and the logs stay in a folder here, which is named.
     keep: bool = False
+    #: Chooses the poison flight.
     seed: int = 2013
+    #: Whether the Spark query takes part.
     spark: bool = True
+    #: Flights that the app's handler takes without folding them; for a test that wants a red verdict.
     ignored: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:

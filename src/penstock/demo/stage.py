@@ -13,11 +13,11 @@ import tenacity
 
 from penstock.app import App, RunningApp
 from penstock.consumer import retry
-from penstock.demo.airline import AirlineSettings
+from penstock.demo.checks.fold import FlightFold
 from penstock.demo.children import Child, DemoError
 from penstock.demo.display import Counts, Display
-from penstock.demo.fold import FlightFold
-from penstock.demo.plan import SENDERS, Plan
+from penstock.demo.senders.airline import AirlineSettings
+from penstock.demo.senders.plan import SENDERS, Plan
 from penstock.devbroker import spark_environment
 from penstock.transactions import Coordinator
 
@@ -60,16 +60,7 @@ class Workplace:
 
 
 class Stage:
-    """The running parts: coordinator, app, senders and Spark. Used by the main thread.
-
-    Args:
-        place: broker and folder.
-        plan: the chosen flights.
-        fold: the app's handler.
-        shown: where the counts are shown.
-        limit_s: seconds the whole may take.
-        spark: whether Spark takes part.
-    """
+    """The running parts: coordinator, app, senders and Spark, for `limit_s` seconds at most. For the main thread."""
 
     def __init__(
         self, place: Workplace, plan: Plan, fold: FlightFold, shown: Display, *, limit_s: float, spark: bool

@@ -1,8 +1,4 @@
-"""Reading a topic beside the engines: what a plain read_committed client finds in it.
-
-The verdict must not take the engines' word for what was published, and the airline must see which of its
-undecided flights came out.
-"""
+"""Reading a topic beside the engines: what a plain read_committed client finds in it."""
 
 from __future__ import annotations
 
@@ -28,11 +24,7 @@ _SILENCE_S = 30.0
 
 
 def read_to_end(bootstrap_servers: str, topic: str) -> list[Flight]:
-    """Return every committed record of a topic of flights, up to the end it has now.
-
-    Raises:
-        BrokerConnectionError: the broker answers no more.
-    """
+    """Return every committed record of a topic of flights, up to the end it has now."""
     flights: list[Flight] = []
     with _whole_topic(bootstrap_servers, topic) as (consumer, partitions):
         open_partitions = set(range(partitions))
@@ -57,12 +49,8 @@ def read_to_end(bootstrap_servers: str, topic: str) -> list[Flight]:
 class PublishedFlights:
     """The flights seen in the topic so far: one thread reads the topic, any thread asks.
 
-    `sequences` only grows, by its reader thread; looking up a number in a set is one step.
-
-    Args:
-        bootstrap_servers: addresses of the broker.
-        topic: the topic of flights, which exists.
-        failed: called with the error, on the reader's thread, when it cannot go on.
+    `sequences` only grows, by its reader thread; looking up a number in a set is one step. `failed` is called with the
+    error, on that thread, when it cannot go on.
     """
 
     def __init__(self, bootstrap_servers: str, topic: str, failed: Callable[[BaseException], None]) -> None:

@@ -5,12 +5,12 @@ clients have to prove who they are, and may do what they were allowed to.
 """
 
 from penstock.devbroker.broker import DevBroker
-from penstock.devbroker.certificates import Certificate
-from penstock.devbroker.jars import KAFKA_VERSION, jars_folder, kafka_jars
-from penstock.devbroker.java import JavaRuntime, find_java
-from penstock.devbroker.rights import AskedRight
-from penstock.devbroker.security import Security, User, unsecured_token
-from penstock.devbroker.spark import spark_environment
+from penstock.devbroker.java.jars import KAFKA_VERSION, jars_folder, kafka_jars
+from penstock.devbroker.java.runtime import JavaRuntime, find_java
+from penstock.devbroker.java.spark import spark_environment
+from penstock.devbroker.security.certificates import Certificate
+from penstock.devbroker.security.protocols import Security, User, unsecured_token
+from penstock.devbroker.security.rights import AskedRight
 
 __all__ = [
     "KAFKA_VERSION",

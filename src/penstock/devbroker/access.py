@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.clients.kafka import admin_client
-from penstock.devbroker.certificates import Certificate, Certificates, write_private
 from penstock.devbroker.node import Node
-from penstock.devbroker.rights import AskedRight, Rights, asked_rights, bindings
-from penstock.devbroker.security import ADMIN, ClientSecurity, Security, User, check_security, check_user
+from penstock.devbroker.security.certificates import Certificate, Certificates, write_private
+from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security, check_user
+from penstock.devbroker.security.rights import AskedRight, Rights, asked_rights, bindings
 from penstock.errors import DevBrokerError
 from penstock.options import choice
 
@@ -20,26 +20,10 @@ _LOGIN_TIMEOUT_S = 60.0
 
 
 class AccessControl(ABC):
-    """Users, certificates and rights of a broker that may be started with `security`, and with rights or without.
-
-    Args:
-        security: how clients connect; None for plain text without users.
-        acls: whether users may do only what they were allowed to.
-        users: passwords of users that are there from the start, by name.
-        expired_certificate: whether the broker shows a certificate that ended a day ago.
-
-    Raises:
-        ConfigurationError: an option is out of its range, or two contradict each other.
-        DevBrokerError: certificates are needed, and the library that makes them is missing.
-    """
+    """Users, certificates and rights of a broker; its arguments are those of `DevBroker`."""
 
     def __init__(
-        self,
-        security: Security | str | None,
-        *,
-        acls: bool,
-        users: Mapping[str, str] | None,
-        expired_certificate: bool,
+        self, security: Security | str | None, *, acls: bool, users: Mapping[str, str] | None, expired_certificate: bool
     ) -> None:
         self._kind = None if security is None else choice("security", security, Security)
         check_security(self._kind, users or {}, acls=acls, expired_certificate=expired_certificate)
@@ -138,15 +122,7 @@ class AccessControl(ABC):
             DevBrokerError: the broker was started without `acls=True`, or refused.
         """
         self._rights().allow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
+            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
         )
 
     def disallow(
@@ -162,21 +138,10 @@ class AccessControl(ABC):
         """Take rights again that `allow` gave with the same arguments, and return when they no longer hold.
 
         What was not given is not there to be taken: a name that falls under a prefix keeps the right of the prefix.
-
-        Raises:
-            ConfigurationError: as for `allow`.
-            DevBrokerError: as for `allow`.
+        Errors as for `allow`.
         """
         self._rights().disallow(
-            bindings(
-                _name(user),
-                operations,
-                topic=topic,
-                group=group,
-                transactional_id=transactional_id,
-                cluster=cluster,
-                prefix=prefix,
-            )
+            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
         )
 
     def asked(self, user: User | str) -> list[AskedRight]:

@@ -8,15 +8,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker.access import AccessControl
-from penstock.devbroker.jars import kafka_jars
-from penstock.devbroker.java import find_java
+from penstock.devbroker.java.jars import kafka_jars
+from penstock.devbroker.java.runtime import find_java
 from penstock.devbroker.node import STOP_TIMEOUT_S, Node
-from penstock.devbroker.security import Security
+from penstock.devbroker.security.protocols import Security
 from penstock.devbroker.settings import check_config
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.options import positive, positive_int
@@ -118,13 +117,7 @@ class DevBroker(AccessControl):
         try:
             security = self._security_in(folder)
             node = Node(
-                java,
-                jars,
-                folder,
-                temporary=temporary,
-                port=self._wanted_port,
-                config=self._config,
-                security=security,
+                java, jars, folder, temporary=temporary, port=self._wanted_port, config=self._config, security=security
             )
             node.start(time.monotonic() + self._start_timeout_s)
         except BaseException:
@@ -193,21 +186,13 @@ class DevBroker(AccessControl):
             raise DevBrokerError(f"the broker's process {child.pid} {why}")
 
     def resume(self) -> None:
-        """Let a suspended broker go on; nothing happens when it was not suspended.
-
-        Raises:
-            DevBrokerError: the broker's process does not go on.
-        """
+        """Let a suspended broker go on, if it is suspended; `DevBrokerError` where it does not go on."""
         child = self._running_node().child
         if not child.resume():
             raise DevBrokerError(f"the broker's process {child.pid} did not go on when told to; look at the machine")
 
     def restart(self) -> None:
-        """Start the broker anew on the same port and data, stopping it first if it still runs.
-
-        Raises:
-            DevBrokerError: as for `start`.
-        """
+        """Start the broker anew on the same port and data, stopping it first if it still runs; errors as `start`."""
         node = self._running_node()
         node.stop()
         node.start(time.monotonic() + self._start_timeout_s)
@@ -215,9 +200,7 @@ class DevBroker(AccessControl):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
     def _running_node(self) -> Node:

@@ -29,8 +29,6 @@ class SupervisedChild:
     For one thread at a time; which thread makes a call, and whether it lives on, does not matter.
 
     Args:
-        command: the program and its arguments.
-        log_path: file that collects what it prints.
         remove: folder that disappears when the child is closed or this process dies; None keeps everything.
         lock: descriptor of a locked file that stays locked until the supervisor has ended; None for none.
     """
@@ -57,11 +55,7 @@ class SupervisedChild:
             )
 
     def run(self) -> int:
-        """Start the command and return its process id.
-
-        Raises:
-            DevBrokerError: the program could not be started.
-        """
+        """Start the command and return its process id; `DevBrokerError` where that was not possible."""
         earlier, self._exit_code, self._stopped = self.pid, None, False
         self._order("run")
         self._read_reports(_SUPERVISOR_TIMEOUT_S, lambda: self.pid != earlier or self._exit_code is not None)
@@ -74,23 +68,16 @@ class SupervisedChild:
         self._order(f"signal {int(number)}")
 
     def suspend(self) -> bool:
-        """Stop the command with SIGSTOP and return when all of its threads stand still.
+        """Stop the command with SIGSTOP; tell whether all of its threads stand still.
 
-        The signal alone would not do: it takes hold some time after it was sent.
-
-        Returns:
-            Whether it stands still; it does not when it has ended, or cannot be stopped within 20 s.
+        The signal alone would not do: it takes hold some time later. False when it has ended, or after 20 s.
         """
         self.signal(signal.SIGSTOP)
         self._read_reports(_SUPERVISOR_TIMEOUT_S, lambda: self._stopped or self._exit_code is not None)
         return self._stopped and self._exit_code is None
 
     def resume(self) -> bool:
-        """Let a stopped command go on with SIGCONT and return when it does.
-
-        Returns:
-            False when it still stands still after 20 s.
-        """
+        """Let a stopped command go on with SIGCONT; tell whether it does, within 20 s."""
         self.signal(signal.SIGCONT)
         self._read_reports(_SUPERVISOR_TIMEOUT_S, lambda: not self._stopped or self._exit_code is not None)
         return not self._stopped or self._exit_code is not None

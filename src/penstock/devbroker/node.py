@@ -19,12 +19,12 @@ from confluent_kafka import KafkaException
 
 from penstock import clients
 from penstock.clients.kafka import admin_client, reason
-from penstock.devbroker.certificates import write_private
 from penstock.devbroker.child import SupervisedChild
-from penstock.devbroker.jars import KAFKA_VERSION, last_lines
-from penstock.devbroker.java import JavaRuntime
-from penstock.devbroker.rights import Rights
-from penstock.devbroker.security import ADMIN, ClientSecurity
+from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
+from penstock.devbroker.java.runtime import JavaRuntime
+from penstock.devbroker.security.certificates import write_private
+from penstock.devbroker.security.protocols import ADMIN, ClientSecurity
+from penstock.devbroker.security.rights import Rights
 from penstock.devbroker.settings import SecuredListener, log_format, properties
 from penstock.errors import DevBrokerError
 
@@ -47,7 +47,7 @@ _WARM_UP_ID = "penstock-devbroker-warm-up"
 
 
 class Node:
-    """One broker with its port, folder and lock: what stays the same from start to stop, over restarts."""
+    """One broker from its first start to its end."""
 
     def __init__(
         self,
@@ -114,11 +114,7 @@ class Node:
         return f"{HOST}:{self._inside_port}"
 
     def await_login(self, config: Mapping[str, Any], deadline: float) -> None:
-        """Wait until a client with these settings is let in.
-
-        Raises:
-            DevBrokerError: it was not in time.
-        """
+        """Wait until a client with these settings is let in; `DevBrokerError` where it was not in time."""
         # Whether the client would trust the broker is another question: its certificate may be one that expired.
         unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
         client = clients.admin(self.address, {**config, **unchecked, "logger": _silent()})

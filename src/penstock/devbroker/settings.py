@@ -74,16 +74,12 @@ logger.authorizer.appenderRef.asked.ref = asked
 
 @dataclass(frozen=True, slots=True)
 class SecuredListener:
-    """What a broker with security has beside that.
-
-    Attributes:
-        protocol: Kafka's name of the protocol that clients speak.
-        inside_port: where the broker talks to itself, and we to it, without security.
-        settings: the broker's settings for it; a user's settings win over them.
-    """
+    """What a broker with security has beside that."""
 
     protocol: str
+    #: Where the broker talks to itself, and we to it, without security.
     inside_port: int
+    #: The broker's settings for it; a user's settings win over them.
     settings: Mapping[str, str]
 
 
@@ -93,21 +89,9 @@ def check_config(config: Mapping[str, str]) -> None:
 
 
 def properties(
-    port: int,
-    controller_port: int,
-    storage: Path,
-    config: Mapping[str, str],
-    secured: SecuredListener | None = None,
+    port: int, controller_port: int, storage: Path, config: Mapping[str, str], secured: SecuredListener | None = None
 ) -> str:
-    """Return the text of `server.properties`.
-
-    Args:
-        port: where clients connect, on 127.0.0.1.
-        controller_port: where the node talks to itself.
-        storage: folder of Kafka's logs.
-        config: the user's settings, which win over our defaults.
-        secured: how clients prove who they are; None for plain text.
-    """
+    """Return the text of `server.properties`; the settings in `config` win over our defaults."""
     owned = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -132,11 +116,7 @@ def properties(
 
 
 def log_format(authorizer_log: Path | None = None) -> str:
-    """Return the text of the log settings: warnings and errors, to standard output, with short stacks.
-
-    Args:
-        authorizer_log: file for what the authorizer was asked; None for a broker without one.
-    """
+    """Return the text of the log settings: warnings and errors, and what the authorizer was asked to that file."""
     if authorizer_log is None:
         return _LOG_FORMAT
     return _LOG_FORMAT + _AUTHORIZER_LOG_FORMAT.format(path=_escaped(str(authorizer_log)))

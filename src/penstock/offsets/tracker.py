@@ -1,9 +1,8 @@
 """The tracker: what of one assigned partition is in flight, and the watermark that may be committed.
 
-Offsets are tracked as they were fetched, never as a contiguous range: transaction markers and compaction leave
-holes, so `watermark + 1` may not exist. What one fetch brought is one *block*: a sorted map holds the blocks that
-are not wholly done, by their first offset, and each block holds one byte an offset. Registering a fetch and
-completing a run cost one lock and one pass in C each, whatever their length.
+Offsets are tracked as they were fetched: transaction markers and compaction leave holes, so `watermark + 1` may not
+exist. What one fetch brought is one *block* of a byte an offset; a sorted map holds the blocks that are not wholly
+done. Registering a fetch and completing a run cost one lock and one pass in C each, whatever their length.
 """
 
 from __future__ import annotations
@@ -26,14 +25,11 @@ _MAX_FLAGS = 250_000
 
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
-    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree.
+    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree."""
 
-    Attributes:
-        offset: the next offset to handle; all below it are done.
-        metadata: the offset map of what is done above it, or an empty string.
-    """
-
+    #: The next offset to handle; all below it are done.
     offset: int
+    #: The offset map of what is done above it, or an empty string.
     metadata: str
 
 
@@ -124,11 +120,7 @@ class Tracker:
         block.bytes_left = block.size_bytes * block.left // len(block.done)
 
     def complete(self, block: Block, indexes: Sequence[int]) -> None:
-        """Mark a run done. Never waits.
-
-        Args:
-            block: the block as `register` returned it.
-            indexes: places in the block, each completed once; a `range` is the fastest.
+        """Mark a run done: places in a block, each completed once; a `range` is the fastest. Never waits.
 
         A place that was done already is raised by the next read, as `ValueError`: a message was handled twice, and the
         counts would be wrong.
@@ -140,10 +132,6 @@ class Tracker:
 
         The run's own completion names these places again, and may have done so already, in whichever order the two
         come: it is applied first where it was queued before, and passes over what is marked where it comes later.
-
-        Args:
-            block: the block as `register` returned it.
-            indexes: places in the block.
         """
         with self._lock:
             self._apply_updates()
@@ -270,8 +258,8 @@ class Tracker:
     def _flags(self, watermark: int) -> bytes | None:
         """Return a byte for each offset from the watermark to the position, 1 where it is done.
 
-        None where they are too many, and where a fetch has holes: its messages are far apart, and a bit for each offset
-        would be many for each message. Called with the lock held.
+        None where they are too many, or a fetch has holes: bits would be many for each message. Called with the lock
+        held.
         """
         if self._position - watermark > _MAX_FLAGS:
             return None
@@ -287,11 +275,7 @@ class Tracker:
         return b"".join(parts)
 
     def commit_point(self, max_chars: int = MAX_METADATA_CHARS) -> CommitPoint:
-        """Return what may be committed now, with the map of what is done above it (I3).
-
-        Args:
-            max_chars: characters of the map, at most; 0 for none.
-        """
+        """Return what may be committed now, with the map of what is done above it in `max_chars` at most (I3)."""
         with self._lock:
             self._apply_updates()
             watermark = self._watermark()

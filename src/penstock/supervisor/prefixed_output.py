@@ -15,13 +15,7 @@ _MAX_READS_AT_END = 64
 
 
 class PrefixedOutput:
-    """One stream of a member. For one thread; reading never waits.
-
-    Args:
-        prefix: stands before each line.
-        source: the pipe that the member prints to.
-        sink: descriptor to print to.
-    """
+    """One stream of a member, printed to the descriptor `sink`. For one thread; reading never waits."""
 
     def __init__(self, prefix: bytes, source: IO[bytes], sink: int) -> None:
         self.source = source

@@ -36,16 +36,13 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a member that died is started again.
+    """When a member that died is started again."""
 
-    Attributes:
-        max_restarts: how often in a row one member is, before the run ends.
-        reset_after_s: seconds after which a member counts as up, and its earlier deaths as past.
-        wait: seconds before a start, as tenacity's `wait_*`.
-    """
-
+    #: How often in a row one member is, before the run ends.
     max_restarts: int = 10
+    #: Seconds after which a member counts as up, and its earlier deaths as past.
     reset_after_s: float = 60.0
+    #: Seconds before a start, as tenacity's `wait_*`.
     wait: tenacity.wait.wait_base = field(default_factory=lambda: tenacity.wait_exponential(multiplier=0.5, max=30))
 
     def delay_before(self, restart: int) -> float | None:
@@ -77,11 +74,6 @@ class Processes:
     """Keeps members running until a signal, until all have ended by themselves, or until one cannot be mended.
 
     For the main thread: only that hears signals.
-
-    Args:
-        command: what each member runs.
-        count: how many there are.
-        policy: when one that died is started again.
     """
 
     def __init__(self, command: Sequence[str], count: int, policy: RestartPolicy | None = None) -> None:
@@ -237,19 +229,13 @@ class Processes:
         member.outputs.clear()
 
     def _close(self) -> None:
-        """Let go of everything; members that still run, after a failure of our own, end by their lifeline."""
+        """Release everything; members that still run, after a failure of our own, end by their lifeline."""
         self._lifeline.close()
         self._selector.close()
 
 
 def run_processes(target: str, count: int, max_restarts: int) -> int:
-    """Run an app in several processes; return the exit code.
-
-    Args:
-        target: MODULE:APP.
-        count: how many processes.
-        max_restarts: how often in a row a process is started again.
-    """
+    """Run the app MODULE:APP in several processes; return the exit code."""
     # -P: a file of the current folder must not stand in for penstock; `penstock run` puts that folder on the path.
     command = [sys.executable, "-P", "-m", "penstock", "run", target]
     return Processes(command, count, RestartPolicy(max_restarts)).run()

@@ -1,119 +1,142 @@
 """`ConsumerTelemetry`: all that a consumer engine calls. The engine makes one at start and closes it at the end.
 
-Nothing in it raises for telemetry's own reasons, waits, or leaves a span current on the caller's thread.
+Nothing in it raises for telemetry's own reasons, waits, or leaves a span current on the caller's thread. The spans of
+the Kafka client's operations (poll, commit, send) are reported after the fact: each starts and ends within one call.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
-from penstock.message import Message
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.util.types import AttributeValue
+
 from penstock.telemetry import names
-from penstock.telemetry.client_spans import ClientSpans
-from penstock.telemetry.gauge_registry import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, registry_of
 from penstock.telemetry.processing import Processing
-from penstock.telemetry.propagation import HeaderT
+from penstock.telemetry.propagation import HeaderT, extract, inject
 from penstock.telemetry.readings import METRICS, Reading
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
-T = TypeVar("T")
+_ROOT = Context()
+_NANOSECONDS = 1_000_000_000
 
 
 class ConsumerTelemetry:
-    """Spans and metrics of one consumer. All methods may be called from any thread.
-
-    Args:
-        telemetry: what the user gave.
-        group: the consumer group.
-        clock: seconds that only rise, for durations.
-    """
+    """Spans and metrics of one consumer. All methods may be called from any thread."""
 
     def __init__(self, telemetry: Telemetry, group: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        tracer, meter, complaints = telemetry.tracer(), telemetry.meter(), Complaints(group)
+        self._tracer, meter, self._suppressed = telemetry.tracer(), telemetry.meter(), SuppressedErrors(group)
         self._group = group
-        self._processing = Processing(
-            tracer, meter, group, record_keys=telemetry.record_keys, clock=clock, complaints=complaints
+        #: Wraps handlers.
+        self.processing = Processing(
+            self._tracer, meter, group, record_keys=telemetry.record_keys, clock=clock, suppressed=self._suppressed
         )
-        self._client = ClientSpans(tracer, meter, group, complaints)
-        self._board = board_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
+        self._durations = meter.create_histogram(
+            names.OPERATION_DURATION,
+            "s",
+            "Duration of an operation of the Kafka client.",
+            explicit_bucket_boundaries_advisory=names.DURATION_BOUNDARIES_S,
+        )
+        self._consumed = meter.create_counter(
+            names.CONSUMED_MESSAGES, "{message}", "Messages that were fetched, each delivery counted once."
+        )
+        self._sent = meter.create_counter(
+            names.SENT_MESSAGES, "{message}", "Messages that were given to the Kafka client to send."
+        )
+        self._registry = registry_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
         self._observed: Observed[Reading] | None = None
 
-    def around(self, invoke: Callable[[Message], T]) -> Callable[[Message], T]:
-        """Return a function that calls `invoke` within a span `process {topic}` of its message, and measures it.
-
-        The span is a root linked to the producer's context, and current while `invoke` runs. What `invoke` returns or
-        raises passes through. Wrap each handler once, not each message.
-        """
-        return self._processing.around(invoke)
-
-    def around_batch(self, invoke: Callable[[list[Message]], T]) -> Callable[[list[Message]], T]:
-        """Return as `around` does, for a handler of batches: one span, linked to each distinct producer's context.
-
-        A batch holds at least one message, and messages of one topic only.
-        """
-        return self._processing.around_batch(invoke)
-
-    def around_async(self, invoke: Callable[[Message], Awaitable[T]]) -> Callable[[Message], Awaitable[T]]:
-        """Return as `around` does, for an `async def` handler; what is returned is an `async def` too."""
-        return self._processing.around_async(invoke)
-
-    def around_async_batch(
-        self, invoke: Callable[[list[Message]], Awaitable[T]]
-    ) -> Callable[[list[Message]], Awaitable[T]]:
-        """Return as `around_batch` does, for an `async def` handler of batches."""
-        return self._processing.around_async_batch(invoke)
-
     def polled(self, topic: str, messages: Mapping[int, int], duration_s: float) -> None:
-        """Report the messages of one topic in one fetch: a span `poll {topic}` and the count of consumed messages.
-
-        Args:
-            topic: name of the topic.
-            messages: how many messages of which partition; a partition without any is left out.
-            duration_s: seconds the fetch took.
-        """
-        self._client.polled(topic, messages, duration_s)
+        """Report the messages of one topic in one fetch, as counts by partition; it took `duration_s` seconds."""
+        measured = self._measured("poll", topic)
+        received: dict[str, AttributeValue] = {**measured, names.OPERATION_TYPE: "receive"}
+        attributes = {**received, names.BATCH_MESSAGE_COUNT: sum(messages.values())}
+        if len(messages) == 1:
+            attributes[names.DESTINATION_PARTITION_ID] = str(next(iter(messages)))
+        with self._suppressed.instead_of_raising():
+            for partition, count in messages.items():
+                self._consumed.add(count, {**measured, names.DESTINATION_PARTITION_ID: str(partition)}, _ROOT)
+            self._durations.record(duration_s, received, _ROOT)
+            self._report(f"poll {topic}", attributes, duration_s, None)
 
     def committed(self, topic: str, partitions: int, error: str | None = None, duration_s: float | None = None) -> None:
-        """Report the answer to a commit, one call for each topic in it: a span `commit {topic}`.
+        """Report the answer to a commit of so many partitions of a topic.
 
-        Args:
-            topic: name of the topic.
-            partitions: how many of its partitions the commit named.
-            error: the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it.
-            duration_s: seconds from the request to the answer, or None where nobody measured.
+        `error` is the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it; `duration_s`
+        the seconds to the answer, or None where nobody measured.
         """
-        self._client.committed(topic, partitions, error, duration_s)
+        measured = {**self._measured("commit", topic), names.OPERATION_TYPE: "settle"}
+        if error is not None:
+            measured[names.ERROR_TYPE] = error
+        with self._suppressed.instead_of_raising():
+            if duration_s is not None:
+                self._durations.record(duration_s, measured, _ROOT)
+            self._report(f"commit {topic}", {**measured, names.PARTITION_COUNT: partitions}, duration_s or 0.0, error)
 
     def sending(self, topic: str, headers: Iterable[tuple[str, HeaderT]]) -> list[tuple[str, HeaderT | bytes]]:
-        """Report a message about to be sent (a span `send {topic}`); return its headers with that span's context.
+        """Report a message that is about to be sent, and return its headers with the context of its span.
 
-        The context takes the place of one the headers carried, to which the span is linked.
-
-        Args:
-            topic: name of the topic it is sent to.
-            headers: pairs of name and content.
+        The span is linked to the context that the headers carried, and takes its place in them: from a dead letter the
+        way leads to the span that sent it, and from there to who sent the message first.
         """
-        return self._client.sending(topic, headers)
+        given = list(headers)
+        sender = extract(given)
+        measured: dict[str, AttributeValue] = {
+            names.SYSTEM: names.KAFKA,
+            names.OPERATION_NAME: "send",
+            names.DESTINATION_NAME: topic,
+        }
+        injected: list[tuple[str, HeaderT | bytes]] = list(given)
+        with self._suppressed.instead_of_raising():
+            span = self._tracer.start_span(
+                f"send {topic}",
+                _ROOT,
+                SpanKind.PRODUCER,
+                {**measured, names.OPERATION_TYPE: "send"},
+                () if sender is None else (Link(sender),),
+            )
+            self._sent.add(1, measured, _ROOT)
+            injected = inject(given, set_span_in_context(span, _ROOT))
+            span.end()
+        return injected
 
     def observe(self, read: Callable[[], Reading]) -> None:
         """Show the consumer in the metrics `penstock.*` until `close`; a second call replaces the first.
 
-        Args:
-            read: takes a reading. It is called on the metric readers' threads, once a collection, and must not wait
-                for the poll thread.
+        `read` is called on the metric readers' threads, once a collection, and must not wait for the poll thread.
         """
         self.close()
         self._observed = Observed(self._group, read)
-        self._board.add(self._observed)
+        self._registry.add(self._observed)
 
     def close(self) -> None:
-        """Show the consumer in the metrics no more and let go of `read`. May be called more than once."""
+        """Show the consumer in the metrics no more and drop `read`. May be called more than once."""
         observed, self._observed = self._observed, None
         if observed is not None:
-            self._board.remove(observed)
+            self._registry.remove(observed)
+
+    def _measured(self, operation: str, topic: str) -> dict[str, AttributeValue]:
+        return {
+            names.SYSTEM: names.KAFKA,
+            names.OPERATION_NAME: operation,
+            names.CONSUMER_GROUP_NAME: self._group,
+            names.DESTINATION_NAME: topic,
+        }
+
+    def _report(
+        self, name: str, attributes: Mapping[str, AttributeValue], duration_s: float, error: str | None
+    ) -> None:
+        """Make a span of something that just ended."""
+        now = time.time_ns()
+        began = now - int(duration_s * _NANOSECONDS)
+        span = self._tracer.start_span(name, _ROOT, SpanKind.CLIENT, attributes, start_time=began)
+        if error is not None:
+            span.set_status(StatusCode.ERROR)
+        span.end(now)
 
 
 __all__ = ["ConsumerTelemetry"]

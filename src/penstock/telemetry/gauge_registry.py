@@ -1,9 +1,8 @@
 """Observable metrics of consumers and coordinators that come and go, on instruments that stay.
 
-OpenTelemetry has no way to unregister a callback, and its Python SDK ignores the callbacks of an instrument that is
-made a second time (open-telemetry/opentelemetry-python issues 2454 and 4304). A second consumer of a process would
-never be observed, and a closed one would be for ever. So the instruments of a provider are made once, on a `Board` for
-each kind of what is observed, and consumers put themselves on the board and leave it.
+OpenTelemetry cannot unregister a callback, and its Python SDK ignores those of an instrument that is made a second time
+(open-telemetry/opentelemetry-python issues 2454 and 4304). So the instruments of a provider are made once, and
+consumers are registered with them and unregistered.
 """
 
 from __future__ import annotations
@@ -27,12 +26,7 @@ _Labels = frozenset[tuple[str, str]]
 
 
 class Observed(Generic[ReadingT]):
-    """One consumer, or one coordinator, on a board, until it is closed.
-
-    Args:
-        name: the consumer group, or what else tells it apart.
-        read: takes a reading; called on the metric readers' threads, by one at a time.
-    """
+    """One consumer or coordinator until it is closed; read on the metric readers' threads, by one at a time."""
 
     def __init__(self, name: str, read: Callable[[], ReadingT]) -> None:
         self.name = name
@@ -72,13 +66,8 @@ class Observed(Generic[ReadingT]):
         self._read = None
 
 
-class Board(Generic[ReadingT]):
-    """The observable instruments of one provider and the consumers they show. Thread-safe.
-
-    Args:
-        metrics: what is shown of each.
-        label: the attribute that tells them apart.
-    """
+class GaugeRegistry(Generic[ReadingT]):
+    """The observable instruments of one provider, and the consumers they show, told apart by a label. Thread-safe."""
 
     def __init__(self, metrics: Sequence[ObservedMetric[ReadingT]], label: str) -> None:
         self._metrics = metrics
@@ -127,31 +116,25 @@ class _GlobalProvider:
 
 _GLOBAL = _GlobalProvider()
 
-#: The boards by provider and label. Of the process, as the instruments are: a provider keeps them as long as it lives.
-_boards: WeakKeyDictionary[object, dict[str, Board[Any]]] = WeakKeyDictionary()
-_boards_lock = threading.Lock()
+#: The registries by provider and label. Of the process, as the instruments are: kept as long as the provider lives.
+_registries: WeakKeyDictionary[object, dict[str, GaugeRegistry[Any]]] = WeakKeyDictionary()
+_registries_lock = threading.Lock()
 
 
-def board_of(telemetry: Telemetry, shown: Sequence[ObservedMetric[ReadingT]], label: str) -> Board[ReadingT]:
-    """Return the board of a meter provider, with its instruments made.
-
-    Args:
-        telemetry: names the provider.
-        shown: the metrics, the same for each label.
-        label: the attribute that tells apart who is observed.
-    """
+def registry_of(telemetry: Telemetry, shown: Sequence[ObservedMetric[ReadingT]], label: str) -> GaugeRegistry[ReadingT]:
+    """Return the gauge registry of a meter provider for a label, whose metrics are always the same."""
     given, current = telemetry.meter_provider, metrics.get_meter_provider()
     is_global = given is None or given is current
-    with _boards_lock:
-        board: Board[ReadingT] | None = _boards.get(current if given is None else given, {}).get(label)
-        if board is None and is_global:
+    with _registries_lock:
+        registry: GaugeRegistry[ReadingT] | None = _registries.get(current if given is None else given, {}).get(label)
+        if registry is None and is_global:
             # Instruments that were made before the application set its provider went over to that one.
-            board = _boards.get(_GLOBAL, {}).get(label)
-        if board is None:
-            board = Board(shown, label)
-            board.make_instruments(telemetry.meter())
-            _boards.setdefault(_GLOBAL if is_global else given, {})[label] = board
-    return board
+            registry = _registries.get(_GLOBAL, {}).get(label)
+        if registry is None:
+            registry = GaugeRegistry(shown, label)
+            registry.make_instruments(telemetry.meter())
+            _registries.setdefault(_GLOBAL if is_global else given, {})[label] = registry
+    return registry
 
 
-__all__ = ["Board", "Observed", "board_of"]
+__all__ = ["GaugeRegistry", "Observed", "registry_of"]

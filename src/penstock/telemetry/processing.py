@@ -1,11 +1,8 @@
 """The span around a handler: `process {topic}`, current while the handler runs, linked to who sent the message.
 
-A message is a new trace of its own that is linked to its producer's, not a child of it: the producer's trace ended
-long ago, and a batch has many producers (OpenTelemetry messaging conventions, correlation by links). The span is made,
-made current and ended on the thread or task that runs the handler, so no other message ever sees it.
-
-Telemetry must not cost a message: what an exporter, a sampler or a span processor raises is logged here and goes no
-further, and what the handler raises passes through as it is.
+A message begins a trace of its own, linked to its producer's, which ended long ago (OpenTelemetry messaging
+conventions). The span lives on the thread or task that runs the handler, so no other message sees it. What an exporter,
+a sampler or a span processor raises is logged and goes no further; what the handler raises passes through as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from penstock.errors import raised
 from penstock.message import Message
 from penstock.telemetry import names
 from penstock.telemetry.propagation import context_of
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 T = TypeVar("T")
 GivenT = TypeVar("GivenT")
@@ -49,16 +46,7 @@ class _Running(NamedTuple):
 
 
 class Processing:
-    """Wraps handlers. Thread-safe, and safe between the tasks of an event loop.
-
-    Args:
-        tracer: makes the spans.
-        meter: makes the histogram.
-        group: the consumer group.
-        record_keys: whether spans carry keys.
-        clock: seconds that only rise.
-        complaints: where telemetry's own failures go.
-    """
+    """Wraps handlers. Thread-safe, and safe between the tasks of an event loop."""
 
     def __init__(
         self,
@@ -68,7 +56,7 @@ class Processing:
         *,
         record_keys: bool,
         clock: Callable[[], float],
-        complaints: Complaints,
+        suppressed: SuppressedErrors,
     ) -> None:
         self._tracer = tracer
         self._record_keys = record_keys
@@ -87,7 +75,7 @@ class Processing:
         # Made once for each topic and partition. Any thread adds, and two that add the same add equals: no lock.
         self._measured: dict[str, dict[str, AttributeValue]] = {}
         self._places: dict[tuple[str, int], dict[str, AttributeValue]] = {}
-        self._complaints = complaints
+        self._suppressed = suppressed
 
     def around(self, invoke: Callable[[Message], T]) -> Callable[[Message], T]:
         """Return a function that calls `invoke` within a span of its message."""
@@ -145,7 +133,7 @@ class Processing:
         try:
             return start(given)
         except Exception:  # noqa: BLE001 - a defect of telemetry must not become a failure of the message
-            self._complaints.log()
+            self._suppressed.log()
             return None
 
     def _start_one(self, message: Message) -> _Running:
@@ -205,12 +193,12 @@ class Processing:
             # While the span is current, so that an exemplar of the metric points to it.
             self._durations.record(seconds, measured)
         except Exception:  # noqa: BLE001 - as in _begin
-            self._complaints.log()
+            self._suppressed.log()
         context_api.detach(token)
         try:
             span.end()
         except Exception:  # noqa: BLE001 - as in _begin
-            self._complaints.log()
+            self._suppressed.log()
 
 
 def error_type(error: BaseException) -> str:
@@ -220,11 +208,7 @@ def error_type(error: BaseException) -> str:
 
 
 def _note_error(span: Span, error: BaseException) -> str:
-    """Mark the span as failed and return the error's type.
-
-    An exception's text often quotes the message's payload, so the event holds where it was raised and not the text,
-    and the status has no description.
-    """
+    """Mark the span as failed, without the exception's text, which may quote the payload; return the error's type."""
     kind = error_type(error)
     if span.is_recording():
         span.set_attribute(names.ERROR_TYPE, kind)

@@ -1,7 +1,6 @@
-"""What a consumer tells of itself when it is observed, and the table of metrics made of it.
+"""What a consumer tells of itself when a metric reader collects, and the table of metrics made of it.
 
-A `Reading` is taken from live state whenever a metric reader collects; counts in it are since the consumer's start, so
-they begin at zero again with each consumer, as after a restart of the process.
+Counts begin at zero again with each consumer, as after a restart of the process.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from penstock.telemetry import names
 Point = tuple[float, Mapping[str, str]]
 
 ReadingT = TypeVar("ReadingT")
+#: Reads a metric's value, its values with their attributes, or None where there is none now.
+Read = Callable[[ReadingT], float | Iterable[Point] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,128 +80,102 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedMetric(Generic[ReadingT]):
-    """A metric that is read from live state, from a `Reading` of a consumer or from what something else tells.
-
-    Attributes:
-        name: its name.
-        kind: how it adds up.
-        unit: its unit, in UCUM.
-        description: one sentence for whoever charts it.
-        points: returns its values with their attributes.
-    """
+    """A metric that is read from live state; its unit is in UCUM, its description for whoever charts it."""
 
     name: str
     kind: Kind
     unit: str
     description: str
-    points: Callable[[ReadingT], Iterable[Point]]
+    read: Read[ReadingT]
+
+    def points(self, reading: ReadingT) -> Iterable[Point]:
+        """Return its values in a reading, with their attributes."""
+        found = self.read(reading)
+        if found is None:
+            return ()
+        return ((found, {}),) if isinstance(found, int | float) else found
 
 
-def _one(value: int) -> tuple[Point]:
-    return ((value, {}),)
+def counter(name: str, unit: str, description: str, read: Read[ReadingT]) -> ObservedMetric[ReadingT]:
+    """Return a metric that only rises."""
+    return ObservedMetric(name, Kind.COUNTER, unit, description, read)
+
+
+def up_down_counter(name: str, unit: str, description: str, read: Read[ReadingT]) -> ObservedMetric[ReadingT]:
+    """Return a metric that rises and falls, and whose values of several consumers may be added."""
+    return ObservedMetric(name, Kind.UP_DOWN_COUNTER, unit, description, read)
+
+
+def gauge(name: str, unit: str, description: str, read: Read[ReadingT]) -> ObservedMetric[ReadingT]:
+    """Return a metric that says something of one thing alone."""
+    return ObservedMetric(name, Kind.GAUGE, unit, description, read)
+
+
+def by_partition(values: Mapping[tuple[str, int], int]) -> Iterable[Point]:
+    """Return values by topic and partition with the attributes of OpenTelemetry's conventions."""
+    return [
+        (value, {names.DESTINATION_NAME: topic, names.DESTINATION_PARTITION_ID: str(partition)})
+        for (topic, partition), value in values.items()
+    ]
 
 
 def _by(attribute: str, values: Mapping[str, int]) -> Iterable[Point]:
     return [(value, {attribute: name}) for name, value in values.items()]
 
 
-def _lag(reading: Reading) -> Iterable[Point]:
-    return [
-        (lag, {names.DESTINATION_NAME: topic, names.DESTINATION_PARTITION_ID: str(partition)})
-        for (topic, partition), lag in reading.lag.items()
-    ]
-
-
-_UP_DOWN, _COUNTER, _GAUGE = Kind.UP_DOWN_COUNTER, Kind.COUNTER, Kind.GAUGE
-
 #: All metrics of a consumer that are observed; each also carries the consumer group.
 METRICS: tuple[ObservedMetric[Reading], ...] = (
-    ObservedMetric("penstock.lane.count", _UP_DOWN, "{lane}", "Lanes of the consumer.", lambda it: _one(it.lanes)),
-    ObservedMetric(
-        "penstock.lane.ready", _UP_DOWN, "{lane}", "Lanes that wait for a worker.", lambda it: _one(it.ready_lanes)
+    up_down_counter("penstock.lane.count", "{lane}", "Lanes of the consumer.", lambda it: it.lanes),
+    up_down_counter("penstock.lane.ready", "{lane}", "Lanes that wait for a worker.", lambda it: it.ready_lanes),
+    up_down_counter("penstock.worker.count", "{worker}", "Workers of the consumer.", lambda it: it.workers),
+    up_down_counter(
+        "penstock.worker.busy", "{worker}", "Workers with a message in a handler.", lambda it: it.busy_workers
     ),
-    ObservedMetric(
-        "penstock.worker.count", _UP_DOWN, "{worker}", "Workers of the consumer.", lambda it: _one(it.workers)
+    up_down_counter(
+        "penstock.in_flight.messages", "{message}", "Messages taken in and not done.", lambda it: it.in_flight
     ),
-    ObservedMetric(
-        "penstock.worker.busy",
-        _UP_DOWN,
-        "{worker}",
-        "Workers with a message in a handler.",
-        lambda it: _one(it.busy_workers),
+    up_down_counter(
+        "penstock.in_flight.size", "By", "Bytes of the messages taken in and not done.", lambda it: it.bytes_in_flight
     ),
-    ObservedMetric(
-        "penstock.in_flight.messages",
-        _UP_DOWN,
-        "{message}",
-        "Messages taken in and not done.",
-        lambda it: _one(it.in_flight),
+    gauge(
+        "penstock.partition.lag",
+        "{offset}",
+        "Offsets from the watermark to the end of the log.",
+        lambda it: by_partition(it.lag),
     ),
-    ObservedMetric(
-        "penstock.in_flight.size",
-        _UP_DOWN,
-        "By",
-        "Bytes of the messages taken in and not done.",
-        lambda it: _one(it.bytes_in_flight),
+    up_down_counter(
+        "penstock.key.parked", "{key}", "Keys that wait for the retry of their message.", lambda it: it.parked_keys
     ),
-    ObservedMetric(
-        "penstock.partition.lag", _GAUGE, "{offset}", "Offsets from the watermark to the end of the log.", _lag
-    ),
-    ObservedMetric(
-        "penstock.key.parked",
-        _UP_DOWN,
-        "{key}",
-        "Keys that wait for the retry of their message.",
-        lambda it: _one(it.parked_keys),
-    ),
-    ObservedMetric(
+    up_down_counter(
         "penstock.key.held",
-        _UP_DOWN,
         "{key}",
         "Keys whose message is held for good by its handler's choice.",
-        lambda it: _one(it.held_keys),
+        lambda it: it.held_keys,
     ),
-    ObservedMetric(
-        "penstock.handler.failures", _COUNTER, "{call}", "Calls of a handler that raised.", lambda it: _one(it.failed)
-    ),
-    ObservedMetric(
+    counter("penstock.handler.failures", "{call}", "Calls of a handler that raised.", lambda it: it.failed),
+    counter(
         "penstock.handler.retries",
-        _COUNTER,
         "{call}",
         "Calls of a handler that were not the first for their message.",
-        lambda it: _one(it.retried),
+        lambda it: it.retried,
     ),
-    ObservedMetric(
-        "penstock.dead_letters",
-        _COUNTER,
-        "{message}",
-        "Messages written to a dead-letter topic.",
-        lambda it: _one(it.dead_letters),
+    counter(
+        "penstock.dead_letters", "{message}", "Messages written to a dead-letter topic.", lambda it: it.dead_letters
     ),
-    ObservedMetric(
-        "penstock.dropped_messages",
-        _COUNTER,
-        "{message}",
-        "Messages given up by the handler's choice.",
-        lambda it: _one(it.dropped),
+    counter(
+        "penstock.dropped_messages", "{message}", "Messages given up by the handler's choice.", lambda it: it.dropped
     ),
-    ObservedMetric(
-        "penstock.pauses",
-        _COUNTER,
-        "{pause}",
-        "Pauses of partitions, by reason.",
-        lambda it: _by(names.PAUSE_REASON, it.pauses),
+    counter(
+        "penstock.pauses", "{pause}", "Pauses of partitions, by reason.", lambda it: _by(names.PAUSE_REASON, it.pauses)
     ),
-    ObservedMetric(
+    counter(
         "penstock.rebalanced_partitions",
-        _COUNTER,
         "{partition}",
         "Partitions that were assigned, revoked or lost.",
         lambda it: _by(names.REBALANCE_KIND, {"assigned": it.assigned, "revoked": it.revoked, "lost": it.lost}),
     ),
-    ObservedMetric(
+    counter(
         "penstock.commits",
-        _COUNTER,
         "{commit}",
         "Commits of offsets, by outcome.",
         lambda it: _by(names.COMMIT_OUTCOME, {"ok": it.commits, "failed": it.failed_commits}),

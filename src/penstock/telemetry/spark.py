@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.telemetry import names
-from penstock.telemetry.gauge_registry import Observed, board_of
-from penstock.telemetry.readings import Kind, ObservedMetric, Point
+from penstock.telemetry.gauge_registry import Observed, registry_of
+from penstock.telemetry.readings import ObservedMetric, by_partition, counter, gauge
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 _Offsets = Mapping[tuple[str, int], int]
 
@@ -33,84 +33,56 @@ class SparkReading:
     restarts: int
 
 
-def _one(value: float) -> tuple[Point]:
-    return ((value, {}),)
-
-
-def _by_partition(values: _Offsets) -> Iterable[Point]:
-    return [
-        (value, {names.DESTINATION_NAME: topic, names.DESTINATION_PARTITION_ID: str(partition)})
-        for (topic, partition), value in values.items()
-    ]
-
-
 #: All metrics of a query that are observed; each also carries the query's name.
 SPARK_METRICS: tuple[ObservedMetric[SparkReading], ...] = (
-    ObservedMetric(
-        "penstock.spark.rows", Kind.COUNTER, "{row}", "Rows of committed batches.", lambda it: _one(it.rows)
-    ),
-    ObservedMetric(
+    counter("penstock.spark.rows", "{row}", "Rows of committed batches.", lambda it: it.rows),
+    gauge(
         "penstock.spark.rows_per_second",
-        Kind.GAUGE,
         "{row}/s",
         "Rows that Spark processed in a second of the last batch.",
-        lambda it: _one(it.rows_per_s),
+        lambda it: it.rows_per_s,
     ),
-    ObservedMetric(
+    gauge(
         "penstock.spark.partition.lag",
-        Kind.GAUGE,
         "{offset}",
         "Offsets from the query's position to the end of the log.",
-        lambda it: _by_partition(it.lag),
+        lambda it: by_partition(it.lag),
     ),
-    ObservedMetric(
+    gauge(
         "penstock.spark.ledger.position",
-        Kind.GAUGE,
         "{offset}",
         "Next offset to apply by the ledger of the sink.",
-        lambda it: _by_partition(it.ledger),
+        lambda it: by_partition(it.ledger),
     ),
-    ObservedMetric(
-        "penstock.spark.restarts",
-        Kind.COUNTER,
-        "{restart}",
-        "Restarts of the query after failures.",
-        lambda it: _one(it.restarts),
-    ),
+    counter("penstock.spark.restarts", "{restart}", "Restarts of the query after failures.", lambda it: it.restarts),
 )
 
 
 class SparkTelemetry:
-    """Shows the metrics of one query until it is closed. Thread-safe.
-
-    Args:
-        telemetry: what the user gave.
-        query: name of the query.
-        read: takes a reading; called on the metric readers' threads.
-    """
+    """Shows the metrics of one query until closed. Thread-safe; `read` is called on the metric readers' threads."""
 
     def __init__(self, telemetry: Telemetry, query: str, read: Callable[[], SparkReading]) -> None:
         self._query = query
-        self._complaints = Complaints(query)
+        self._suppressed = SuppressedErrors(query)
         self._durations = telemetry.meter().create_histogram(
             names.SPARK_BATCH_DURATION,
             "s",
             "Time of a batch of a Spark query, by phase.",
             explicit_bucket_boundaries_advisory=names.BATCH_BOUNDARIES_S,
         )
-        self._board = board_of(telemetry, SPARK_METRICS, names.SPARK_QUERY)
+        self._registry = registry_of(telemetry, SPARK_METRICS, names.SPARK_QUERY)
         self._observed = Observed(query, read)
-        self._board.add(self._observed)
+        self._registry.add(self._observed)
 
     def batch(self, seconds: Mapping[str, float]) -> None:
         """Report a committed batch by the seconds of its phases, with Spark's names for them."""
-        with self._complaints.instead_of_raising():
+        with self._suppressed.instead_of_raising():
             for phase, taken in seconds.items():
                 self._durations.record(taken, {names.SPARK_QUERY: self._query, names.SPARK_PHASE: phase})
 
     def close(self) -> None:
         """Show it no more."""
-        self._board.remove(self._observed)
+        self._registry.remove(self._observed)
 
 
 __all__ = ["SPARK_METRICS", "SparkReading", "SparkTelemetry"]

@@ -1,8 +1,4 @@
-"""Telemetry's own failures: logged, never raised.
-
-Samplers, span processors and meters may be anybody's code. What they raise must become neither a failed message nor
-the end of the poll thread.
-"""
+"""Telemetry's own failures, of samplers and span processors that may be anybody's code: logged, never raised."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from contextlib import contextmanager
 _log = logging.getLogger(__name__)
 
 
-class Complaints:
+class SuppressedErrors:
     """Logs failures: the first as a warning, the others, which may come with each message, at debug level."""
 
     def __init__(self, group: str) -> None:
@@ -42,4 +38,4 @@ class Complaints:
             self.log()
 
 
-__all__ = ["Complaints"]
+__all__ = ["SuppressedErrors"]

@@ -1,8 +1,7 @@
 """Metrics of a transaction coordinator and `send {topic}` spans of transactional producers.
 
-The coordinator is read when a metric reader collects, like a consumer. Finish times are counted by the coordinator
-itself, in buckets; OpenTelemetry has no histogram that is observed, so they are shown as counts by upper bound, each
-with those below it, as Prometheus keeps a histogram.
+OpenTelemetry has no histogram that is observed, so the coordinator's finish times are shown as counts by upper bound,
+each with those below it, as Prometheus keeps a histogram.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from opentelemetry.trace import SpanKind, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.gauge_registry import Observed, board_of
+from penstock.telemetry.gauge_registry import Observed, registry_of
 from penstock.telemetry.propagation import HeaderT, inject
-from penstock.telemetry.readings import Kind, ObservedMetric, Point
+from penstock.telemetry.readings import ObservedMetric, Point, counter, gauge, up_down_counter
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import Complaints
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,37 +62,25 @@ class CoordinatorReading:
     finish_seconds: float
 
 
-def _one(value: float | None) -> Sequence[Point]:
-    return () if value is None else ((value, {}),)
-
-
 def _finished(reading: CoordinatorReading) -> Iterable[Point]:
     bounds = [*(f"{bound:g}" for bound in reading.finish_bounds), "+Inf"]
     counts = itertools.accumulate(reading.finish_times)
     return [(count, {names.WITHIN_S: bound}) for bound, count in zip(bounds, counts, strict=False)]
 
 
-_UP_DOWN, _COUNTER, _GAUGE = Kind.UP_DOWN_COUNTER, Kind.COUNTER, Kind.GAUGE
-
 #: All metrics of a coordinator; each also carries the prefix of its store.
 TRANSACTION_METRICS: tuple[ObservedMetric[CoordinatorReading], ...] = (
-    ObservedMetric(
-        "penstock.transactions.pending",
-        _UP_DOWN,
-        "{transaction}",
-        "Transactions not settled.",
-        lambda it: _one(it.pending),
+    up_down_counter(
+        "penstock.transactions.pending", "{transaction}", "Transactions not settled.", lambda it: it.pending
     ),
-    ObservedMetric(
+    gauge(
         "penstock.transactions.oldest_pending_age",
-        _GAUGE,
         "s",
         "Age of the oldest transaction not settled.",
-        lambda it: _one(it.oldest_pending_age),
+        lambda it: it.oldest_pending_age,
     ),
-    ObservedMetric(
+    up_down_counter(
         "penstock.transactions.held",
-        _UP_DOWN,
         "{transaction}",
         "Transactions that wait: for their target, for an earlier one of their key, or for their time.",
         lambda it: [
@@ -102,121 +89,83 @@ TRANSACTION_METRICS: tuple[ObservedMetric[CoordinatorReading], ...] = (
             (it.delayed, {names.HELD_BY: "time"}),
         ],
     ),
-    ObservedMetric(
-        "penstock.transactions.committed",
-        _COUNTER,
-        "{transaction}",
-        "Transactions published.",
-        lambda it: _one(it.committed),
+    counter("penstock.transactions.committed", "{transaction}", "Transactions published.", lambda it: it.committed),
+    counter(
+        "penstock.transactions.rolled_back", "{transaction}", "Transactions rolled back.", lambda it: it.rolled_back
     ),
-    ObservedMetric(
-        "penstock.transactions.rolled_back",
-        _COUNTER,
-        "{transaction}",
-        "Transactions rolled back.",
-        lambda it: _one(it.rolled_back),
-    ),
-    ObservedMetric(
+    counter(
         "penstock.transactions.discarded",
-        _COUNTER,
         "{transaction}",
         "Transactions moved to the discarded topic.",
-        lambda it: _one(it.discarded),
+        lambda it: it.discarded,
     ),
-    ObservedMetric(
+    counter(
         "penstock.transactions.refused",
-        _COUNTER,
         "{decision}",
         "Decisions refused: a second one, an unknown id, a wrong group.",
-        lambda it: _one(it.refused),
+        lambda it: it.refused,
     ),
-    ObservedMetric(
+    counter(
         "penstock.transactions.forged",
-        _COUNTER,
         "{record}",
         "Records of the store that could not be what they claim to be.",
-        lambda it: _one(it.forged),
+        lambda it: it.forged,
     ),
-    ObservedMetric(
-        "penstock.transactions.checks",
-        _COUNTER,
-        "{check}",
-        "Checks sent.",
-        lambda it: _one(it.checks),
-    ),
-    ObservedMetric(
+    counter("penstock.transactions.checks", "{check}", "Checks sent.", lambda it: it.checks),
+    counter(
         "penstock.transactions.no_producer",
-        _COUNTER,
         "{check}",
         "Checks that were due and reached nobody.",
-        lambda it: _one(it.no_producer),
+        lambda it: it.no_producer,
     ),
-    ObservedMetric(
+    counter(
         "penstock.transactions.lost",
-        _COUNTER,
         "{record}",
         "Records of the store that were deleted before they were read.",
-        lambda it: _one(it.lost),
+        lambda it: it.lost,
     ),
-    ObservedMetric(
+    counter(
         "penstock.transactions.finished",
-        _COUNTER,
         "{transaction}",
         "Published transactions by seconds from birth to published, each bound with those below it.",
         _finished,
     ),
-    ObservedMetric(
+    counter(
         "penstock.transactions.finish_time",
-        _COUNTER,
         "s",
         "Seconds from birth to published, added up over the published transactions.",
-        lambda it: _one(it.finish_seconds),
+        lambda it: it.finish_seconds,
     ),
 )
 
 
 class CoordinatorTelemetry:
-    """Shows the metrics of one coordinator until it is closed.
-
-    Args:
-        telemetry: what the user gave.
-        prefix: the prefix of its store.
-        read: takes a reading; called on the metric readers' threads.
-    """
+    """Shows the metrics of one coordinator until it is closed; `read` is called on the metric readers' threads."""
 
     def __init__(self, telemetry: Telemetry, prefix: str, read: Callable[[], CoordinatorReading]) -> None:
-        self._board = board_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
+        self._registry = registry_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
         self._observed = Observed(prefix, read)
-        self._board.add(self._observed)
+        self._registry.add(self._observed)
 
     def close(self) -> None:
         """Show it no more."""
-        self._board.remove(self._observed)
+        self._registry.remove(self._observed)
 
 
 class SendSpans:
-    """Makes the `send {topic}` spans of a transactional producer. Thread-safe.
-
-    Args:
-        telemetry: what the user gave.
-        group: the producer group.
-    """
+    """Makes the `send {topic}` spans of a transactional producer. Thread-safe."""
 
     def __init__(self, telemetry: Telemetry, group: str) -> None:
         self._tracer = telemetry.tracer()
         self._sent = telemetry.meter().create_counter(
             names.SENT_MESSAGES, "{message}", "Messages that were given to the Kafka client to send."
         )
-        self._complaints = Complaints(group)
+        self._suppressed = SuppressedErrors(group)
 
     def sending(self, topic: str, headers: Sequence[tuple[str, HeaderT]]) -> Sequence[tuple[str, HeaderT | bytes]]:
         """Report a message whose half is about to be stored, and return its headers with the context of its span.
 
         The span is a child of the current one. Who consumes the message is linked to it.
-
-        Args:
-            topic: the topic it is published to.
-            headers: pairs of name and content.
         """
         measured: dict[str, AttributeValue] = {
             names.SYSTEM: names.KAFKA,
@@ -224,7 +173,7 @@ class SendSpans:
             names.DESTINATION_NAME: topic,
         }
         injected: Sequence[tuple[str, HeaderT | bytes]] = headers
-        with self._complaints.instead_of_raising():
+        with self._suppressed.instead_of_raising():
             span = self._tracer.start_span(
                 f"send {topic}", kind=SpanKind.PRODUCER, attributes={**measured, names.OPERATION_TYPE: "send"}
             )

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from penstock.testing.app import TestApp
-from penstock.testing.assignor import Place
-from penstock.testing.broker import TestBroker
-from penstock.testing.clock import TestClock
-from penstock.testing.consumer_client import MemoryConsumer
-from penstock.testing.coordinator import Commit, Offset
-from penstock.testing.dice import Dice
-from penstock.testing.faults import Effect, Fault, Operation
-from penstock.testing.judge import InvariantBroken
-from penstock.testing.producer_client import MemoryProducer
-from penstock.testing.simulation import SimulatedFailure, Simulation
-from penstock.testing.transaction import TestTransaction
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.consumer_client import MemoryConsumer
+from penstock.testing.memory.coordinator import Commit, Offset
+from penstock.testing.memory.faults import Effect, Fault, Operation
+from penstock.testing.memory.producer_client import MemoryProducer
+from penstock.testing.memory.transaction import TestTransaction
 
 __all__ = [
     "Commit",
-    "Dice",
     "Effect",
     "Fault",
-    "InvariantBroken",
     "MemoryConsumer",
     "MemoryProducer",
     "Offset",
     "Operation",
     "Place",
-    "SimulatedFailure",
-    "Simulation",
     "TestApp",
     "TestBroker",
     "TestClock",

@@ -23,9 +23,9 @@ from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.lifespan import enter
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message
-from penstock.testing.broker import TestBroker
-from penstock.testing.loop import TaskRunner
-from penstock.testing.stepping import SteppedConsumer, SteppedWorker
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from penstock.testing.task_runner import TaskRunner
 
 #: Seconds the clock goes on at a time at most, so that a member polls as often as its group wants.
 _STRIDE_S = 10.0

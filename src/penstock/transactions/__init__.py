@@ -7,7 +7,6 @@ readers, only after its decision is COMMIT. What is not decided is asked of the 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.transactions.coordinator.coordinator import Coordinator
 from penstock.transactions.messages import Outgoing, UserHeaders
 from penstock.transactions.model import (
     CoordinatorStatistics,
@@ -25,14 +24,17 @@ from penstock.transactions.producer.listeners import (
     TransactionCheckListener,
     TransactionListener,
 )
-from penstock.transactions.producer.producer import AsyncExecute, Execute, TransactionalProducer
-from penstock.transactions.producer.submission import Sending
+from penstock.transactions.producer.producer import TransactionalProducer
+from penstock.transactions.producer.sender import AsyncExecute, Execute
+from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
 from penstock.transactions.store import Store
+from penstock.transactions.stores.coordinator import Coordinator
+from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.barrier.barrier import (
+    from penstock.transactions.barriers import (
         BarrierCheck,
         HasId,
         barrier,
@@ -57,10 +59,11 @@ __all__ = [
     "LocalTransactionExecutor",
     "Outgoing",
     "ProducerStatistics",
+    "RelayedStore",
     "Run",
-    "Sending",
     "SqlStore",
     "Store",
+    "Submission",
     "Transaction",
     "TransactionCheckListener",
     "TransactionListener",
@@ -81,12 +84,12 @@ __all__ = [
 _HOME_OF = {
     "FileStore": "penstock.transactions.stores.file",
     "SqlStore": "penstock.transactions.stores.sql",
-    "BarrierCheck": "penstock.transactions.barrier.barrier",
-    "HasId": "penstock.transactions.barrier.barrier",
-    "barrier": "penstock.transactions.barrier.barrier",
-    "barrier_check": "penstock.transactions.barrier.barrier",
-    "clean_barrier": "penstock.transactions.barrier.barrier",
-    "create_barrier_table": "penstock.transactions.barrier.barrier",
+    "BarrierCheck": "penstock.transactions.barriers",
+    "HasId": "penstock.transactions.barriers",
+    "barrier": "penstock.transactions.barriers",
+    "barrier_check": "penstock.transactions.barriers",
+    "clean_barrier": "penstock.transactions.barriers",
+    "create_barrier_table": "penstock.transactions.barriers",
 }
 
 

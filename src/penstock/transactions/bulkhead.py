@@ -26,7 +26,7 @@ Task = tuple[str, Callable[[], None], Callable[[], None] | None]
 
 
 class _Slot:
-    """One thread and what it runs. All fields are guarded by the lock of its `Slots`, bar the thread itself."""
+    """One thread and what it runs. All fields are guarded by the lock of its `BulkheadPool`, bar the thread itself."""
 
     __slots__ = ("given_up", "label", "on_given_up", "since", "thread")
 
@@ -40,7 +40,7 @@ class _Slot:
         self.thread: threading.Thread | None = None
 
 
-class Slots:
+class BulkheadPool:
     """Runs calls on a fixed number of daemon threads. Thread-safe; `tend` must be called now and then.
 
     Args:
@@ -173,4 +173,4 @@ class Slots:
             return True
 
 
-__all__ = ["Slots"]
+__all__ = ["BulkheadPool"]

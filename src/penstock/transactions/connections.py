@@ -241,10 +241,17 @@ def is_no_table_error(error: BaseException) -> bool:
     return getattr(cause, "sqlstate", None) == _POSTGRESQL_NO_TABLE
 
 
+def cause_of(error: Exception) -> str:
+    """Return what a database said, for an error of ours: without the statement and its parameters."""
+    cause: object = getattr(error, "orig", None) or error
+    lines = str(cause).splitlines()
+    return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"
+
+
 def _commits_by_itself(connection: sqlite3.Connection) -> bool:
     mode = getattr(connection, "autocommit", -1)
     # -1 is sqlite3.LEGACY_TRANSACTION_CONTROL: isolation_level decides.
     return mode is True or (mode == -1 and connection.isolation_level is None)
 
 
-__all__ = ["Answer", "Kind", "UserConnection", "adopt", "is_lock_error", "is_no_table_error", "quoted"]
+__all__ = ["Answer", "Kind", "UserConnection", "adopt", "cause_of", "is_lock_error", "is_no_table_error", "quoted"]

@@ -11,7 +11,7 @@ from typing import cast
 from penstock.errors import ConfigurationError
 from penstock.message import Headers
 from penstock.options import not_negative
-from penstock.transactions.wire.records import MAX_PARTS, RESERVED_PREFIX, Half, is_topic_name
+from penstock.transactions.wire.half import MAX_PARTS, RESERVED_PREFIX, Half, is_topic_name
 
 UserHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 

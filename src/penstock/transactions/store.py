@@ -1,26 +1,21 @@
-"""The seam between producers, coordinators and the place where halves and decisions are kept.
+"""The seam between producers and the place where halves and decisions are stored.
 
-`KafkaStore` keeps them in topics. Another store implements the same protocols; the producer and its checks do not
-know which one they speak to. What a store is asked on the way of a message it answers by a callback, `told`: that is
-how one thread has thousands of transactions in flight. `told` is called exactly once for each request, from any
-thread, soon after the store's own time limit at the latest; it neither raises nor waits.
+`KafkaStore` has them in topics, `SqlStore` in a database, `FileStore` in a folder; the producer and its checks do not
+know which one they speak to. Requests on the way of a message are completed by a callback: so one thread has thousands
+of transactions in flight. A callback is called exactly once for each request, from any thread, soon after the store's
+own time limit at the latest; it neither raises nor waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from penstock.errors import HalfNotStoredError, TransactionError
-from penstock.options import a_telemetry, positive
-from penstock.transactions.coordinator.checks.discard_policy import require_discard
-from penstock.transactions.coordinator.state.check_schedule import require_checks
-from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
-
-if TYPE_CHECKING:
-    from penstock.telemetry import Telemetry
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 class Prepared(Protocol):
@@ -31,22 +26,23 @@ class Prepared(Protocol):
         """The halves, in the order of the transaction's parts."""
 
 
-ToldPrepared = Callable[[Prepared | HalfNotStoredError], None]
-#: Told None once a decision is durable, `DecisionNotStoredError`, or `TransactionRefusedError` where the store knows at
-#: once that another one stands.
-ToldDecided = Callable[[TransactionError | None], None]
-#: Told how a transaction was settled: COMMIT once a committed reader can see it, ROLLBACK, or DISCARD.
-ToldSettled = Callable[[Verdict], None]
+#: Called with what is prepared, or why it is not known to be stored.
+PreparedCallback = Callable[[Prepared | HalfNotStoredError], None]
+#: Called with None once a decision is durable, with `DecisionNotStoredError`, or, where the store knows at once that
+#: another one stands, with `TransactionRefusedError`.
+DecidedCallback = Callable[[TransactionError | None], None]
+#: Called with how a transaction was settled: COMMIT once a committed reader can see it, ROLLBACK, or DISCARD.
+SettledCallback = Callable[[Verdict], None]
 
 
 class CheckSource(Protocol):
-    """The questions to one producer group. Used by one thread."""
+    """The checks of one producer group. Used by one thread."""
 
     def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the questions that are there, waiting at most `timeout_s` seconds for the first."""
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first."""
 
     def close(self) -> None:
-        """Give the source up; another producer of the group gets its questions."""
+        """Give the source up; another producer of the group gets its checks."""
 
 
 class Store(Protocol):
@@ -65,21 +61,21 @@ class Store(Protocol):
     def require_target(self, topic: str, partition: int | None) -> None:
         """Raise `TopicNotFoundError` or `ConfigurationError` unless a message can be published there."""
 
-    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
-        """Store the halves of one transaction, all or none, and tell once all are durable.
+    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
+        """Store the halves of one transaction, all or none, and call back once all are durable.
 
         Where that fails, the store has them rolled back, should one of them turn up after all. May wait for room.
 
         Args:
             halves: in the order of their parts, of one id and one group.
-            told: told what is prepared, or why not.
+            callback: called with what is prepared, or why not.
             ordering_key: what chooses their half partition; the first half's key, or else the id, where it is None.
         """
 
-    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
-        """Store the producer's decision, and tell once it is durable, or why that is not known, or does not count.
+    def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
+        """Store the producer's decision; call back once it is durable, or why that is not known, or does not count.
 
-        A store that learns only later which decision was the first tells that this one is durable. Decisions that one
+        A store that learns only later which decision was the first completes this one as durable. Decisions that one
         thread hands over for halves of one half partition keep their order.
         """
 
@@ -101,12 +97,12 @@ class Store(Protocol):
         """
 
     def checks(self, group: str) -> CheckSource:
-        """Return the questions to a producer group."""
+        """Return the checks of a producer group."""
 
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled. Called before its halves are stored, so that nothing is missed.
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled. Called before its halves are stored, so that nothing is missed.
 
-        The one `told` that may never be called: for what is never settled, or after `forget`.
+        The one callback that may never be called: for what is never settled, or after `forget`.
         """
 
     def forget(self, transaction_id: str) -> None:
@@ -121,60 +117,6 @@ class Store(Protocol):
             transaction_id: whose.
             topics: where its messages go.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorOptions:
-    """What the coordinator of a store that brings its own is told: `store.settler(CoordinatorOptions(...))`.
-
-    Times are in seconds. The store in Kafka has `Coordinator`, whose options are its arguments.
-
-    Attributes:
-        transaction_timeout_s: from the birth of a half to its first check.
-        check_interval_s: between two checks of a half.
-        check_max: answered checks after which an undecided half meets the discard policy.
-        check_backoff: factor by which the interval grows from check to check, to an hour at most.
-        check_timeout_s: how long a discard policy that is a function may take; one that takes longer has said UNKNOWN.
-        discard: what becomes of a half whose checks are exhausted: `"topic"`, `"commit"`, `"rollback"` or a function.
-        session_timeout_s: after which a coordinator that fell silent loses its shards to the others; a file store has
-            one coordinator, and no use for it.
-        telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None for none, at no cost.
-
-    Raises:
-        ConfigurationError: one of them is wrong.
-    """
-
-    transaction_timeout_s: float = 6.0
-    check_interval_s: float = 30.0
-    check_max: int = 15
-    check_backoff: float = 1.0
-    check_timeout_s: float = 30.0
-    discard: DiscardPolicy = "topic"
-    session_timeout_s: float = 6.0
-    telemetry: Telemetry | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("transaction_timeout_s", "check_interval_s", "check_timeout_s", "session_timeout_s"):
-            positive(name, getattr(self, name))
-        require_checks(self.check_max, self.check_backoff)
-        require_discard(self.discard)
-        a_telemetry(self.telemetry)
-
-
-class Settler(Protocol):
-    """A coordinator on one kind of store. Thread-safe."""
-
-    def start(self) -> Any:
-        """Connect and begin to settle."""
-
-    def stop(self, timeout: float = 30.0) -> None:
-        """Finish what is under way and end, or raise `StoppedError`."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
-
-    def statistics(self) -> CoordinatorStatistics:
-        """Return counts since the start and what is pending now."""
 
 
 class Administration(Protocol):
@@ -193,25 +135,12 @@ class Administration(Protocol):
         """Bring a discarded transaction back with a fresh count of checks."""
 
 
-class SettledStore(Store, Protocol):
-    """A store that brings its own coordinator and administration."""
-
-    def settler(self, options: CoordinatorOptions) -> Settler:
-        """Return a coordinator for this store, not started."""
-
-    def administration(self) -> Administration:
-        """Return what an operator may do."""
-
-
 __all__ = [
     "Administration",
     "CheckSource",
-    "CoordinatorOptions",
+    "DecidedCallback",
     "Prepared",
-    "SettledStore",
-    "Settler",
+    "PreparedCallback",
+    "SettledCallback",
     "Store",
-    "ToldDecided",
-    "ToldPrepared",
-    "ToldSettled",
 ]

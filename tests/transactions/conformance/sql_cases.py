@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from conformance.store_cases import StoreBench
 
 from databases import TestDatabase
-from penstock.transactions.store import CoordinatorOptions, Settler
+from penstock.transactions import Coordinator
 from penstock.transactions.stores.sql import SqlStore
 
 
@@ -28,5 +30,5 @@ class SqlBench(StoreBench):
         assert isinstance(store, SqlStore)
         return store
 
-    def make_settler(self, options: CoordinatorOptions) -> Settler:
-        return self.sql_store.settler(options)
+    def make_coordinator(self, **options: Any) -> Coordinator:
+        return Coordinator(store=self.sql_store, **options)

@@ -17,10 +17,12 @@ from typing import Any
 from kafka_tools import read_all
 from penstock.errors import HalfNotStoredError, TransactionError, TransactionRefusedError
 from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
-from penstock.transactions.store import CoordinatorOptions, Prepared, Settler, Store
+from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.store import KafkaStore
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 #: Seconds: short enough for a test, long enough that a decision is stored well before the first check.
@@ -49,7 +51,7 @@ class StoreBench(ABC):
         """Return a new object for the same store, not started."""
 
     @abstractmethod
-    def make_settler(self, options: CoordinatorOptions) -> Settler:
+    def make_coordinator(self, **options: Any) -> Coordinator:
         """Return a coordinator, not started."""
 
     def forge(self, prepared: Prepared, halves: Sequence[Half]) -> Prepared:
@@ -72,10 +74,10 @@ class StoreBench(ABC):
         """The topic of those that nobody could decide."""
         return f"{self.prefix}.discarded"
 
-    def settler(self, **options: Any) -> Settler:
+    def coordinator(self, **options: Any) -> Coordinator:
         """Return a coordinator that works."""
-        times = {"transaction_timeout_s": TIMEOUT_S, "check_interval_s": INTERVAL_S}
-        made = self.make_settler(CoordinatorOptions(**{**times, **options}))
+        times = {"transaction_timeout": TIMEOUT_S, "check_interval": INTERVAL_S}
+        made = self.make_coordinator(**{**times, **options})
         made.start()
         self._open.callback(made.stop)
         return made
@@ -173,21 +175,21 @@ def decide(store: Store, prepared: Prepared, verdict: Verdict) -> None:
         raise told[0]
 
 
-def counted(settler: Settler, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
+def counted(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
     """Wait until the coordinator's counts are at least those given; return them."""
 
     def reached() -> CoordinatorStatistics | None:
-        now = settler.statistics()
+        now = coordinator.statistics()
         return now if all(getattr(now, name) >= count for name, count in counts.items()) else None
 
     return wait_until(reached, timeout)
 
 
-def settled(settler: Settler, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
+def settled(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
     """Wait until the coordinator holds nothing, and its counts are at least those given; return them."""
 
     def reached() -> CoordinatorStatistics | None:
-        now = settler.statistics()
+        now = coordinator.statistics()
         enough = all(getattr(now, name) >= count for name, count in counts.items())
         return now if enough and not now.pending and now.partitions else None
 
@@ -207,10 +209,10 @@ class FileBench(StoreBench):
             self.folder, bootstrap_servers=self.servers, prefix=self.prefix, segment_bytes=self.segment_bytes
         )
 
-    def make_settler(self, options: CoordinatorOptions) -> Settler:
+    def make_coordinator(self, **options: Any) -> Coordinator:
         store = self.store
         assert isinstance(store, FileStore)
-        return store.settler(options)
+        return Coordinator(store=store, **options)
 
 
 class KafkaBench(StoreBench):
@@ -222,15 +224,5 @@ class KafkaBench(StoreBench):
     def make_store(self) -> Store:
         return KafkaStore(self.servers, prefix=self.prefix, partitions=1, config={}, send_timeout_s=30.0, name="test")
 
-    def make_settler(self, options: CoordinatorOptions) -> Settler:
-        return Coordinator(
-            bootstrap_servers=self.servers,
-            prefix=self.prefix,
-            transaction_timeout=options.transaction_timeout_s,
-            check_interval=options.check_interval_s,
-            check_max=options.check_max,
-            check_timeout=options.check_timeout_s,
-            discard=options.discard,
-            telemetry=options.telemetry,
-            partitions=1,
-        )
+    def make_coordinator(self, **options: Any) -> Coordinator:
+        return Coordinator(bootstrap_servers=self.servers, prefix=self.prefix, partitions=1, **options)

@@ -11,35 +11,34 @@ from conformance.store_cases import KafkaBench, StoreBench, counted, settled
 
 from penstock.errors import StoppedError
 from penstock.transactions import new_id
-from penstock.transactions.store import CoordinatorOptions
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 #: A coordinator that asks nobody during the test.
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def test_what_commits_is_visible_once_with_its_key_and_headers_and_what_rolls_back_never(
     store_bench: StoreBench,
 ) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     half = store_bench.half(b"v", key=b"k", headers=(("a", b"1"), ("none", None)))
 
     prepared = store_bench.prepare(half)
     store_bench.send(ROLLBACK, store_bench.half(b"no"))
-    counted(settler, rolled_back=1)
+    counted(coordinator, rolled_back=1)
     assert store_bench.seen() == []
     store_bench.decide(prepared, COMMIT)
-    settled(settler, committed=1)
+    settled(coordinator, committed=1)
 
     (message,) = store_bench.messages()
     assert (message.key(), message.value(), message.headers()) == (b"k", b"v", [("a", b"1"), ("none", None)])
 
 
 def test_the_first_decision_stands_and_the_second_is_refused(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     cases = [(COMMIT, COMMIT), (ROLLBACK, COMMIT), (COMMIT, ROLLBACK), (ROLLBACK, ROLLBACK)]
 
     halves = [store_bench.half(b"%s then %s" % (a.name.encode(), b.name.encode())) for a, b in cases]
@@ -48,34 +47,34 @@ def test_the_first_decision_stands_and_the_second_is_refused(store_bench: StoreB
     for refused in (4, 8):
         for (_, second), one in zip(cases, prepared, strict=True):
             store_bench.decide(one, second)
-        statistics = settled(settler, refused=refused, committed=2, rolled_back=2)
+        statistics = settled(coordinator, refused=refused, committed=2, rolled_back=2)
         assert (statistics.committed, statistics.rolled_back, statistics.refused) == (2, 2, refused)
 
     assert store_bench.seen() == [half.value for (first, _), half in zip(cases, halves, strict=True) if first is COMMIT]
 
 
 def test_a_decision_for_an_unknown_id_or_of_another_group_is_refused(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     half = store_bench.half()
     prepared = store_bench.prepare(half)
 
     store_bench.decide(store_bench.forge(prepared, [half._replace(transaction_id=new_id())]), COMMIT)
     store_bench.decide(store_bench.forge(prepared, [half._replace(group="others")]), ROLLBACK)
-    waiting = counted(settler, refused=2)
+    waiting = counted(coordinator, refused=2)
     assert (waiting.pending, waiting.committed, waiting.rolled_back) == (1, 0, 0)
     store_bench.decide(prepared, COMMIT)
-    settled(settler, committed=1)
+    settled(coordinator, committed=1)
 
     assert store_bench.seen() == [b"v"]
 
 
 def test_messages_are_visible_in_the_order_of_their_decisions(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
 
     prepared = [store_bench.prepare(store_bench.half(b"%d" % number, key=b"k")) for number in range(40)]
     for one in reversed(prepared):
         store_bench.decide(one, COMMIT)
-    settled(settler, committed=40)
+    settled(coordinator, committed=40)
 
     assert store_bench.seen() == [b"%d" % number for number in reversed(range(40))]
 
@@ -88,50 +87,50 @@ def test_what_was_stored_is_there_after_all_came_back(store_bench: StoreBench) -
     undecided = store_bench.prepare(store_bench.half(b"undecided"))
 
     store_bench.reopen()
-    settler = store_bench.settler(**NO_CHECKS)
-    counted(settler, committed=5)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
+    counted(coordinator, committed=5)
     store_bench.decide(undecided, COMMIT)
-    settled(settler, committed=6)
+    settled(coordinator, committed=6)
 
     assert store_bench.seen() == [*(half.value for half in committed), b"undecided"]
     store_bench.reopen()
-    settled(store_bench.settler(**NO_CHECKS))
+    settled(store_bench.coordinator(**NO_CHECKS))
     assert len(store_bench.seen()) == 6
 
 
 def test_several_messages_are_visible_together_or_not_at_all(
     store_bench: StoreBench, new_topic: Callable[..., str]
 ) -> None:
-    other, settler = new_topic(partitions=2), store_bench.settler(**NO_CHECKS)
+    other, coordinator = new_topic(partitions=2), store_bench.coordinator(**NO_CHECKS)
     for verdict, value in ((COMMIT, b"yes"), (ROLLBACK, b"no")):
         one = store_bench.half(value, part=(1, 2))
         store_bench.send(verdict, one, one._replace(topic=other, partition=1, part=(2, 2)))
 
-    settled(settler, committed=1, rolled_back=1)
+    settled(coordinator, committed=1, rolled_back=1)
 
     assert store_bench.seen() == store_bench.seen(other) == [b"yes"]
     assert [message.partition() for message in store_bench.messages(other)] == [1]
 
 
 def test_a_delayed_message_is_published_when_it_is_due_and_not_before(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     # So that it is at work before the time begins.
     store_bench.send(COMMIT, store_bench.half(b"first"))
-    counted(settler, committed=1)
+    counted(coordinator, committed=1)
     due = time.time() + 8
 
     store_bench.send(COMMIT, store_bench.half(b"later", deliver_at_ms=int(due * 1000)))
     store_bench.send(COMMIT, store_bench.half(b"now"))
-    waiting = counted(settler, committed=2, delayed=1)
+    waiting = counted(coordinator, committed=2, delayed=1)
     assert (waiting.pending, store_bench.seen()) == (1, [b"first", b"now"])
-    settled(settler, committed=3)
+    settled(coordinator, committed=3)
 
     assert time.time() >= due
     assert store_bench.seen() == [b"first", b"now", b"later"]
 
 
 def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     first = store_bench.prepare(store_bench.half(b"1", order_key=b"k"))
     second = store_bench.prepare(store_bench.half(b"2", order_key=b"k"))
     third = store_bench.prepare(store_bench.half(b"3", order_key=b"k"))
@@ -139,15 +138,15 @@ def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(store_ben
     store_bench.decide(third, COMMIT)
     store_bench.send(COMMIT, store_bench.half(b"other", order_key=b"o"))
     store_bench.send(COMMIT, store_bench.half(b"none"))
-    waiting = counted(settler, committed=2)
+    waiting = counted(coordinator, committed=2)
     assert waiting.pending == 3
     assert Counter(store_bench.seen()) == Counter([b"other", b"none"])
     # It comes back to the same.
     store_bench.reopen()
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     store_bench.decide(second, ROLLBACK)
     store_bench.decide(first, COMMIT)
-    settled(settler, committed=2)
+    settled(coordinator, committed=2)
 
     assert store_bench.seen()[2:] == [b"1", b"3"]
 
@@ -155,33 +154,33 @@ def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(store_ben
 def test_an_undecided_half_holds_its_key_in_its_own_group_alone(
     store_bench: StoreBench, new_topic: Callable[..., str]
 ) -> None:
-    other, settler = new_topic(), store_bench.settler(**NO_CHECKS)
+    other, coordinator = new_topic(), store_bench.coordinator(**NO_CHECKS)
     undecided = store_bench.prepare(store_bench.half(b"undecided", group="billing", order_key=b"42"))
 
     store_bench.send(COMMIT, store_bench.half(b"behind it", group="billing", topic=other, order_key=b"42"))
     store_bench.send(COMMIT, store_bench.half(b"1", group="shipping", order_key=b"42"))
     store_bench.send(COMMIT, store_bench.half(b"2", group="shipping", topic=other, order_key=b"42"))
-    counted(settler, committed=2)
+    counted(coordinator, committed=2)
 
     def waiting() -> tuple[int, int]:
-        now = settler.statistics()
+        now = coordinator.statistics()
         return now.pending, now.held_by_key
 
     wait_until(lambda: waiting() == (2, 1))
     assert (store_bench.seen(), store_bench.seen(other)) == ([b"1"], [b"2"])
     # It comes back to the same.
     store_bench.reopen()
-    settler = store_bench.settler(**NO_CHECKS)
-    counted(settler, held_by_key=1)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
+    counted(coordinator, held_by_key=1)
     store_bench.decide(undecided, COMMIT)
-    settled(settler, committed=2)
+    settled(coordinator, committed=2)
 
     assert (store_bench.seen(), store_bench.seen(other)) == ([b"1", b"undecided"], [b"2", b"behind it"])
 
 
 def test_a_coordinator_shows_what_it_counts_and_what_waits_for_what(store_bench: StoreBench) -> None:
     recorded = Recorded()
-    settler = store_bench.settler(**NO_CHECKS, telemetry=recorded.telemetry())
+    coordinator = store_bench.coordinator(**NO_CHECKS, telemetry=recorded.telemetry())
 
     store_bench.send(None, store_bench.half(b"first", key=b"k", order_key=b"k"))
     store_bench.send(COMMIT, store_bench.half(b"behind it", key=b"k", order_key=b"k"))
@@ -189,7 +188,7 @@ def test_a_coordinator_shows_what_it_counts_and_what_waits_for_what(store_bench:
     store_bench.send(ROLLBACK, store_bench.half(b"no"))
     twice = store_bench.send(COMMIT, store_bench.half(b"yes"))
     store_bench.decide(twice, ROLLBACK)
-    statistics = counted(settler, committed=1, rolled_back=1, refused=1, held_by_key=1, delayed=1)
+    statistics = counted(coordinator, committed=1, rolled_back=1, refused=1, held_by_key=1, delayed=1)
     assert (statistics.pending, statistics.held_by_key, statistics.delayed) == (3, 1, 1)
     shown = {
         name.removeprefix("penstock.transactions."): {
@@ -208,25 +207,25 @@ def test_a_coordinator_shows_what_it_counts_and_what_waits_for_what(store_bench:
     assert shown["finish_time"][""] > 0
     # Of topics that others write, and that have a retention.
     assert ("forged" in shown, "lost" in shown) == (isinstance(store_bench, KafkaBench),) * 2
-    settler.stop()
+    coordinator.stop()
     assert recorded.metrics() == {}, "a coordinator that ended is shown no more"
 
 
 def test_a_coordinator_may_be_started_and_stopped_twice_and_does_not_come_back(store_bench: StoreBench) -> None:
-    never_started = store_bench.make_settler(CoordinatorOptions())
-    settler = store_bench.settler(**NO_CHECKS)
-    settler.start()
+    never_started = store_bench.make_coordinator()
+    coordinator = store_bench.coordinator(**NO_CHECKS)
+    coordinator.start()
     store_bench.send(COMMIT, store_bench.half(b"v"))
-    settled(settler, committed=1)
+    settled(coordinator, committed=1)
 
     never_started.stop()
     for _ in range(2):
-        settler.stop()
-        assert settler.wait(0)
+        coordinator.stop()
+        assert coordinator.wait(0)
     with pytest.raises(StoppedError, match="make a new one"):
-        settler.start()
+        coordinator.start()
 
     # The store goes on.
     store_bench.send(COMMIT, store_bench.half(b"more"))
-    settled(store_bench.settler(**NO_CHECKS), committed=1)
+    settled(store_bench.coordinator(**NO_CHECKS), committed=1)
     assert store_bench.seen() == [b"v", b"more"]

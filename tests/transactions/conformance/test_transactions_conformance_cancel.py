@@ -9,11 +9,11 @@ from conformance.store_cases import StoreBench, settled
 
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions import new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 #: A coordinator that asks nobody during the test.
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 WAIT_S = 60.0
 FAR_MS = 4_000_000_000_000
 
@@ -23,24 +23,24 @@ def later(seconds: float) -> int:
 
 
 def test_what_waits_for_its_time_is_taken_back_and_never_published(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     halves = [store_bench.half(b"%d" % number, deliver_at_ms=FAR_MS) for number in range(3)]
     for half in halves:
         store_bench.send(Verdict.COMMIT, half)
-    wait_until(lambda: settler.statistics().delayed == 3)
+    wait_until(lambda: coordinator.statistics().delayed == 3)
 
     # Once more does no harm, as long as it is known what became of it.
     for half in (halves[1], halves[2], halves[1]):
         store_bench.store.cancel(half.transaction_id, "orders", WAIT_S)
 
-    wait_until(lambda: settler.statistics().rolled_back == 2)
-    statistics = settler.statistics()
+    wait_until(lambda: coordinator.statistics().rolled_back == 2)
+    statistics = coordinator.statistics()
     assert (statistics.delayed, statistics.pending, statistics.committed) == (1, 1, 0)
     assert store_bench.seen() == []
 
 
 def test_what_was_cancelled_stays_so_after_a_restart_past_its_time(store_bench: StoreBench) -> None:
-    store_bench.settler(**NO_CHECKS)
+    store_bench.coordinator(**NO_CHECKS)
     due = time.time() + 4
     cancelled, other = (store_bench.half(value, deliver_at_ms=int(due * 1000)) for value in (b"cancelled", b"other"))
     for half in (cancelled, other):
@@ -49,19 +49,19 @@ def test_what_was_cancelled_stays_so_after_a_restart_past_its_time(store_bench: 
     store_bench.store.cancel(cancelled.transaction_id, "orders", WAIT_S)
     store_bench.reopen()
     wait_until(lambda: time.time() > due)
-    settled(store_bench.settler(**NO_CHECKS), committed=1)
+    settled(store_bench.coordinator(**NO_CHECKS), committed=1)
 
     assert store_bench.seen() == [b"other"]
 
 
 def test_what_is_published_undecided_unknown_or_another_groups_is_not_cancelled(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(**NO_CHECKS)
+    coordinator = store_bench.coordinator(**NO_CHECKS)
     published, undecided = store_bench.half(b"published", deliver_at_ms=later(-1)), store_bench.half(b"undecided")
     waiting = store_bench.half(b"waiting", deliver_at_ms=FAR_MS)
     store_bench.send(Verdict.COMMIT, published)
     store_bench.send(Verdict.COMMIT, waiting)
     prepared = store_bench.prepare(undecided._replace(deliver_at_ms=FAR_MS))
-    wait_until(lambda: settler.statistics().committed == 1)
+    wait_until(lambda: coordinator.statistics().committed == 1)
     cancel = store_bench.store.cancel
 
     with pytest.raises(TransactionError, match=r"published|settled"):
@@ -73,9 +73,9 @@ def test_what_is_published_undecided_unknown_or_another_groups_is_not_cancelled(
     with pytest.raises(TransactionError, match="of group others"):
         cancel(waiting.transaction_id, "others", WAIT_S)
 
-    assert settler.statistics().rolled_back == 0
+    assert coordinator.statistics().rolled_back == 0
     store_bench.decide(prepared, Verdict.COMMIT)
-    wait_until(lambda: settler.statistics().delayed == 2)
+    wait_until(lambda: coordinator.statistics().delayed == 2)
 
 
 def test_what_waits_for_nothing_but_a_coordinator_is_not_cancelled(store_bench: StoreBench) -> None:
@@ -86,6 +86,6 @@ def test_what_waits_for_nothing_but_a_coordinator_is_not_cancelled(store_bench: 
     for half in (at_once, due):
         with pytest.raises(TransactionRefusedError, match="published, or about to be"):
             store_bench.store.cancel(half.transaction_id, "orders", 1.0)
-    settled(store_bench.settler(**NO_CHECKS), committed=2)
+    settled(store_bench.coordinator(**NO_CHECKS), committed=2)
 
     assert store_bench.seen() == [b"at once", b"due"]

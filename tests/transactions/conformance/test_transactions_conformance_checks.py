@@ -11,25 +11,26 @@ from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, 
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.store import Prepared
-from penstock.transactions.wire.records import CheckRequest, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 #: A coordinator that asks nobody during the test.
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def test_what_is_undecided_is_settled_by_a_check_and_a_decision_after_it_is_refused(store_bench: StoreBench) -> None:
-    settler = store_bench.settler()
+    coordinator = store_bench.coordinator()
     yes = store_bench.half(b"yes", key=b"k", headers=(("h", b"1"),))
     no = store_bench.half(b"no")
 
     with store_bench.answering(lambda request: COMMIT if request.half.value == b"yes" else ROLLBACK) as asked:
         store_bench.send(None, yes)
         late = store_bench.prepare(no)
-        settled(settler, committed=1, rolled_back=1)
+        settled(coordinator, committed=1, rolled_back=1)
     store_bench.decide(late, COMMIT)
-    counted(settler, refused=1)
+    counted(coordinator, refused=1)
 
     assert {one.check_number for one in asked} == {1}
     assert next(one.half for one in asked if one.half.value == b"yes") == yes
@@ -40,12 +41,12 @@ def test_what_stays_unknown_is_discarded_after_exactly_as_many_answered_checks_a
     store_bench: StoreBench,
 ) -> None:
     limit = store_bench.checks_allowed
-    settler = store_bench.settler(check_interval_s=0.05, check_max=limit)
+    coordinator = store_bench.coordinator(check_interval=0.05, check_max=limit)
     half = store_bench.half(b"v", key=b"k")
 
     with store_bench.answering(lambda _: UNKNOWN) as asked:
         store_bench.send(None, half)
-        statistics = settled(settler, discarded=1)
+        statistics = settled(coordinator, discarded=1)
 
     # One that is slow to be answered is asked again under its number, and counts once.
     assert {one.check_number for one in asked} == set(range(1, limit + 1))
@@ -60,7 +61,7 @@ def test_what_stays_unknown_is_discarded_after_exactly_as_many_answered_checks_a
 
 
 def test_120_messages_with_a_five_way_mix_of_outcomes(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_max=2)
+    coordinator = store_bench.coordinator(check_max=2)
 
     def answer(request: CheckRequest) -> Verdict:
         return (COMMIT, ROLLBACK, COMMIT, ROLLBACK, UNKNOWN)[int(request.half.value or b"") % 5]
@@ -69,7 +70,7 @@ def test_120_messages_with_a_five_way_mix_of_outcomes(store_bench: StoreBench) -
         for number in range(120):
             verdict = (COMMIT, ROLLBACK, None, None, None)[number % 5]
             store_bench.send(verdict, store_bench.half(b"%d" % number, key=b"%d" % (number % 7)))
-        statistics = settled(settler, committed=48, rolled_back=48, discarded=24)
+        statistics = settled(coordinator, committed=48, rolled_back=48, discarded=24)
 
     assert (statistics.committed, statistics.rolled_back, statistics.discarded) == (48, 48, 24)
     assert Counter(store_bench.seen()) == Counter(b"%d" % n for n in range(120) if n % 5 in (0, 2))
@@ -77,7 +78,7 @@ def test_120_messages_with_a_five_way_mix_of_outcomes(store_bench: StoreBench) -
 
 
 def test_a_decision_that_races_a_check_makes_one_message(store_bench: StoreBench) -> None:
-    settler = store_bench.settler()
+    coordinator = store_bench.coordinator()
     prepared: dict[str, Prepared] = {}
     late: list[threading.Thread] = []
 
@@ -94,7 +95,7 @@ def test_a_decision_that_races_a_check_makes_one_message(store_bench: StoreBench
         prepared[half.transaction_id] = store_bench.prepare(half)
     with store_bench.answering(answer):
         # Both are stored; the one that comes second is refused.
-        settled(settler, committed=20, refused=20)
+        settled(coordinator, committed=20, refused=20)
 
     assert len(late) == 20
     for thread in late:
@@ -103,7 +104,7 @@ def test_a_decision_that_races_a_check_makes_one_message(store_bench: StoreBench
 
 
 def test_no_check_comes_before_the_immunity_ends_and_none_is_spent_on_it(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_max=1)
+    coordinator = store_bench.coordinator(check_max=1)
     immunity_s = TIMEOUT_S + 3 * INTERVAL_S
     asked_at: dict[bytes | None, float] = {}
 
@@ -115,7 +116,7 @@ def test_no_check_comes_before_the_immunity_ends_and_none_is_spent_on_it(store_b
         sent = time.time()
         store_bench.send(None, store_bench.half(b"immune", immunity_ms=int(immunity_s * 1000)))
         store_bench.send(None, store_bench.half(b"plain"))
-        statistics = settled(settler, discarded=2)
+        statistics = settled(coordinator, discarded=2)
 
     # Clocks of birth are this machine's, in whole milliseconds.
     assert asked_at[b"immune"] >= sent + immunity_s - 0.01
@@ -128,34 +129,34 @@ def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_and_delays_
     store_bench: StoreBench,
 ) -> None:
     interval_s = 0.05
-    settler = store_bench.settler(check_interval_s=interval_s, check_max=15)
+    coordinator = store_bench.coordinator(check_interval=interval_s, check_max=15)
 
     begin = time.monotonic()
     store_bench.send(None, store_bench.half(b"late", group="away"))
     with store_bench.answering(lambda _: COMMIT):
         for number in range(10):
             store_bench.send(None, store_bench.half(b"%d" % number))
-        counted(settler, committed=10, no_producer=3)
+        counted(coordinator, committed=10, no_producer=3)
     wait_until(lambda: time.monotonic() > begin + TIMEOUT_S + 17 * interval_s)
-    waiting = settler.statistics()
+    waiting = coordinator.statistics()
     # Those of the others were answered, once each.
     assert (waiting.answered_checks, waiting.pending) == (10, 1)
     with store_bench.answering(lambda _: COMMIT, "away"):
-        settled(settler, committed=11)
+        settled(coordinator, committed=11)
 
     assert Counter(store_bench.seen()) == Counter([b"late", *(b"%d" % number for number in range(10))])
 
 
 def test_the_count_of_answered_checks_survives_a_restart(store_bench: StoreBench) -> None:
-    settler = store_bench.settler(check_max=4)
+    coordinator = store_bench.coordinator(check_max=4)
     store_bench.send(None, store_bench.half())
     with store_bench.answering(lambda _: UNKNOWN) as asked:
-        first = counted(settler, answered_checks=2).answered_checks
+        first = counted(coordinator, answered_checks=2).answered_checks
     store_bench.reopen()
 
-    settler = store_bench.settler(check_max=4)
+    coordinator = store_bench.coordinator(check_max=4)
     with store_bench.answering(lambda _: UNKNOWN) as more:
-        second = settled(settler, discarded=1).answered_checks
+        second = settled(coordinator, discarded=1).answered_checks
 
     assert {one.check_number for one in (*asked, *more)} == {1, 2, 3, 4}
     # Some may have been answered, and not counted yet, when the first was stopped.
@@ -169,12 +170,12 @@ def test_a_discard_policy_that_is_a_function_decides_and_where_it_is_unsure_the_
     def policy(half: HalfMessage) -> TransactionState:
         return TransactionState[(half.value or b"").decode()]
 
-    settler = store_bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=policy)
+    coordinator = store_bench.coordinator(check_max=1, transaction_timeout=0.1, check_interval=0.1, discard=policy)
 
     with store_bench.answering(lambda _: UNKNOWN):
         for state in TransactionState:
             store_bench.send(None, store_bench.half(state.name.encode()))
-        statistics = settled(settler, committed=1, rolled_back=1, discarded=1)
+        statistics = settled(coordinator, committed=1, rolled_back=1, discarded=1)
 
     assert (statistics.committed, statistics.rolled_back, statistics.discarded) == (1, 1, 1)
     assert store_bench.seen() == [b"COMMIT"]
@@ -191,19 +192,19 @@ def test_a_discard_policy_that_hangs_delays_nobody(store_bench: StoreBench) -> N
         return TransactionState.COMMIT
 
     # Its time limit is longer than the test waits for the others.
-    times = {"transaction_timeout_s": 0.1, "check_interval_s": 0.1, "check_timeout_s": 120.0}
-    settler = store_bench.settler(check_max=1, discard=policy, **times)
+    times = {"transaction_timeout": 0.1, "check_interval": 0.1, "check_timeout": 120.0}
+    coordinator = store_bench.coordinator(check_max=1, discard=policy, **times)
     try:
         with store_bench.answering(lambda request: COMMIT if request.half.value == b"checked" else UNKNOWN):
             store_bench.send(None, store_bench.half(b"hangs"))
             wait_until(begun.is_set, 60)
             for value, verdict in ((b"sent", COMMIT), (b"checked", None), (b"asked", None)):
                 store_bench.send(verdict, store_bench.half(value))
-            counted(settler, committed=3)
+            counted(coordinator, committed=3)
             assert Counter(store_bench.seen()) == Counter([b"sent", b"checked", b"asked"])
     finally:
         let_go.set()
-    statistics = settled(settler, committed=4)
+    statistics = settled(coordinator, committed=4)
 
     assert (statistics.hung_checks, statistics.discarded) == (0, 0)
     assert Counter(store_bench.seen()) == Counter([b"sent", b"checked", b"asked", b"hangs"])
@@ -222,15 +223,15 @@ def test_a_discard_policy_that_raises_hangs_or_answers_nonsense_is_logged_and_ha
             return TransactionState.COMMIT
         return "nonsense"  # type: ignore[return-value] # wrong on purpose
 
-    times = {"transaction_timeout_s": 0.1, "check_interval_s": 0.1, "check_timeout_s": 0.5}
-    settler = store_bench.settler(check_max=1, discard=policy, **times)
+    times = {"transaction_timeout": 0.1, "check_interval": 0.1, "check_timeout": 0.5}
+    coordinator = store_bench.coordinator(check_max=1, discard=policy, **times)
     halves = {value: store_bench.half(value) for value in (b"raises", b"hangs", b"nonsense")}
 
     try:
         with store_bench.answering(lambda _: UNKNOWN):
             for half in halves.values():
                 store_bench.send(None, half)
-            statistics = settled(settler, discarded=3)
+            statistics = settled(coordinator, discarded=3)
     finally:
         let_go.set()
 
@@ -244,13 +245,13 @@ def test_a_discard_policy_that_raises_hangs_or_answers_nonsense_is_logged_and_ha
 
 def test_answered_checks_are_all_whose_answer_counted_whatever_it_was(store_bench: StoreBench) -> None:
     answers = {b"yes": [COMMIT], b"no": [ROLLBACK], b"later": [UNKNOWN, UNKNOWN, COMMIT]}
-    settler = store_bench.settler()
+    coordinator = store_bench.coordinator()
 
     with store_bench.answering(lambda request: answers[request.half.value or b""].pop(0)):
         for value in list(answers):
             store_bench.send(None, store_bench.half(value))
         # Nobody is asked about it: no answer.
         store_bench.send(COMMIT, store_bench.half(b"decided"))
-        statistics = settled(settler, committed=3, rolled_back=1)
+        statistics = settled(coordinator, committed=3, rolled_back=1)
 
     assert statistics.answered_checks == 5

@@ -9,7 +9,8 @@ from conformance.store_cases import KafkaBench, StoreBench
 
 from penstock.errors import TransactionRefusedError
 from penstock.transactions import Transaction, TransactionalProducer, TransactionState
-from penstock.transactions.wire.records import Author, CheckRequest, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 def producer_on(bench: StoreBench, **options: Any) -> TransactionalProducer:
@@ -42,7 +43,7 @@ def overtaken(bench: StoreBench, standing: Verdict, author: Author, **options: A
 def test_a_commit_that_comes_second_is_told_at_once_where_the_store_knows_it(
     store_bench: StoreBench, author: Author
 ) -> None:
-    store_bench.settler(transaction_timeout_s=600.0)
+    store_bench.coordinator(transaction_timeout=600.0)
 
     assert overtaken(store_bench, Verdict.COMMIT, author) is TransactionState.COMMIT
     if isinstance(store_bench, KafkaBench):
@@ -56,7 +57,7 @@ def test_a_commit_that_comes_second_is_told_at_once_where_the_store_knows_it(
 
 
 def test_a_rollback_that_comes_second_lets_the_users_own_exception_through(store_bench: StoreBench) -> None:
-    store_bench.settler(transaction_timeout_s=600.0)
+    store_bench.coordinator(transaction_timeout=600.0)
 
     def local(tx: Transaction) -> TransactionState:
         decided(store_bench, tx, Verdict.COMMIT)

@@ -10,11 +10,11 @@ from conformance.store_cases import StoreBench, settled
 
 from penstock.errors import DecisionNotStoredError, PublicationNotSeenError, StoppedError
 from penstock.transactions import TransactionalProducer, TransactionState
-from penstock.transactions.producer.submission import Sending
+from penstock.transactions.producer.submission import Submission
 from waiting import wait_until
 
 #: A coordinator that asks nobody during the test.
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def test_what_was_submitted_is_stored_when_the_producer_has_stopped(store_bench: StoreBench) -> None:
@@ -25,14 +25,14 @@ def test_what_was_submitted_is_stored_when_the_producer_has_stopped(store_bench:
     assert {one.result(0).state for one in sent} == {TransactionState.COMMIT}
     statistics = producer.statistics()
     assert (statistics.committed, statistics.in_flight) == (500, 0)
-    settled(store_bench.settler(**NO_CHECKS), committed=500)
+    settled(store_bench.coordinator(**NO_CHECKS), committed=500)
     assert Counter(store_bench.seen()) == Counter(b"%d" % number for number in range(500))
 
 
 def test_an_exception_that_leaves_the_producers_block_goes_on_and_what_was_submitted_is_stored(
     store_bench: StoreBench,
 ) -> None:
-    sent: list[Sending] = []
+    sent: list[Submission] = []
 
     def fail() -> None:
         with TransactionalProducer("orders", store=store_bench.make_store()) as producer:
@@ -83,7 +83,7 @@ def test_a_decision_after_the_stop_is_told_as_not_stored(store_bench: StoreBench
 
 def test_a_callback_that_submits_goes_on_until_the_stop_and_every_one_ends(store_bench: StoreBench) -> None:
     producer = TransactionalProducer("orders", store=store_bench.make_store()).start()
-    sent: list[Sending] = []
+    sent: list[Submission] = []
     refused: list[StoppedError] = []
 
     def again(_: object) -> None:
@@ -124,4 +124,4 @@ def test_who_waits_for_a_publication_is_told_at_the_stop(store_bench: StoreBench
     with pytest.raises(PublicationNotSeenError, match="is committed, but the producer was stopped before it was seen"):
         sent.result(0)
     assert len(told) == 1
-    settled(store_bench.settler(**NO_CHECKS), committed=2)
+    settled(store_bench.coordinator(**NO_CHECKS), committed=2)

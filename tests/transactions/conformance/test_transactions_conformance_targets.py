@@ -20,12 +20,12 @@ from penstock.clients.kafka import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.store import CoordinatorOptions
-from penstock.transactions.wire.records import REASON, Verdict
+from penstock.transactions.wire.discarded import REASON
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, DISCARD = Verdict.COMMIT, Verdict.DISCARD
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 Made = Callable[..., str]
 
@@ -61,9 +61,9 @@ def test_a_target_that_refuses_everything_costs_the_others_no_more_than_a_moment
     bench: StoreBench, new_topic: Made, admin: AdminClient
 ) -> None:
     sick, well = new_topic(), bench.topic
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
     bench.send(COMMIT, bench.half(b"first", topic=sick))
-    counted(settler, committed=1)
+    counted(coordinator, committed=1)
     limit(admin, sick, 10)
 
     refused = []
@@ -71,16 +71,16 @@ def test_a_target_that_refuses_everything_costs_the_others_no_more_than_a_moment
         refused.append(bench.send(COMMIT, bench.half(b"%d" % number, topic=sick)).halves[0].transaction_id)
         bench.send(COMMIT, bench.half(b"%d" % number, topic=well))
     begun = time.monotonic()
-    counted(settler, committed=31)
+    counted(coordinator, committed=31)
     # Each refusal would hold the others for seconds, and there are thirty.
     assert time.monotonic() - begun < 30
     # What is so short takes not even the markers of transactions.
     wait_until(lambda: all("its max.message.bytes is 10" in one.waits_for for one in pending(bench).values()), 60)
     assert set(pending(bench)) == set(refused)
-    assert settler.statistics().held == 30
+    assert coordinator.statistics().held == 30
 
     limit(admin, sick, 1_000_000)
-    settled(settler, committed=61)
+    settled(coordinator, committed=61)
     assert Counter(bench.seen(sick)) == Counter([b"first", *(b"%d" % number for number in range(30))])
     assert bench.seen(well) == [b"%d" % number for number in range(30)]
 
@@ -89,7 +89,7 @@ def test_what_is_refused_holds_what_must_not_pass_it_and_nothing_else_until_an_o
     bench: StoreBench, new_topic: Made
 ) -> None:
     sick, other = new_topic(config={"max.message.bytes": "2000"}), new_topic()
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
     large = b"x" * 5_000
 
     def send(value: bytes, key: bytes | None = None, topic: str = sick) -> str:
@@ -106,17 +106,17 @@ def test_what_is_refused_holds_what_must_not_pass_it_and_nothing_else_until_an_o
     both = bench.half(b"both", key=b"k", part=(1, 2), topic=sick)
     whole = bench.send(COMMIT, both, both._replace(key=b"z", topic=other, part=(2, 2)))
     behind_both = send(b"behind both", b"z", topic=other)
-    counted(settler, committed=22)
+    counted(coordinator, committed=22)
     waiting = [refused, *behind, whole.halves[0].transaction_id, behind_both]
     wait_until(lambda: list(pending(bench)) == waiting)
     wait_until(lambda: "MSG_SIZE_TOO_LARGE" in pending(bench)[refused].waits_for)
-    assert settler.statistics().held == 1
+    assert coordinator.statistics().held == 1
     assert refused in pending(bench)[behind[0]].waits_for
     assert Counter(bench.seen(sick)) == Counter([b"k1", *[b"none"] * 10, *(b"%d" % number for number in range(10))])
     assert bench.seen(other) == [b"elsewhere"]
 
     discard_refused(bench, refused)
-    settled(settler, committed=26, discarded=1)
+    settled(coordinator, committed=26, discarded=1)
     assert [value for value in bench.seen(sick) if value and value.startswith((b"k", b"b"))] == [
         b"k1",
         b"k2",
@@ -151,7 +151,7 @@ def test_a_committed_transaction_that_is_not_refused_is_not_discarded(bench: Sto
     with pytest.raises(TransactionRefusedError, match="COMMIT was decided before"):
         administration(bench).decide(prepared.halves[0].transaction_id, DISCARD, "eve@host")
 
-    settled(bench.settler(**NO_CHECKS), committed=1)
+    settled(bench.coordinator(**NO_CHECKS), committed=1)
     assert bench.seen() == [b"v"]
 
 
@@ -159,7 +159,7 @@ def test_targets_that_are_deleted_and_made_again_twice_lose_and_double_nothing_a
     bench: StoreBench, new_topic: Made, admin: AdminClient, broker: DevBroker
 ) -> None:
     target = new_topic(partitions=2)
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
     sent = 0
 
     def send_all(mark: bytes) -> None:
@@ -173,20 +173,20 @@ def test_targets_that_are_deleted_and_made_again_twice_lose_and_double_nothing_a
         sent += 9
 
     send_all(b"before")
-    settled(settler, committed=sent)
+    settled(coordinator, committed=sent)
     for turn in (b"first", b"second"):
         delete(admin, target)
         send_all(turn)
         wait_until(lambda turn=turn: b"%s2" % turn in bench.seen(), 20)  # type: ignore[misc] # bound at once
-        wait_until(lambda: settler.statistics().held == 6)
+        wait_until(lambda: coordinator.statistics().held == 6)
         ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(target, 2)])
-        settled(settler, committed=sent)
+        settled(coordinator, committed=sent)
 
         seen = Counter(message.value() for message in read_all(bench.servers, target))
         singles = {b"%s-%d" % (turn, number): 1 for number in range(3)}
         assert seen == Counter({**singles, **{b"%s%d" % (turn, number): 2 for number in range(3)}})
     send_all(b"after")
-    settled(settler, committed=sent)
+    settled(coordinator, committed=sent)
     assert bench.seen() == [
         b"%s%d" % (mark, n) for mark in (b"before", b"first", b"second", b"after") for n in range(3)
     ]
@@ -196,14 +196,14 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
     dead, pause_s, seconds_each = new_topic(), 0.02, 4.0
     if isinstance(bench, SqlBench):
         bench.shards = 2
-    settlers = [bench.settler(**NO_CHECKS, session_timeout_s=3.0)]
+    coordinators = [bench.coordinator(**NO_CHECKS, session_timeout=3.0)]
     if isinstance(bench, SqlBench):
-        settlers.append(bench.settler(**NO_CHECKS, session_timeout_s=3.0))
-        wait_until(lambda: [one.statistics().partitions for one in settlers] == [1, 1], 60)
+        coordinators.append(bench.coordinator(**NO_CHECKS, session_timeout=3.0))
+        wait_until(lambda: [one.statistics().partitions for one in coordinators] == [1, 1], 60)
 
     def published_while_sending(*, with_dead: bool) -> tuple[int, float]:
         """Return how many were sent to the topic that is well, and for how long the last of them was waited for."""
-        before, number = sum(one.statistics().committed for one in settlers), 0
+        before, number = sum(one.statistics().committed for one in coordinators), 0
         until = time.monotonic() + seconds_each
         while time.monotonic() < until:
             bench.send(COMMIT, bench.half(b"v", key=b"%d" % number))
@@ -213,14 +213,14 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
             # The pace of the load, the same beside a dead target and without.
             time.sleep(pause_s)
         begun = time.monotonic()
-        wait_until(lambda: sum(one.statistics().committed for one in settlers) - before >= number, 30)
+        wait_until(lambda: sum(one.statistics().committed for one in coordinators) - before >= number, 30)
         return number, time.monotonic() - begun
 
     alone, lag_s = published_while_sending(with_dead=False)
     delete(admin, dead)
     # What it costs to learn it.
     bench.send(COMMIT, bench.half(b"dead", topic=dead))
-    wait_until(lambda: sum(one.statistics().held for one in settlers), 30)
+    wait_until(lambda: sum(one.statistics().held for one in coordinators), 30)
     beside_dead, lag_beside_s = published_while_sending(with_dead=True)
 
     assert beside_dead >= 0.7 * alone
@@ -240,15 +240,15 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
         hanging.set()
         go_on.wait(60)
 
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
     bench.send(COMMIT, bench.half(b"0"))
-    counted(settler, committed=1)
+    counted(coordinator, committed=1)
     with monkeypatch.context() as patch:
         patch.setattr("penstock.transactions.stores.relay.outbound.Outbound._commit", hang)
         bench.send(COMMIT, bench.half(b"1"))
         assert hanging.wait(30)
     bench.send(COMMIT, bench.half(b"2"))
-    statistics = settled(settler, committed=3)
+    statistics = settled(coordinator, committed=3)
 
     assert statistics.left_behind == 1
     assert statistics.recoveries == 1
@@ -265,16 +265,16 @@ def test_a_coordinator_stops_in_time_though_a_call_never_comes_back(
         hanging.set()
         go_on.wait(60)
 
-    settler = bench.make_settler(CoordinatorOptions(**NO_CHECKS))
-    settler.start()
+    coordinator = bench.make_coordinator(**NO_CHECKS)
+    coordinator.start()
     with monkeypatch.context() as patch:
         patch.setattr("penstock.transactions.stores.relay.outbound.Outbound._commit", hang)
         bench.send(COMMIT, bench.half(b"v"))
         assert hanging.wait(30)
         begun = time.monotonic()
-        settler.stop(timeout=5)
+        coordinator.stop(timeout=5)
         assert time.monotonic() - begun < 5
     go_on.set()
 
-    settled(bench.settler(**NO_CHECKS))
+    settled(bench.coordinator(**NO_CHECKS))
     assert bench.seen() == [b"v"]

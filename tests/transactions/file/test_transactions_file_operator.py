@@ -24,14 +24,17 @@ from penstock.transactions import TransactionState, new_id
 from penstock.transactions.operator.audit import AuditLog
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import FileAdministration
-from penstock.transactions.stores.file.frames import FRAME_BYTES, HEADER_BYTES
-from penstock.transactions.stores.file.looking import look
-from penstock.transactions.stores.file.redo import SUFFIX
-from penstock.transactions.wire.records import Half, Verdict, encode_discarded
+from penstock.transactions.stores.file.changes import Changes
+from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYTES
+from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.stores.file.reader import read_pending
+from penstock.transactions.wire.discarded import encode_discarded
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def administration_of(bench: FileBench) -> FileAdministration:
@@ -51,16 +54,16 @@ def store_of(path: Path) -> FileStore:
 
 
 def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_and_can_commit(bench: FileBench) -> None:
-    settler, administration = bench.settler(check_max=2), administration_of(bench)
+    coordinator, administration = bench.coordinator(check_max=2), administration_of(bench)
     parts = [bench.half(b"%d" % n, key=b"k", part=(n, 2), headers=(("h", b"1"),)) for n in (1, 2)]
     transaction_id = parts[0].transaction_id
     with bench.answering(lambda _: UNKNOWN):
         prepared = bench.send(None, *(part._replace(transaction_id=transaction_id) for part in parts))
         with pytest.raises(TransactionError, match="is pending"):
             administration.resume(transaction_id, "ann@host")
-        settled(settler, discarded=1)
+        settled(coordinator, discarded=1)
     bench.decide(prepared, COMMIT)
-    counted(settler, refused=1)
+    counted(coordinator, refused=1)
 
     def resumed() -> bool:
         try:
@@ -72,7 +75,7 @@ def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_an
 
     wait_until(resumed)
     with bench.answering(lambda request: COMMIT if request.check_number == 2 else UNKNOWN) as asked:
-        settled(settler, committed=1)
+        settled(coordinator, committed=1)
     with pytest.raises(TransactionError, match=r"brought back before, by ann@host"):
         administration.resume(transaction_id, "bob@host")
     with pytest.raises(TransactionError, match=r"is not in .*\.discarded"):
@@ -87,10 +90,10 @@ def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_an
 def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found_in_the_audit_log(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settler, administration = bench.settler(**NO_CHECKS), administration_of(bench)
+    coordinator, administration = bench.coordinator(**NO_CHECKS), administration_of(bench)
     far_ms = 4_000_000_000_000
     later, other = (bench.send(COMMIT, bench.half(b"v", deliver_at_ms=far_ms)).halves[0] for _ in range(2))
-    wait_until(lambda: settler.statistics().delayed == 2)
+    wait_until(lambda: coordinator.statistics().delayed == 2)
 
     administration.decide(later.transaction_id, ROLLBACK, "ann@host", "the customer called")
     with pytest.raises(TransactionRefusedError, match="COMMIT was decided before"):
@@ -100,7 +103,7 @@ def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found
         *("--bootstrap-servers", bench.servers, "--prefix", bench.prefix),
     )
 
-    statistics = settler.statistics()
+    statistics = coordinator.statistics()
     assert (statistics.rolled_back, statistics.delayed, statistics.pending) == (1, 1, 1)
     assert f"{later.transaction_id}  settled" in shown.out
     assert "rollback by ann@host: the customer called" in shown.out
@@ -109,18 +112,18 @@ def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found
 def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing is trimmed, and each coordinator begins with what its predecessors wrote there.
-    monkeypatch.setattr("penstock.transactions.stores.file.settler._TEND_S", 600.0)
+    # Nothing is truncated, and each coordinator begins with what its predecessors wrote there.
+    monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 600.0)
     transaction_id = bench.prepare(bench.half(b"v")).halves[0].transaction_id
     for life in (1, 2):
         administration_of(bench).decide(transaction_id, DISCARD, "ann@host")
-        settled(bench.settler(**NO_CHECKS))
+        settled(bench.coordinator(**NO_CHECKS))
         assert len(bench.seen(bench.discarded)) == life
         bench.reopen()
         assert administration_of(bench).resume(transaction_id, "ann@host") == 1
     administration_of(bench).decide(transaction_id, COMMIT, "ann@host")
 
-    settled(bench.settler(**NO_CHECKS))
+    settled(bench.coordinator(**NO_CHECKS))
 
     assert bench.seen() == [b"v"]
 
@@ -128,7 +131,7 @@ def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
 def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in_part_is_not_brought_back(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settler, administration = bench.settler(**NO_CHECKS), administration_of(bench)
+    coordinator, administration = bench.coordinator(**NO_CHECKS), administration_of(bench)
     lost, forged = bench.half(b"lost"), bench.half(b"forged", topic=bench.discarded)
     torn = bench.half(b"torn", part=(2, 2))
     # A record of the discarded topic may be anybody's.
@@ -143,14 +146,14 @@ def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in
         administration.resume(torn.transaction_id, "ann@host")
     with monkeypatch.context() as patch:
         full = HalfNotStoredError("the disk is full")
-        patch.setattr(FileStore, "prepare", lambda _self, _halves, told: told(full))
+        patch.setattr(Changes, "prepare", lambda _self, _halves, callback: callback(full))
         with pytest.raises(PenstockError, match="again=True"):
             administration.resume(lost.transaction_id, "ann@host")
     with pytest.raises(TransactionError, match="brought back before"):
         administration.resume(lost.transaction_id, "ann@host")
     administration.resume(lost.transaction_id, "ann@host", again=True)
     administration.decide(lost.transaction_id, COMMIT, "ann@host")
-    settled(settler, committed=1)
+    settled(coordinator, committed=1)
 
     assert bench.seen() == [b"lost"]
 
@@ -181,7 +184,7 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
             decide(store, prepared[one.transaction_id], verdict)
         before = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
 
-        shown = look(tmp_path)
+        shown = read_pending(tmp_path)
 
         assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()} == before
         inside = store.administration().pending()
@@ -195,7 +198,7 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
         [getattr(one, name) for name in same] for one in inside
     ]
     # Nobody has it now, and it can still be seen.
-    assert look(tmp_path)[0].transaction_id == first.transaction_id
+    assert read_pending(tmp_path)[0].transaction_id == first.transaction_id
 
 
 def test_who_looks_while_segments_come_and_go_always_sees_what_is_pending(tmp_path: Path) -> None:
@@ -214,7 +217,7 @@ def test_who_looks_while_segments_come_and_go_always_sees_what_is_pending(tmp_pa
             deadline = time.monotonic() + 60
             while len(floors) < 30:
                 assert time.monotonic() < deadline, "the log did not move"
-                shown = look(tmp_path)
+                shown = read_pending(tmp_path)
                 floors.add(min(path.name for path in tmp_path.glob(f"*{SUFFIX}")))
                 assert old in {one.transaction_id for one in shown}
                 assert len(shown) <= 2
@@ -226,7 +229,7 @@ def test_who_looks_while_segments_come_and_go_always_sees_what_is_pending(tmp_pa
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.file.looking._PAUSE_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.file.reader._PAUSE_S", 0.0)
     folder = tmp_path / "store"
     with store_of(folder) as store:
         ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(2)]
@@ -235,14 +238,14 @@ def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_s
     content = segment.read_bytes()
 
     segment.write_bytes(content[: end - 1])
-    assert [one.transaction_id for one in look(folder)] == ids[:1]
+    assert [one.transaction_id for one in read_pending(folder)] == ids[:1]
     broken = bytearray(content)
     broken[HEADER_BYTES + FRAME_BYTES + 40] ^= 1
     segment.write_bytes(broken)
     with pytest.raises(StoreDamagedError, match="is damaged from byte"):
-        look(folder)
+        read_pending(folder)
     with pytest.raises(PenstockError, match="there is no file store"):
-        look(tmp_path)
+        read_pending(tmp_path)
     assert not (tmp_path / "lock").exists()
 
 

@@ -16,7 +16,7 @@ def unknown(_: Transaction) -> TransactionState:
 
 
 def test_a_producer_on_a_file_store_sends_checks_and_waits_until_all_is_visible(bench: FileBench) -> None:
-    settler = bench.settler()
+    coordinator = bench.coordinator()
     store = bench.store
     assert isinstance(store, FileStore)
 
@@ -33,14 +33,14 @@ def test_a_producer_on_a_file_store_sends_checks_and_waits_until_all_is_visible(
         result = producer.send(bench.topic, value=b"seen", wait="published")
         assert result.state is TransactionState.COMMIT
         assert b"seen" in bench.seen()
-        statistics = settled(settler, committed=3, rolled_back=2)
+        statistics = settled(coordinator, committed=3, rolled_back=2)
 
     assert (statistics.committed, statistics.rolled_back, statistics.refused) == (3, 2, 0)
     assert Counter(bench.seen()) == Counter([b"entered", b"asked", b"seen"])
 
 
 def test_thousands_are_in_flight_from_one_thread(bench: FileBench) -> None:
-    settler = bench.settler()
+    coordinator = bench.coordinator()
     store = bench.store
     assert isinstance(store, FileStore)
 
@@ -48,6 +48,6 @@ def test_thousands_are_in_flight_from_one_thread(bench: FileBench) -> None:
         futures = [producer.submit(bench.topic, value=b"%d" % number) for number in range(5_000)]
         for future in futures:
             assert future.result(60).state is TransactionState.COMMIT
-        settled(settler, committed=5_000)
+        settled(coordinator, committed=5_000)
 
     assert bench.seen() == [b"%d" % number for number in range(5_000)]

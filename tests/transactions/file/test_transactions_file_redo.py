@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from penstock.errors import MessageFormatError, StoreDamagedError
-from penstock.transactions.stores.file.entries import (
+from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,
     Entry,
@@ -21,11 +21,12 @@ from penstock.transactions.stores.file.entries import (
     decode_entry,
     encode_entry,
 )
-from penstock.transactions.stores.file.folder import OsFolder
-from penstock.transactions.stores.file.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
-from penstock.transactions.stores.file.redo import MARK, SUFFIX, NoRoomError, RedoLog
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
+from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError, RedoLog
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 from simulation.torn_disk import PowerCut, TornDisk
 
 SEGMENT = 700
@@ -169,13 +170,13 @@ def test_segments_below_the_floor_are_removed_and_do_not_come_back() -> None:
     log.open(lambda _: None)
     log.append([(1, b"old")])
     (old,) = (name for name in disk.names() if name.endswith(SUFFIX))
-    kept = disk.files[old]
+    stored = disk.files[old]
 
     log.begin_segment(100, floor=log.end)
     log.append([(1, b"new")])
     assert old not in disk.names()
     # The removal had not reached the disk.
-    disk.files[old] = kept
+    disk.files[old] = stored
 
     assert opened(disk)[1] == [(1, b"new")]
     assert old not in disk.names()

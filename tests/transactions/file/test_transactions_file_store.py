@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from conformance.store_cases import FileBench, counted, decide, prepare, settled
 from transaction_tools import child, kill, line_of
-from xxhash import xxh32_intdigest
 
 from kafka_tools import ends, read_all
 from penstock.errors import (
@@ -31,21 +30,20 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.transactions import TransactionState, new_id
-from penstock.transactions.store import CoordinatorOptions
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.stores.file.folder import OsFolder
-from penstock.transactions.stores.file.journal import Change, Settle
-from penstock.transactions.stores.file.questions import Questions
-from penstock.transactions.stores.file.redo import SUFFIX
-from penstock.transactions.stores.file.table import SUFFIX as TABLE_SUFFIX
-from penstock.transactions.stores.file.table import State, read_table
-from penstock.transactions.stores.file.writer import ToldChanged, Writer
+from penstock.transactions.stores.file.check_sources import CheckSources
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.journal import Change, Settle
+from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.stores.file.log.writer import ChangedCallback, Writer
+from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 #: Nothing answers there: what does not need Kafka shall not ask for it.
 NOWHERE = "127.0.0.1:9"
 
@@ -96,9 +94,9 @@ def test_a_process_that_is_killed_again_and_again_loses_and_doubles_nothing(benc
             acknowledged.update(int(line) for line in process.stdout.read().split("\n")[:-1])
     assert len(acknowledged) > 4 * 60
 
-    settler = bench.settler(transaction_timeout_s=0.2)
+    coordinator = bench.coordinator(transaction_timeout=0.2)
     with bench.answering(lambda request: COMMIT if int(request.half.value or b"") % 3 else ROLLBACK):
-        settled(settler)
+        settled(coordinator)
 
     seen = Counter(int(value or b"") for value in bench.seen())
     assert [number for number, count in seen.items() if count > 1] == []
@@ -113,25 +111,25 @@ def test_what_kafka_has_and_the_store_does_not_know_of_is_not_published_again(
         # It dies after the end of the Kafka transaction, before it has settled.
         submit = Writer.submit
 
-        def lose(self: Writer, change: Change, told: ToldChanged) -> None:
+        def lose(self: Writer, change: Change, told: ChangedCallback) -> None:
             if not isinstance(change, Settle):
                 submit(self, change, told)
 
         patch.setattr(Writer, "submit", lose)
-        settler = bench.settler(**NO_CHECKS)
+        coordinator = bench.coordinator(**NO_CHECKS)
         for number in range(5):
             bench.send(COMMIT, bench.half(b"%d" % number))
-        counted(settler, committed=5)
+        counted(coordinator, committed=5)
         bench.reopen()
-    assert len(bench.store.opened.kept) == 5
+    assert len(bench.store.opened.pending) == 5
 
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
     bench.send(COMMIT, bench.half(b"5"))
-    statistics = settled(settler, committed=6)
+    statistics = settled(coordinator, committed=6)
 
     assert statistics.recoveries == 0
     assert bench.seen() == [b"%d" % number for number in range(6)]
-    wait_until(lambda: not bench.store.opened.kept)
+    wait_until(lambda: not bench.store.opened.pending)
 
 
 def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +145,11 @@ def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypat
         commit(self, producer)
 
     monkeypatch.setattr(Outbound, "_commit", in_doubt)
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
 
     for number in range(7):
         bench.send(COMMIT, bench.half(b"%d" % number, key=b"k"))
-        statistics = settled(settler, committed=number + 1)
+        statistics = settled(coordinator, committed=number + 1)
 
     assert {"committed", "lost"} <= set(how)
     assert statistics.recoveries >= 2
@@ -161,9 +159,9 @@ def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypat
 def test_a_disk_that_fails_ends_the_store_and_what_it_acknowledged_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = half(b"kept")
+    stored = half(b"stored")
     with store_of(tmp_path) as store:
-        prepared = prepare(store, [kept])
+        prepared = prepare(store, [stored])
         sync = OsFolder.sync
 
         def fail(self: OsFolder, name: str) -> None:
@@ -181,7 +179,7 @@ def test_a_disk_that_fails_ends_the_store_and_what_it_acknowledged_stays(
             prepare(store, [half()])
 
     with store_of(tmp_path) as again:
-        assert kept.transaction_id in again.opened.kept
+        assert stored.transaction_id in again.opened.pending
 
 
 def test_a_full_disk_refuses_what_comes_and_goes_on_when_there_is_room(
@@ -199,9 +197,9 @@ def test_a_full_disk_refuses_what_comes_and_goes_on_when_there_is_room(
                 prepare(store, [half(b"y" * 3_000)])
             # What needs no more room is stored.
             decide(store, prepared, ROLLBACK)
-        prepare(store, [half(b"y" * 3_000)])
+        stored = prepare(store, [half(b"y" * 3_000)])
 
-        assert [one.state for one in read_table(tmp_path)] == [State.SETTLED, State.PREPARED]
+        assert [one.transaction_id for one in read_pending(tmp_path)] == [stored.halves[0].transaction_id]
 
 
 def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -222,28 +220,28 @@ def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
         store_of(tmp_path).start()
 
 
-def test_others_may_look_at_the_table_while_the_store_is_in_use(tmp_path: Path) -> None:
+def test_others_may_read_what_is_pending_while_the_store_is_in_use(tmp_path: Path) -> None:
     with store_of(tmp_path) as store:
-        before = int(time.time())
         first = prepare(store, [half()])
         second = prepare(store, [half()])
-        prepare(store, [half()])
+        third = prepare(store, [half()])
         decide(store, first, COMMIT)
         decide(store, second, ROLLBACK)
 
         script = (
-            "import sys; from pathlib import Path; from penstock.transactions.stores.file.table import read_table\n"
-            "print([(r.state.name, r.birth_s, r.group_hash) for r in read_table(Path(sys.argv[1]))])"
+            "import sys; from pathlib import Path; from penstock.transactions.stores.file.reader import read_pending\n"
+            "print([(one.transaction_id, str(one.decided)) for one in read_pending(Path(sys.argv[1]))])"
         )
         looked = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
 
         rows = eval(looked.stdout)  # noqa: S307 - it is what the line above prints
-        assert [row[0] for row in rows] == ["COMMIT", "SETTLED", "PREPARED"]
-        assert all(before <= birth <= time.time() and group == xxh32_intdigest(b"orders") for _, birth, group in rows)
+        assert rows == [
+            (first.halves[0].transaction_id, "TransactionState.COMMIT"),
+            (third.halves[0].transaction_id, "None"),
+        ]
 
 
-def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.file.table.Table.__init__.__defaults__", (50,))
+def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
     with store_of(tmp_path) as store:
         old = prepare(store, [half(b"old" * 100)])
         for _ in range(400):
@@ -252,32 +250,29 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path, monkeypatch: 
 
         # 80 kB went through; the old one was carried along.
         assert len(segments) <= 4
-        kept = store.opened.kept[old.halves[0].transaction_id]
-        assert store.opened.halves(kept) == tuple(old.halves)
-        assert store.opened.journal.halves(kept) == tuple(old.halves)
-        (record,) = (one for one in read_table(tmp_path) if one.state is State.PREPARED)
-        assert (record.place, record.size) == (kept.place, kept.size)
-        # So were the table's records, and with them the old files of the table.
-        assert kept.slot > 100
-        assert len(list(tmp_path.glob(f"*{TABLE_SUFFIX}"))) <= 5
+        stored = store.opened.pending[old.halves[0].transaction_id]
+        assert store.opened.halves(stored) == tuple(old.halves)
+        assert store.opened.journal.halves(stored) == tuple(old.halves)
+        # Who reads beside it finds the halves at their new place.
+        assert [one.transaction_id for one in read_pending(tmp_path)] == [old.halves[0].transaction_id]
 
     with store_of(tmp_path) as again:
-        assert list(again.opened.kept) == [old.halves[0].transaction_id]
+        assert list(again.opened.pending) == [old.halves[0].transaction_id]
         # What does not fit into memory is read from the log.
         again.opened._cache.clear()
-        assert again.opened.halves(next(iter(again.opened.kept.values()))) == tuple(old.halves)
+        assert again.opened.halves(next(iter(again.opened.pending.values()))) == tuple(old.halves)
 
 
 def test_a_topic_that_is_gone_holds_its_messages_and_their_key_alone(
     bench: FileBench, new_topic: Callable[..., str]
 ) -> None:
     gone = f"{bench.topic}-gone"
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
 
     bench.send(COMMIT, bench.half(b"1", topic=gone, order_key=b"k"))
     bench.send(COMMIT, bench.half(b"2", order_key=b"k"))
     bench.send(COMMIT, bench.half(b"3"))
-    statistics = counted(settler, committed=1, held=1)
+    statistics = counted(coordinator, committed=1, held=1)
 
     assert statistics.pending == 2
     assert bench.seen() == [b"3"]
@@ -285,17 +280,17 @@ def test_a_topic_that_is_gone_holds_its_messages_and_their_key_alone(
 
 @pytest.mark.parametrize(("policy", "count"), [("commit", "committed"), ("rollback", "rolled_back")])
 def test_a_fixed_discard_policy_settles(bench: FileBench, policy: str, count: str) -> None:
-    settler = bench.settler(check_max=1, transaction_timeout_s=0.1, check_interval_s=0.1, discard=policy)
+    coordinator = bench.coordinator(check_max=1, transaction_timeout=0.1, check_interval=0.1, discard=policy)
     with bench.answering(lambda _: Verdict.UNKNOWN):
         bench.send(None, bench.half())
-        statistics = settled(settler, **{count: 1})
+        statistics = settled(coordinator, **{count: 1})
 
     assert statistics.discarded == 0
     assert bench.seen() == ([b"v"] if policy == "commit" else [])
 
 
 def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) -> None:
-    settler = bench.settler(**NO_CHECKS)
+    coordinator = bench.coordinator(**NO_CHECKS)
     administration = bench.make_store().administration()
     with pytest.raises(StoppedError):
         administration.pending()
@@ -309,7 +304,7 @@ def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) 
     bench.send(None, first)
     for one in (held, delayed, gone):
         bench.send(COMMIT, one)
-    counted(settler, held=1)
+    counted(coordinator, held=1)
     shown = {one.transaction_id: one for one in administration.pending()}
 
     assert list(shown) == [one.transaction_id for one in (first, held, delayed, gone)]
@@ -319,7 +314,7 @@ def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) 
     assert re.match("Kafka to take it: .*-gone: .*Unknown topic", shown[gone.transaction_id].waits_for)
     assert {one.decided for one in shown.values()} == {None, TransactionState.COMMIT}
     administration.decide(first.transaction_id, COMMIT, "eve@host", "the customer called")
-    counted(settler, committed=2)
+    counted(coordinator, committed=2)
     (act,) = (json.loads(message.value() or b"") for message in bench.messages(f"{bench.prefix}.audit"))
     assert (act["who"], act["what"], act["transaction"]) == ("eve@host", "commit", first.transaction_id)
     assert (act["group"], act["why"]) == (first.group, "the customer called")
@@ -330,7 +325,7 @@ def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) 
 
 
 def test_a_watch_is_told_how_its_transaction_ends(bench: FileBench) -> None:
-    bench.settler(**NO_CHECKS)
+    bench.coordinator(**NO_CHECKS)
     told: dict[str, list[Verdict]] = {"commit": [], "rollback": [], "given up": []}
     halves = {name: bench.half() for name in told}
     open_transactions: list[bool] = []
@@ -375,9 +370,9 @@ def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(ben
         bench.store.require_target(f"{bench.topic}-absent", None)
     with pytest.raises(ConfigurationError, match="partitions 0 to 0"):
         bench.store.require_target(bench.topic, 1)
-    bench.settler()
+    bench.coordinator()
     with pytest.raises(ConfigurationError, match="has a coordinator already"):
-        bench.make_settler(CoordinatorOptions()).start()
+        bench.make_coordinator().start()
 
 
 def test_a_store_that_a_parent_process_opened_is_not_used_in_the_child(tmp_path: Path) -> None:
@@ -392,28 +387,28 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled_meanwhile: list[str] = []
-    anybody = Questions.anybody
+    has_any = CheckSources.has_any
 
-    def settle_first(self: Questions, group: str) -> bool:
+    def settle_first(self: CheckSources, group: str) -> bool:
         # Between the timer and the reading of the half: it is rolled back, and the segment that had it is removed.
         if not settled_meanwhile:
             settled_meanwhile.append(first.halves[0].transaction_id)
             bench.decide(first, ROLLBACK)
             for _ in range(60):
                 decide(bench.store, prepare(bench.store, [bench.half(b"x" * 3_000)]), ROLLBACK)
-        return anybody(self, group)
+        return has_any(self, group)
 
     bench.segment_bytes = 4_096
     first = bench.prepare(bench.half(b"first"))
     bench.store.opened._cache.clear()
-    place = bench.store.opened.kept[first.halves[0].transaction_id].place
-    monkeypatch.setattr(Questions, "anybody", settle_first)
+    place = bench.store.opened.pending[first.halves[0].transaction_id].place
+    monkeypatch.setattr(CheckSources, "has_any", settle_first)
     asked: list[Any] = []
     with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
-        settler = bench.settler(transaction_timeout_s=0.2)
+        coordinator = bench.coordinator(transaction_timeout=0.2)
         wait_until(lambda: settled_meanwhile)
         bench.send(COMMIT, bench.half(b"second"))
-        settled(settler, committed=1)
+        settled(coordinator, committed=1)
 
     assert bench.store.opened.journal.redo.bases[0] > place
     assert first.halves[0].transaction_id not in {one.half.transaction_id for one in asked}

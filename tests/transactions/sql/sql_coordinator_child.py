@@ -2,7 +2,7 @@
 
 Arguments: bootstrap servers, prefix, the database's address, and when to stand still so that the kill falls there:
 `never`, `before commit` (all of the Kafka transaction is sent, its end is not), `after commit` (it ended, and the
-database does not know) or `after mark` (the database knows, the done log is not trimmed).
+database does not know) or `after mark` (the database knows, the done log is not truncated).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from confluent_kafka import Producer
 
-from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions import Coordinator
 from penstock.transactions.stores.relay.outbound import Outbound
 from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.stores.sql.claims import Claims, Settled
+from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries, Settled
 
 
 def stand_still(where: str) -> None:
@@ -27,7 +27,7 @@ def stand_still(where: str) -> None:
 
 def main() -> None:
     servers, prefix, url, where = sys.argv[1:]
-    commit, settle = Outbound._commit, Claims.settle
+    commit, settle = Outbound._commit, RelayQueries.settle
 
     def halting_commit(self: Outbound, producer: Producer) -> None:
         if where == "before commit":
@@ -36,18 +36,18 @@ def main() -> None:
         if where == "after commit":
             stand_still(where)
 
-    def halting_settle(self: Claims, ids: Sequence[str]) -> list[Settled]:
+    def halting_settle(self: RelayQueries, ids: Sequence[str]) -> list[Settled]:
         settled = settle(self, ids)
         if ids and where == "after mark":
             stand_still(where)
         return settled
 
     Outbound._commit = halting_commit  # type: ignore[method-assign] # the fault
-    Claims.settle = halting_settle  # type: ignore[method-assign] # the fault
+    RelayQueries.settle = halting_settle  # type: ignore[method-assign] # the fault
     store = SqlStore(url, bootstrap_servers=servers, prefix=prefix, shards=1)
-    settler = store.settler(CoordinatorOptions(transaction_timeout_s=600.0, session_timeout_s=2.0)).start()
+    coordinator = Coordinator(store=store, transaction_timeout=600.0, session_timeout=2.0).start()
     print("started", flush=True)  # noqa: T201 - the test reads it
-    settler.wait()
+    coordinator.wait()
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from conformance.store_cases import counted, settled
 
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions import TransactionState, new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def test_an_operator_sees_what_waits_and_for_what(sql_bench: SqlBench) -> None:
@@ -51,13 +51,13 @@ def test_ages_and_times_are_by_the_databases_clock_not_the_operators(
 
 
 def test_an_operator_decides_once_and_it_is_written_down(sql_bench: SqlBench) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
     yes, no = (sql_bench.prepare(sql_bench.half(text)).halves[0].transaction_id for text in (b"yes", b"no"))
     administration = sql_bench.sql_store.administration()
 
     administration.decide(yes, COMMIT, "ann@host")
     administration.decide(no, ROLLBACK, "ann@host")
-    settled(settler, committed=1, rolled_back=1)
+    settled(coordinator, committed=1, rolled_back=1)
     with pytest.raises(TransactionRefusedError, match="COMMIT was decided before"):
         administration.decide(yes, ROLLBACK, "bob@host")
     with pytest.raises(TransactionRefusedError, match="no such transaction"):
@@ -69,20 +69,20 @@ def test_an_operator_decides_once_and_it_is_written_down(sql_bench: SqlBench) ->
 
 
 def test_a_discarded_transaction_is_resumed_once_with_a_fresh_count_and_can_commit(sql_bench: SqlBench) -> None:
-    settler = sql_bench.settler(check_max=2)
+    coordinator = sql_bench.coordinator(check_max=2)
     administration = sql_bench.sql_store.administration()
     with sql_bench.answering(lambda _: UNKNOWN):
         prepared = sql_bench.send(None, sql_bench.half(b"v", key=b"k"))
-        settled(settler, discarded=1)
+        settled(coordinator, discarded=1)
     transaction_id = prepared.halves[0].transaction_id
     sql_bench.decide(prepared, COMMIT)
-    counted(settler, refused=1)
+    counted(coordinator, refused=1)
 
     administration.resume(transaction_id, "ann@host")
     with pytest.raises(TransactionError, match="resumed already"):
         administration.resume(transaction_id, "ann@host")
     with sql_bench.answering(lambda request: COMMIT if request.check_number == 2 else UNKNOWN) as asked:
-        settled(settler, committed=1)
+        settled(coordinator, committed=1)
 
     assert {request.check_number for request in asked} == {1, 2}
     assert sql_bench.seen() == [b"v"]
@@ -92,13 +92,13 @@ def test_a_discarded_transaction_is_resumed_once_with_a_fresh_count_and_can_comm
 def test_a_resumed_transaction_is_published_though_the_done_log_knows_that_it_was_discarded(
     sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.sql.settler._TRIM_S", 600.0)
-    settler = sql_bench.settler(**NO_CHECKS)
+    monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 600.0)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
     administration = sql_bench.sql_store.administration()
     transaction_id = sql_bench.prepare(sql_bench.half(b"v")).halves[0].transaction_id
     administration.decide(transaction_id, DISCARD, "ann@host")
-    settled(settler, discarded=1)
-    # Nobody publishes meanwhile, and nothing is trimmed.
+    settled(coordinator, discarded=1)
+    # Nobody publishes meanwhile, and nothing is truncated.
     sql_bench.reopen()
     administration = sql_bench.sql_store.administration()
     administration.resume(transaction_id, "ann@host")
@@ -106,6 +106,6 @@ def test_a_resumed_transaction_is_published_though_the_done_log_knows_that_it_wa
     sql_bench.reopen()
 
     # It opens, and finds the discarded one in the done log.
-    settled(sql_bench.settler(**NO_CHECKS))
+    settled(sql_bench.coordinator(**NO_CHECKS))
 
     assert sql_bench.seen() == [b"v"]

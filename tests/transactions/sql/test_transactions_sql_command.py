@@ -11,7 +11,7 @@ from conformance.store_cases import settled
 
 from commands import Command, commands
 from penstock.transactions import new_id
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
@@ -23,7 +23,7 @@ def tx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> C
 
 def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: Command) -> None:
     url = sql_bench.database.url
-    settler = sql_bench.settler(transaction_timeout_s=600.0)
+    coordinator = sql_bench.coordinator(transaction_timeout=600.0)
     yes, no = (sql_bench.prepare(sql_bench.half(text)).halves[0].transaction_id for text in (b"yes", b"no"))
 
     listed, shown = tx("ls", "--sql", url), tx("show", yes, "--sql", url)
@@ -44,7 +44,7 @@ def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: 
     assert "moved to the discarded topic" in dropped.out
     assert "brought back" in resumed.out
     assert late.code == 1
-    settled(settler, committed=1, discarded=1, rolled_back=1)
+    settled(coordinator, committed=1, discarded=1, rolled_back=1)
     assert sql_bench.seen() == [b"yes"]
     acts = sql_bench.database.rows("SELECT actor, what, tx FROM penstock_audit ORDER BY number")
     assert [(what, identity) for _, what, identity in acts][:4] == [
@@ -60,11 +60,11 @@ def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_l
     sql_bench: SqlBench, tx: Command
 ) -> None:
     url = sql_bench.database.url
-    settler = sql_bench.settler(transaction_timeout_s=600.0)
+    coordinator = sql_bench.coordinator(transaction_timeout=600.0)
     gone, done = (sql_bench.prepare(sql_bench.half(text)).halves[0].transaction_id for text in (b"gone", b"done"))
     assert tx("discard", gone, "--sql", url, "--reason", "nobody knows").code == 0
     assert tx("commit", done, "--sql", url, "--reason", "by phone").code == 0
-    settled(settler, committed=1, discarded=1)
+    settled(coordinator, committed=1, discarded=1)
 
     listed, of_others = (tx("ls", "--discarded", "--sql", url, "--group", group) for group in ("orders", "others"))
     shown, after = tx("show", gone, "--sql", url), tx("show", done, "--sql", url)
@@ -85,14 +85,14 @@ def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_l
 
 
 def test_what_is_committed_and_not_due_is_rolled_back_by_an_operator(sql_bench: SqlBench, tx: Command) -> None:
-    url, settler = sql_bench.database.url, sql_bench.settler(transaction_timeout_s=600.0)
+    url, coordinator = sql_bench.database.url, sql_bench.coordinator(transaction_timeout=600.0)
     later = sql_bench.send(Verdict.COMMIT, sql_bench.half(b"later", deliver_at_ms=4_000_000_000_000)).halves[0]
-    wait_until(lambda: settler.statistics().delayed == 1)
+    wait_until(lambda: coordinator.statistics().delayed == 1)
 
     done = tx("rollback", later.transaction_id, "--sql", url)
 
     assert done.code == 0, done.out
-    settled(settler, rolled_back=1)
+    settled(coordinator, rolled_back=1)
     assert sql_bench.seen() == []
 
 

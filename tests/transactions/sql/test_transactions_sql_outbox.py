@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, TopicNotFoundError
 
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def connect_by(way: str, database: TestDatabase, **more: Any) -> Callable[[], Any]:
@@ -34,7 +34,7 @@ def connect_by(way: str, database: TestDatabase, **more: Any) -> Callable[[], An
 
 @pytest.mark.parametrize("way", ["driver", "connection", "session"])
 def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: SqlBench, way: str) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
     connect = connect_by(way, sql_bench.database)
     store = sql_bench.sql_store
     for number in range(6):
@@ -46,7 +46,7 @@ def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: S
                 connection.commit()
             else:
                 connection.rollback()
-    statistics = settled(settler, committed=6)
+    statistics = settled(coordinator, committed=6)
 
     keyed = [message for message in sql_bench.messages() if message.key() is not None]
     assert statistics.committed == 6
@@ -58,19 +58,19 @@ def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: S
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_an_outbox_message_of_later_is_published_when_it_is_due(sql_bench: SqlBench) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
-    counted(settler, partitions=1)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
+    counted(coordinator, partitions=1)
     due = time.time() + 5.0
     with closing(connect_by("driver", sql_bench.database)()) as connection:
         sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="later", deliver_at=due)
         sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="now")
         connection.commit()
 
-    waiting = counted(settler, committed=1)
+    waiting = counted(coordinator, committed=1)
     if time.time() < due - 0.5:
         assert (waiting.delayed, waiting.pending) == (1, 1)
         assert sql_bench.seen() == [b"now"]
-    settled(settler, committed=2)
+    settled(coordinator, committed=2)
     assert time.time() >= due - 0.01
     assert sql_bench.seen() == [b"now", b"later"]
 
@@ -115,7 +115,7 @@ def test_an_outbox_refuses_what_it_could_not_keep(sql_bench: SqlBench, tmp_path:
 def test_an_outbox_on_a_store_that_was_not_started_writes_into_the_shards_that_the_tables_have(
     sql_bench: SqlBench,
 ) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
     sql_bench.shards = 4
     idle = sql_bench.make_store()
 
@@ -125,7 +125,7 @@ def test_an_outbox_on_a_store_that_was_not_started_writes_into_the_shards_that_t
         connection.commit()
 
     assert sql_bench.database.rows("SELECT DISTINCT shard FROM penstock_tx") == [(0,)]
-    settled(settler, committed=20)
+    settled(coordinator, committed=20)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -22,14 +22,15 @@ from transaction_tools import child, kill, line_of
 from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound, Outcome, Publishable
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.publishable import Outcome, Publishable
+from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
 
 COMMIT = Verdict.COMMIT
 #: A session that ends soon, on a machine that may stand still for a second.
-OPTIONS = {"transaction_timeout_s": 600.0, "session_timeout_s": 3.0}
+OPTIONS = {"transaction_timeout": 600.0, "session_timeout": 3.0}
 
 #: With SQLite a process that is frozen in a transaction holds the lock of all, as SQLite means it.
 ONE_DATABASE = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -46,15 +47,15 @@ def send(bench: SqlBench, numbers: range) -> None:
 
 def test_coordinators_share_the_shards_and_take_over_what_one_leaves(sql_bench: SqlBench) -> None:
     sql_bench.shards = 4
-    first = sql_bench.settler(**OPTIONS)
+    first = sql_bench.coordinator(**OPTIONS)
     wait_until(lambda: first.statistics().partitions == 4)
-    second, third = sql_bench.settler(**OPTIONS), sql_bench.settler(**OPTIONS)
-    settlers = [first, second, third]
+    second, third = sql_bench.coordinator(**OPTIONS), sql_bench.coordinator(**OPTIONS)
+    coordinators = [first, second, third]
 
-    wait_until(lambda: sorted(settler.statistics().partitions for settler in settlers) == [1, 1, 2], 60)
+    wait_until(lambda: sorted(coordinator.statistics().partitions for coordinator in coordinators) == [1, 1, 2], 60)
     send(sql_bench, range(60))
-    wait_until(lambda: sum(settler.statistics().committed for settler in settlers) == 60, 60)
-    assert all(settler.statistics().committed for settler in settlers)
+    wait_until(lambda: sum(coordinator.statistics().committed for coordinator in coordinators) == 60, 60)
+    assert all(coordinator.statistics().committed for coordinator in coordinators)
     first.stop()
     wait_until(lambda: second.statistics().partitions + third.statistics().partitions == 4, 60)
     send(sql_bench, range(60, 80))
@@ -66,8 +67,8 @@ def test_coordinators_share_the_shards_and_take_over_what_one_leaves(sql_bench: 
 def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> None:
     sql_bench.shards = 4
     recorded = Recorded()
-    settlers = [sql_bench.settler(**OPTIONS, telemetry=recorded.telemetry()) for _ in range(2)]
-    wait_until(lambda: [settler.statistics().partitions for settler in settlers] == [2, 2], 60)
+    coordinators = [sql_bench.coordinator(**OPTIONS, telemetry=recorded.telemetry()) for _ in range(2)]
+    wait_until(lambda: [coordinator.statistics().partitions for coordinator in coordinators] == [2, 2], 60)
 
     for number in range(12):
         sql_bench.prepare(sql_bench.half(key=b"%d" % number))
@@ -81,8 +82,8 @@ def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> Non
     wait_until(lambda: shown("committed") == [8] and shown("refused") == [8], 60)
     assert shown("pending") == [12]
     # Each has a refusal that one of them counted; of what is there, each tells all.
-    assert sum(settler.statistics().refused for settler in settlers) == 8
-    assert [settler.statistics().pending for settler in settlers] == [12, 12]
+    assert sum(coordinator.statistics().refused for coordinator in coordinators) == 8
+    assert [coordinator.statistics().pending for coordinator in coordinators] == [12, 12]
 
 
 @ONE_DATABASE
@@ -95,12 +96,12 @@ def test_a_shard_whose_row_somebody_holds_keeps_nobody_from_the_others(sql_bench
     holder = sa.create_engine(sql_bench.database.url, poolclass=NullPool).connect()
     with holder, holder.begin():
         holder.exec_driver_sql("SELECT * FROM penstock_shard WHERE number = 0 FOR UPDATE")
-        settler = sql_bench.settler(**OPTIONS)
-        statistics = counted(settler, committed=of_others, partitions=3)
+        coordinator = sql_bench.coordinator(**OPTIONS)
+        statistics = counted(coordinator, committed=of_others, partitions=3)
         assert (statistics.committed, statistics.partitions) == (of_others, 3)
         assert statistics.pending == 20 - of_others
 
-    settled(settler, committed=20, partitions=4)
+    settled(coordinator, committed=20, partitions=4)
     assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
 
 
@@ -127,10 +128,10 @@ def test_a_publisher_killed_around_its_kafka_commit_repeats_and_loses_nothing(sq
         done = f"{sql_bench.prefix}.sql-{sql_bench.sql_store.uuid}.done"
         assert len(read_all(sql_bench.servers, done)) == 1
 
-    settler = sql_bench.settler(**OPTIONS)
-    settled(settler, timeout=90)
+    coordinator = sql_bench.coordinator(**OPTIONS)
+    settled(coordinator, timeout=90)
     send(sql_bench, range(10, 15))
-    settled(settler, committed=5)
+    settled(coordinator, committed=5)
 
     assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(15))
 
@@ -157,10 +158,10 @@ def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_dat
         settled_rows = "SELECT count(*) FROM penstock_tx WHERE settled_at IS NOT NULL"
         wait_until(lambda: sql_bench.database.rows(settled_rows) == [(5,)], 60)
         wait_until(lambda: frozen_outside_a_transaction(sql_bench, frozen.pid))
-        settler = sql_bench.settler(**OPTIONS)
-        wait_until(lambda: settler.statistics().partitions == 1, 60)
+        coordinator = sql_bench.coordinator(**OPTIONS)
+        wait_until(lambda: coordinator.statistics().partitions == 1, 60)
         send(sql_bench, range(5, 10))
-        counted(settler, committed=5)
+        counted(coordinator, committed=5)
         os.kill(frozen.pid, signal.SIGCONT)
         # It lives, and counts as one that has a share: with one shard, that is whoever has the lower name.
         owners = "SELECT count(*) FROM penstock_alive WHERE kind = 'coordinator'"
@@ -192,7 +193,7 @@ def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
             raise
 
     monkeypatch.setattr(Outbound, "publish", late)
-    slow, _ = sql_bench.settler(**OPTIONS), sql_bench.settler(**OPTIONS)
+    slow, _ = sql_bench.coordinator(**OPTIONS), sql_bench.coordinator(**OPTIONS)
     sql_bench.send(COMMIT, sql_bench.half(b"once"))
     wait_until(lambda: refused, 60)
     wait_until(lambda: not slow.statistics().pending, 60)
@@ -210,10 +211,10 @@ def test_a_database_that_crashes_and_recovers_loses_and_doubles_nothing(
         url = server.get_uri().replace("postgresql://", "postgresql+psycopg://")
         bench = SqlBench(broker.bootstrap_servers, new_topic(), TestDatabase("postgresql", url))
         with contextlib.closing(bench):
-            settler = bench.settler(**OPTIONS)
+            coordinator = bench.coordinator(**OPTIONS)
             send(bench, range(5))
             undecided = bench.prepare(bench.half(b"undecided"))
-            counted(settler, committed=5)
+            counted(coordinator, committed=5)
             # The server ends all its processes when one of them dies so, and recovers from its log.
             query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
             pids = [pid for (pid,) in bench.database.rows(query)]
@@ -223,7 +224,7 @@ def test_a_database_that_crashes_and_recovers_loses_and_doubles_nothing(
 
             bench.decide(undecided, COMMIT)
             send(bench, range(6, 9))
-            settled(settler, committed=9, timeout=90)
+            settled(coordinator, committed=9, timeout=90)
             assert sorted(bench.seen()) == [b"0", b"1", b"2", b"3", b"4", b"6", b"7", b"8", b"undecided"]
 
 

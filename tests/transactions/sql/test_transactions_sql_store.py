@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
+import sqlalchemy as sa
 from conformance.sql_cases import SqlBench
 from conformance.store_cases import counted, decide, settled
 
@@ -24,16 +26,18 @@ from penstock.errors import (
     HalfNotStoredError,
     StoreConnectionError,
 )
-from penstock.transactions import TransactionalProducer, TransactionState, new_id
-from penstock.transactions.store import CoordinatorOptions
+from penstock.transactions import Coordinator, TransactionalProducer, TransactionState, new_id
+from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckScheduler
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
 #: What no database does differently is tried on one.
 POSTGRESQL, SQLITE = (pytest.mark.parametrize("database", [kind], indirect=True) for kind in ("postgresql", "sqlite"))
-NO_CHECKS = {"transaction_timeout_s": 600.0}
+NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -> None:
@@ -56,7 +60,7 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
     assert set(states.values()) <= {int(COMMIT), int(ROLLBACK)}
 
     statistics = settled(
-        sql_bench.settler(**NO_CHECKS), committed=len(committed), rolled_back=len(prepared) - len(committed)
+        sql_bench.coordinator(**NO_CHECKS), committed=len(committed), rolled_back=len(prepared) - len(committed)
     )
 
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_refusal") == [(60,)]
@@ -65,7 +69,7 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
 
 
 def test_with_order_half_an_undecided_one_holds_later_ones_of_its_key_and_no_others(sql_bench: SqlBench) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
     a1, a2, a3, a4, b1 = (
         sql_bench.prepare(sql_bench.half(text.encode(), key=text[:1].encode(), order_key=text[:1].encode()))
         for text in ("a1", "a2", "a3", "a4", "b1")
@@ -73,20 +77,20 @@ def test_with_order_half_an_undecided_one_holds_later_ones_of_its_key_and_no_oth
 
     for one in (b1, a4, a2):
         sql_bench.decide(one, COMMIT)
-    counted(settler, committed=1)
+    counted(coordinator, committed=1)
     assert sql_bench.seen() == [b"b1"]
     sql_bench.decide(a1, COMMIT)
-    counted(settler, committed=3)
+    counted(coordinator, committed=3)
     assert sql_bench.seen() == [b"b1", b"a1", b"a2"]
     sql_bench.decide(a3, ROLLBACK)
-    settled(settler, committed=4, rolled_back=1)
+    settled(coordinator, committed=4, rolled_back=1)
 
     assert sql_bench.seen() == [b"b1", b"a1", b"a2", b"a4"]
 
 
 @SQLITE
 def test_several_messages_are_published_all_or_none(sql_bench: SqlBench, new_topic: Callable[..., str]) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
     other = new_topic()
 
     def parts(text: bytes) -> list[Any]:
@@ -98,21 +102,21 @@ def test_several_messages_are_published_all_or_none(sql_bench: SqlBench, new_top
 
     sql_bench.send(COMMIT, *parts(b"yes"))
     sql_bench.send(ROLLBACK, *parts(b"no"))
-    settled(settler, committed=1, rolled_back=1)
+    settled(coordinator, committed=1, rolled_back=1)
 
     assert (sql_bench.seen(), sql_bench.seen(other)) == ([b"yes"], [b"yes"])
 
 
 @POSTGRESQL
 def test_a_message_of_later_is_published_when_it_is_due_and_holds_nobody(sql_bench: SqlBench) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
-    counted(settler, partitions=1)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
+    counted(coordinator, partitions=1)
     due = time.time() + 5.0
 
     sql_bench.send(COMMIT, sql_bench.half(b"later", key=b"k", deliver_at_ms=int(due * 1000)))
     sql_bench.send(COMMIT, sql_bench.half(b"now", key=b"k"))
-    counted(settler, committed=1)
-    settled(settler, committed=2)
+    counted(coordinator, committed=1)
+    settled(coordinator, committed=2)
 
     assert time.time() >= due - 0.01
     assert sql_bench.seen() == [b"now", b"later"]
@@ -120,17 +124,17 @@ def test_a_message_of_later_is_published_when_it_is_due_and_holds_nobody(sql_ben
 
 @POSTGRESQL
 def test_a_missing_topic_holds_its_own_messages_until_it_is_there(sql_bench: SqlBench) -> None:
-    settler = sql_bench.settler(**NO_CHECKS)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
     missing = f"missing-{sql_bench.topic}"
 
     sql_bench.send(COMMIT, sql_bench.half(b"1", key=b"k", order_key=b"k", topic=missing))
     sql_bench.send(COMMIT, sql_bench.half(b"2", key=b"k", order_key=b"k"))
     sql_bench.send(COMMIT, sql_bench.half(b"3"))
-    counted(settler, committed=1)
-    wait_until(lambda: settler.statistics().held == 1)
+    counted(coordinator, committed=1)
+    wait_until(lambda: coordinator.statistics().held == 1)
     assert sql_bench.seen() == [b"3"]
     ensure_topics(admin_client(sql_bench.servers, {}), sql_bench.servers, [TopicSpec(missing, 1)])
-    settled(settler, committed=3, timeout=120.0)
+    settled(coordinator, committed=3, timeout=120.0)
 
     assert [message.value() for message in read_all(sql_bench.servers, missing)] == [b"1"]
     assert sql_bench.seen() == [b"3", b"2"]
@@ -145,18 +149,18 @@ def test_a_missing_topic_holds_its_own_messages_until_it_is_there(sql_bench: Sql
 def test_the_discard_policy_decides_when_checks_are_exhausted(
     sql_bench: SqlBench, policy: Any, visible: list[bytes]
 ) -> None:
-    settler = sql_bench.settler(check_max=1, discard=policy)
+    coordinator = sql_bench.coordinator(check_max=1, discard=policy)
 
     with sql_bench.answering(lambda _: Verdict.UNKNOWN):
         sql_bench.send(None, sql_bench.half(b"v"))
-        settled(settler, committed=len(visible), rolled_back=1 - len(visible))
+        settled(coordinator, committed=len(visible), rolled_back=1 - len(visible))
 
     assert sql_bench.seen() == visible
     assert sql_bench.seen(sql_bench.discarded) == []
 
 
 def test_a_producer_on_the_sql_store_waits_until_its_message_is_visible(sql_bench: SqlBench) -> None:
-    sql_bench.settler()
+    sql_bench.coordinator()
 
     with TransactionalProducer(
         "orders", store=sql_bench.sql_store, check=lambda _: TransactionState.COMMIT
@@ -172,13 +176,13 @@ def test_a_producer_on_the_sql_store_waits_until_its_message_is_visible(sql_benc
 
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.sql.claims._KEPT_S", 0.0)
-    monkeypatch.setattr("penstock.transactions.stores.sql.settler._TRIM_S", 0.2)
-    settler = sql_bench.settler(**NO_CHECKS)
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards.relay_queries._KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 0.2)
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
 
     for number in range(20):
         sql_bench.send((COMMIT, ROLLBACK)[number % 2], sql_bench.half(b"%d" % number))
-    settled(settler, committed=10, rolled_back=10)
+    settled(coordinator, committed=10, rolled_back=10)
 
     for table in ("penstock_tx", "penstock_message"):
         wait_until(lambda table=table: sql_bench.database.rows(f"SELECT count(*) FROM {table}") == [(0,)])  # noqa: S608 - a constant
@@ -209,7 +213,7 @@ def test_wrong_addresses_and_a_lost_database_are_told_without_the_password() -> 
             SqlStore(url, bootstrap_servers="127.0.0.1:1")
         assert "hidden" not in str(caught.value)
     store = SqlStore("postgresql://user:hidden@127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1")
-    for ask in (store.start, store.settler(CoordinatorOptions()).start, store.require_shards):
+    for ask in (store.start, Coordinator(store=store).start, store.require_shards):
         with pytest.raises(StoreConnectionError, match="address") as caught:
             ask()
         assert "hidden" not in str(caught.value)
@@ -242,7 +246,7 @@ def test_what_a_locked_database_has_not_taken_at_the_stop_is_told_as_not_stored(
                 one.result(0)
 
     # Also those that were being written are not stored when the database goes on.
-    settled(sql_bench.settler(transaction_timeout_s=600.0), committed=1)
+    settled(sql_bench.coordinator(transaction_timeout=600.0), committed=1)
     assert sql_bench.seen() == [b"before"]
 
 
@@ -260,6 +264,27 @@ def test_what_a_locked_database_does_not_take_in_time_is_told_and_its_half_is_ro
     wait_until(lambda: producer.statistics().in_flight == 0)
 
     # What is not known to be decided may be decided; what is not known to be stored is never seen.
-    settled(sql_bench.settler(**NO_CHECKS), committed=1, rolled_back=1)
+    settled(sql_bench.coordinator(**NO_CHECKS), committed=1, rolled_back=1)
     assert sql_bench.seen() == [b"its decision came late"]
     producer.stop()
+
+
+def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_more(sql_bench: SqlBench) -> None:
+    store = sql_bench.sql_store
+    half = sql_bench.prepare(sql_bench.half(b"v")).halves[0]
+    scheduler = SqlCheckScheduler(store.database, CheckTerms(CheckPolicy(0.0, 0.0, 1), mock.Mock(), session_s=10.0))
+    scheduler.send_due([0])
+    (first,) = store.checks(half.group).take(10)
+    begin = store.database.begin
+
+    def after_the_answer() -> contextlib.AbstractContextManager[sa.Connection]:
+        with mock.patch.object(store.database, "begin", begin):
+            store.answer(first, Verdict.UNKNOWN, Author.CHECK)
+        return begin()
+
+    with mock.patch.object(store.database, "begin", side_effect=after_the_answer) as begun:
+        scheduler.send_due([0])
+
+    assert begun.called
+    assert first.check_number == 1
+    assert store.checks(half.group).take(0.3) == []

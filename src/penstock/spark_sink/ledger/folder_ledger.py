@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import MessageFormatError, SinkError
-from penstock.spark_sink.ledger.sql_ledger import Standing
+from penstock.spark_sink.ledger.state import LedgerState
 from penstock.spark_sink.source.planning import from_json, to_json
 
 #: Column under which readers see a batch's number.
@@ -57,13 +57,13 @@ class FolderState:
     """
 
     number: int = 0
-    queries: Mapping[str, Standing] = field(default_factory=dict)
+    queries: Mapping[str, LedgerState] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     split_by: tuple[str, ...] = ()
 
-    def ledger_of(self, query: str) -> Standing:
+    def ledger_of(self, query: str) -> LedgerState:
         """Return the ledger of a query."""
-        return self.queries.get(query) or Standing()
+        return self.queries.get(query) or LedgerState()
 
     def differences(self, columns: Mapping[str, str], split_by: tuple[str, ...]) -> list[str]:
         """Say what keeps a batch of these columns from being read together with those that are there."""
@@ -81,10 +81,10 @@ class FolderState:
         return found
 
     def after(
-        self, query: str, standing: Standing, columns: Mapping[str, str], split_by: tuple[str, ...]
+        self, query: str, state: LedgerState, columns: Mapping[str, str], split_by: tuple[str, ...]
     ) -> FolderState:
         """Return what the folder holds after a batch of these columns that leaves a query's ledger so."""
-        return FolderState(self.number + 1, {**self.queries, query: standing}, {**self.columns, **columns}, split_by)
+        return FolderState(self.number + 1, {**self.queries, query: state}, {**self.columns, **columns}, split_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class FolderLedger:
         Raises:
             SinkError: the file system refused; nothing is visible.
         """
-        queries = {query: _to_json(standing) for query, standing in sorted(after.queries.items())}
+        queries = {query: _to_json(state) for query, state in sorted(after.queries.items())}
         held = {"format": _FORMAT, "queries": queries, "columns": dict(after.columns), "split_by": after.split_by}
         text = json.dumps(held, indent=1)
         try:
@@ -221,20 +221,20 @@ class FolderLedger:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _to_json(standing: Standing) -> dict[str, Any]:
+def _to_json(state: LedgerState) -> dict[str, Any]:
     batches: dict[str, dict[str, str]] = {}
-    for (topic, partition), batch in sorted(standing.batches.items()):
+    for (topic, partition), batch in sorted(state.batches.items()):
         batches.setdefault(topic, {})[str(partition)] = batch
-    return {"next_offsets": to_json(standing.offsets), "batches": batches}
+    return {"next_offsets": to_json(state.offsets), "batches": batches}
 
 
-def _from_json(held: Any) -> Standing:
+def _from_json(held: Any) -> LedgerState:
     batches = {
         (topic, int(partition)): str(batch)
         for topic, partitions in held["batches"].items()
         for partition, batch in partitions.items()
     }
-    return Standing(from_json(held["next_offsets"]), batches)
+    return LedgerState(from_json(held["next_offsets"]), batches)
 
 
 def _sync(path: Path) -> None:

@@ -20,13 +20,13 @@ class Row(NamedTuple):
 
     source: planning.TopicPartition
     offset: int
-    to: str
+    target_topic: str
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
 
     def __repr__(self) -> str:
-        return f"Row({self.source[0]}[{self.source[1]}] offset {self.offset} to {self.to})"
+        return f"Row({self.source[0]}[{self.source[1]}] offset {self.offset} to {self.target_topic})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,96 +1,129 @@
-"""The ledger: for each query, table and partition, the next offset to apply, changed together with the rows.
+"""A ledger in a table of the database that holds the rows: both change in one transaction.
 
-A row applies only if its offset is at or above the ledger's. Ledger and rows change in one database
-transaction, so a batch that Spark hands over again, after whatever loss of its own notes, changes nothing.
+A second copy of a query, started by mistake, meets the first at the ledger's rows: it waits for the first to commit,
+and then finds its own rows applied. Queries of other names have rows of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
-from penstock.errors import SinkError
+import sqlalchemy as sa
+from sqlalchemy.sql.elements import quoted_name
+
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.ledger.state import LedgerState
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The lowest and the highest offset a batch carries of one partition."""
-
-    first: int
-    last: int
+#: Makes an `INSERT` that can have an `ON CONFLICT` clause, of the database's dialect.
+Insert = Callable[[sa.Table], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The ledger of one query, for one table or folder.
+def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+    """Return the ledger's table: one row per query, target table, topic and partition."""
+    return sa.Table(
+        quoted_name(name, quote=True),
+        metadata,
+        sa.Column("query", sa.Text, primary_key=True),
+        sa.Column("target", sa.Text, primary_key=True),
+        sa.Column("topic", sa.Text, primary_key=True),
+        sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("next_offset", sa.BigInteger, nullable=False),
+        # Which batch moved it last; empty where the run of the query is not known.
+        sa.Column("batch", sa.Text),
+        schema=None if schema is None else quoted_name(schema, quote=True),
+    )
 
-    Attributes:
-        offsets: the next offset of each partition.
-        batches: which batch moved each partition last, `"<run of the query>/<batch>"`; not of those of which it is
-            not known.
-    """
 
-    offsets: Offsets = field(default_factory=dict)
-    batches: Mapping[TopicPartition, str] = field(default_factory=dict)
-
-
-def refuse_late(
-    batches: Mapping[TopicPartition, str],
-    repeated: Iterable[TopicPartition],
-    run: str | None,
-    batch_id: int,
-    target: str,
-) -> None:
-    """Refuse rows below the ledger that are no repetition: this very run of the query has gone past them.
-
-    A run hands a batch over once, and offsets in their order. Rows left out of such a batch would be lost.
-
-    Args:
-        batches: which batch moved each partition last, `"<run of the query>/<batch>"`, where that is known.
-        repeated: the partitions of which the batch holds rows below the ledger.
-        run: id of the query's run, where it is known.
-        batch_id: number of the batch.
-        target: what the sink writes to, for the message.
+def require_ledger(connection: sa.Connection, ledger: sa.Table) -> None:
+    """Check that the ledger's table, which exists, tells queries apart.
 
     Raises:
-        SinkError: the sink was called twice in a batch, or an operator of the query holds rows back.
+        SchemaMismatchError: it does not: an earlier version has made it, or it is no ledger.
     """
-    for topic, partition in sorted(repeated) if run is not None else ():
-        earlier, _, number = batches.get((topic, partition), "").partition("/")
-        if earlier != run:
-            continue
-        place = f"{topic}[{partition}]"
-        if number == str(batch_id):
-            raise SinkError(
-                f"batch {batch_id} was given to {target} twice: rows of {place} are stored, and more of the same "
-                "offsets would be taken for repeated ones and left out; unite the frames (unionByName) and call the "
-                "sink once, or give each sink a name of its own"
-            )
-        raise SinkError(
-            f"batch {batch_id} holds rows of {place} that lie below those of batch {number}, which {target} has "
-            "stored: they would be taken for repeated ones and left out; an operator with state (a window, a join of "
-            "streams, dropDuplicates) holds rows back: keep it out of the query, and aggregate behind the sink; or the "
-            "topic was deleted and made anew: remove it from the ledger"
+    found = sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)
+    if not any(column["name"] == "query" for column in found):
+        raise SchemaMismatchError(
+            f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
+            "not fit what the frame needs; name another ledger_table, or make this one anew: rename it, let a sink's "
+            "check make the new one, and insert the old rows with the name of the query that they belong to"
         )
 
 
-def advanced(applied: Mapping[TopicPartition, int], batch: Mapping[TopicPartition, Span]) -> Offsets:
-    """Return the partitions whose ledger a batch moves, and to where: past its last offset, never back.
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose the rows of a ledger are.
 
-    Whose batch it was is written beside what it moves and nothing else: a second copy of the query may be far ahead,
-    and what it has stored must not look like this one's.
+    Attributes:
+        query: name of the query; empty for one that has none.
+        target: table that the query fills.
     """
-    return {part: span.last + 1 for part, span in batch.items() if span.last >= applied.get(part, 0)}
+
+    query: str
+    target: str
+
+    def rows(self, ledger: sa.Table) -> sa.ColumnElement[bool]:
+        """Return the condition that is true for them."""
+        return sa.and_(ledger.c.query == self.query, ledger.c.target == self.target)
 
 
-def replayed(applied: Mapping[TopicPartition, int], batch: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Span]:
-    """Return, of each partition, the part of the batch that is applied already."""
-    return {
-        part: Span(span.first, min(span.last, applied[part] - 1))
-        for part, span in batch.items()
-        if span.first < applied.get(part, 0)
-    }
+def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner) -> LedgerState:
+    """Return the ledger of a query and table as it stands, without locking it."""
+    return _state(connection, sa.select(ledger).where(owner.rows(ledger)))
 
 
-__all__ = ["Span", "Standing", "advanced", "refuse_late", "replayed"]
+def lock_ledger(
+    connection: sa.Connection, insert: Insert, ledger: sa.Table, owner: Owner, parts: Iterable[TopicPartition]
+) -> LedgerState:
+    """Lock the ledger's rows of a query and table and return them.
+
+    A row that is absent is made first: there must be something to lock. The order is fixed, so that two
+    transactions cannot wait for each other.
+    """
+    rows = [
+        {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": 0}
+        for topic, partition in sorted(parts)
+    ]
+    connection.execute(insert(ledger).on_conflict_do_nothing(), rows)
+    return _state(
+        connection,
+        sa.select(ledger)
+        .where(owner.rows(ledger), ledger.c.topic.in_({row["topic"] for row in rows}))
+        .order_by(ledger.c.topic, ledger.c.partition)
+        .with_for_update(),
+    )
+
+
+def _state(connection: sa.Connection, statement: sa.Select[Any]) -> LedgerState:
+    rows = connection.execute(statement).mappings().all()
+    return LedgerState(
+        {(row["topic"], row["partition"]): row["next_offset"] for row in rows},
+        {(row["topic"], row["partition"]): row["batch"] for row in rows if row["batch"]},
+    )
+
+
+def advance_ledger(
+    connection: sa.Connection, ledger: sa.Table, owner: Owner, offsets: Offsets, batch: str | None
+) -> None:
+    """Write the next offset of each partition, and which batch it comes from. The rows exist and are locked."""
+    statement = (
+        sa.update(ledger)
+        .where(
+            owner.rows(ledger),
+            ledger.c.topic == sa.bindparam("of_topic"),
+            ledger.c.partition == sa.bindparam("of_partition"),
+        )
+        .values(next_offset=sa.bindparam("to_offset"), batch=batch)
+    )
+    connection.execute(
+        statement,
+        [
+            {"of_topic": topic, "of_partition": partition, "to_offset": offset}
+            for (topic, partition), offset in sorted(offsets.items())
+        ],
+    )
+
+
+__all__ = ["Insert", "Owner", "advance_ledger", "ledger_table", "lock_ledger", "read_ledger", "require_ledger"]

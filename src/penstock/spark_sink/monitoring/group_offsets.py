@@ -7,16 +7,16 @@ written after a batch was committed, to a group that has no members, and never b
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import tenacity
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.granted_rights import missing_rights
-from penstock.clients.kafka import admin_client, reason
+from penstock.clients.kafka import admin_client, answered, reason
 from penstock.clients.rights import (
     Operation,
     Right,
@@ -27,6 +27,7 @@ from penstock.clients.rights import (
     topic_right,
 )
 from penstock.options import ClientConfig, not_empty
+from penstock.spark_sink.source.consumer_settings import without_group
 from penstock.spark_sink.source.planning import Offsets
 from penstock.spark_sink.source.planning import TopicPartition as Part
 
@@ -36,18 +37,6 @@ _log = logging.getLogger("penstock.spark_sink")
 
 #: Seconds the brokers may take for an answer.
 _ANSWER_S = 20.0
-
-#: Client settings that only mean something to a member, by prefix.
-_OF_A_MEMBER = (
-    "auto.",
-    "enable.auto.",
-    "group.",
-    "heartbeat.",
-    "max.poll.",
-    "on_commit",
-    "partition.assignment.",
-    "session.",
-)
 
 #: What passes by itself: the group's coordinator is being made, moves, or reads its log.
 _PASSES = (
@@ -90,21 +79,21 @@ class GroupOffsets:
         # Reads what the group has, and joins nothing. The admin client's way of asking ends the process where the
         # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
         # confluent-kafka-python 1982, confluent-kafka-javascript 374).
-        own = {key: value for key, value in (config or {}).items() if not key.startswith(_OF_A_MEMBER)}
+        own = without_group(config or {})
         self._reader: Consumer = clients.consumer(
             bootstrap_servers, {**own, "group.id": group, "enable.auto.commit": False}
         )
         #: Kinds of complaints that were made since it last went well.
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def tell_missing_rights(self, topics: Iterable[str]) -> None:
+    def warn_missing_rights(self, topics: Iterable[str]) -> None:
         """Warn where offsets of these topics may not be written to the group: they would be missing in silence."""
         try:
             missing = missing_rights(self._admin, _needed(self.group, topics))
         except KafkaException:
             return  # the first offsets tell
         if missing:
-            self._complain_of(missing)
+            self._warn_missing(missing)
 
     def advance(self, position: Mapping[Part, int]) -> Offsets:
         """Write the offsets that lie above the group's, and return them; none where that was refused.
@@ -113,38 +102,38 @@ class GroupOffsets:
             position: the next offset to read, by topic and partition.
         """
         try:
-            standing = _patiently(lambda: self._standing(list(position)))
-            behind = sorted(part for part, offset in position.items() if offset < standing.get(part, 0))
+            committed = _retried(lambda: self._committed(list(position)))
+            behind = sorted(part for part, offset in position.items() if offset < committed.get(part, 0))
             if behind:
                 topic, partition = behind[0]
-                self._complain(
+                self._warn_once(
                     "behind",
-                    f"group {self.group} is at offset {standing[behind[0]]} of {topic}[{partition}], the query at "
+                    f"group {self.group} is at offset {committed[behind[0]]} of {topic}[{partition}], the query at "
                     f"{position[behind[0]]}: its offsets are not moved back. The query reads again, the topic was made "
                     "anew, or another one uses the group; reset the group's offsets by hand if that is meant",
                 )
-            wanted = {part: offset for part, offset in position.items() if offset > standing.get(part, -1)}
+            wanted = {part: offset for part, offset in position.items() if offset > committed.get(part, -1)}
             if wanted:
-                _patiently(lambda: self._write(wanted))
+                _retried(lambda: self._write(wanted))
         except KafkaException as error:
             if _code(error) in _HAS_MEMBERS:
-                self._complain(
+                self._warn_once(
                     "members",
                     f"group {self.group} has members, so the query's position is not written to it: they alone may "
                     "commit. Give the sink a group of its own",
                 )
             else:
-                self._tell_failure(error, {topic for topic, _ in position})
+                self._warn_failure(error, {topic for topic, _ in position})
             return {}
         # What fails after it has gone well is told again.
-        self._told &= {"behind"} if behind else set()
+        self._warned &= {"behind"} if behind else set()
         return wanted
 
     def close(self) -> None:
         """Let the connections go."""
         self._reader.close()
 
-    def _standing(self, parts: Sequence[Part]) -> Offsets:
+    def _committed(self, parts: Sequence[Part]) -> Offsets:
         found = self._reader.committed([TopicPartition(*part) for part in parts], timeout=_ANSWER_S)
         return {(one.topic, one.partition): one.offset for one in found if one.error is None and one.offset >= 0}
 
@@ -154,30 +143,30 @@ class GroupOffsets:
             [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(position.items())],
         )
         answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
-        for one in answer[self.group].result(_ANSWER_S).topic_partitions:
+        for one in answered(answer[self.group], _ANSWER_S).topic_partitions:
             if one.error is not None:
                 raise KafkaException(one.error)
 
-    def _tell_failure(self, error: KafkaException, topics: Iterable[str]) -> None:
-        """Tell why offsets were not written; the client waits in silence for a coordinator that it may not look up."""
+    def _warn_failure(self, error: KafkaException, topics: Iterable[str]) -> None:
+        """Log why offsets were not written; the client waits in silence for a coordinator that it may not look up."""
         needed = _needed(self.group, topics)
         missing = missing_rights(self._admin, needed) or (needed if is_missing_right(error) else [])
         if missing:
-            self._complain_of(missing)
+            self._warn_missing(missing)
             return
-        self._complain(
+        self._warn_once(
             "broker",
             f"the query's position was not written to group {self.group}: {reason(error)}; the next batch tries again",
         )
 
-    def _complain_of(self, missing: Sequence[Right]) -> None:
+    def _warn_missing(self, missing: Sequence[Right]) -> None:
         what = f"the query's position is not written to group {self.group}, until the right is given"
         text = missing_right_text(what, missing, self._principal)
-        self._complain(text, text)
+        self._warn_once(text, text)
 
-    def _complain(self, kind: str, what: str) -> None:
-        level = logging.DEBUG if kind in self._told else logging.WARNING
-        self._told.add(kind)
+    def _warn_once(self, kind: str, what: str) -> None:
+        level = logging.DEBUG if kind in self._warned else logging.WARNING
+        self._warned.add(kind)
         _log.log(level, "%s", what)
 
 
@@ -186,16 +175,14 @@ def _needed(group: str, topics: Iterable[str]) -> list[Right]:
     return [group_right(group), *(topic_right(Operation.READ, topic) for topic in sorted(topics))]
 
 
-def _patiently(ask: Callable[[], T]) -> T:
+def _retried(ask: Callable[[], T]) -> T:
     """Return the answer; ask again while the group has no coordinator, for some seconds."""
-    deadline = time.monotonic() + _PASSES_S
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if _code(error) not in _PASSES or time.monotonic() >= deadline:
-                raise
-        time.sleep(_AGAIN_S)
+    return tenacity.Retrying(
+        stop=tenacity.stop_after_delay(_PASSES_S),
+        wait=tenacity.wait_fixed(_AGAIN_S),
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, KafkaException) and _code(error) in _PASSES),
+        reraise=True,
+    )(ask)
 
 
 def _code(error: KafkaException) -> int | None:

@@ -22,7 +22,27 @@ if TYPE_CHECKING:
     from penstock.telemetry.settings import Telemetry
 
 
-class ProgressListener(StreamingQueryListener):
+class PublisherListener(StreamingQueryListener):
+    """Hands Spark's reports to a publisher that somebody else keeps."""
+
+    def __init__(self, publisher: ProgressPublisher) -> None:
+        self._publisher = publisher
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Wait for its first batch."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """Take the report of a batch."""
+        self._publisher.take(event.progress.json)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Leave it as it is: an idle query is where its last batch ended."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """Leave it as it is: the query may be started again."""
+
+
+class ProgressListener(PublisherListener):
     """Listens to the queries of a session: `spark.streams.addListener(ProgressListener(Telemetry()))`.
 
     `App` has one of its own for its sinks; this is for queries that are started by hand. Close it when it is removed.
@@ -49,7 +69,7 @@ class ProgressListener(StreamingQueryListener):
     ) -> None:
         if groups and bootstrap_servers is None:
             raise ConfigurationError("groups are kept by the brokers: give bootstrap_servers as well")
-        self._publisher = ProgressPublisher(
+        publisher = ProgressPublisher(
             telemetry,
             groups={
                 query: GroupOffsets(group, bootstrap_servers=bootstrap_servers or "", config=config)
@@ -57,16 +77,7 @@ class ProgressListener(StreamingQueryListener):
             },
             sinks=sinks,
         )
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Wait for its first batch."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Take the report of a batch."""
-        self._publisher.take(event.progress.json)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Leave it as it is: an idle query stands where its last batch ended."""
+        super().__init__(publisher)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """Show it no more."""
@@ -75,26 +86,6 @@ class ProgressListener(StreamingQueryListener):
     def close(self) -> None:
         """Write the last offsets to the groups and show nothing any more."""
         self._publisher.close()
-
-
-class PublisherListener(StreamingQueryListener):
-    """Hands Spark's reports to a publisher that somebody else keeps."""
-
-    def __init__(self, publisher: ProgressPublisher) -> None:
-        self._publisher = publisher
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Wait for its first batch."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Take the report of a batch."""
-        self._publisher.take(event.progress.json)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Leave it as it is."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """Leave it as it is: the query may be started again."""
 
 
 __all__ = ["ProgressListener", "PublisherListener"]

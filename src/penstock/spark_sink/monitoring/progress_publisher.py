@@ -113,7 +113,7 @@ class ProgressPublisher:
     Args:
         telemetry: where metrics go; None for nowhere.
         groups: for a query's name, what takes its position.
-        sinks: for a query's name, its sink; one with a method `position()` is asked for its ledger after a batch.
+        sinks: for a query's name, its sink; one that has a ledger is asked for it after a batch.
         only: the queries that are shown, from the beginning; None for all that report.
     """
 

@@ -21,6 +21,7 @@ from penstock.clients.kafka import admin_client, require_topics
 from penstock.clients.rights import MissingRightError, principal_of
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
+from penstock.spark_sink.errors import SessionStoppedError
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
@@ -31,7 +32,7 @@ from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_f
 from penstock.spark_sink.queries.supervised_query import Query, SupervisedQuery
 from penstock.spark_sink.queries.supervisor import Supervisor
 from penstock.spark_sink.sinks.sink import OfQuery
-from penstock.spark_sink.source.session import is_classic, new_session
+from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +126,7 @@ class AppSinks:
 
     def _group(self, name: str, topics: Sequence[str]) -> GroupOffsets:
         group = GroupOffsets(name, bootstrap_servers=self._bootstrap_servers, config=self._config)
-        group.tell_missing_rights(topics)
+        group.warn_missing_rights(topics)
         return group
 
     def _session(self) -> SparkSession:
@@ -181,22 +182,13 @@ class AppSinks:
     def _start_query(
         self, spark: SparkSession, spec: SinkSpec, checkpoint: str | None, *, gated: bool
     ) -> tuple[Query, Gate | None]:
-        from penstock.spark_sink.queries.query import source_config, start_through
+        from penstock.spark_sink.queries.query import source_config, start_query
 
+        if is_stopped(spark):
+            raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
         gate = Gate(OfQuery(spec.function, spec.name)) if gated else None
-        query = start_through(
-            spark,
-            spec.topics,
-            spec.function,
-            through=gate,
-            rows=spec.rows,
-            bootstrap_servers=self._bootstrap_servers,
-            config=source_config(self._config),
-            trigger=spec.trigger,
-            name=spec.name,
-            checkpoint_location=checkpoint,
-            starting_offsets=spec.starting_offsets,
-            options=spec.options,
+        query = start_query(
+            spark, spec, self._bootstrap_servers, source_config(self._config), gate=gate, checkpoint_location=checkpoint
         )
         return query, gate
 

@@ -1,4 +1,4 @@
-"""Starts the streaming query behind `@app.sink`: topics in, a function called with every micro-batch."""
+"""Starts the streaming query behind `@app.sink` and `start_sink`: topics in, a function called with every batch."""
 
 from __future__ import annotations
 
@@ -15,26 +15,17 @@ from penstock.clients import require_travelling
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, a_callable, names, not_empty
 from penstock.spark_sink.queries.restarts import lacking_package
+from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful, starting_options
 from penstock.spark_sink.sinks.sink import OfQuery
-from penstock.spark_sink.source.offset_reader import LogView
+from penstock.spark_sink.source.consumer_settings import without_group
+from penstock.spark_sink.source.offset_reader import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.session import is_classic
 from penstock.spark_sink.source.source import register
 
 #: Triggers that read what is there and end.
 _ONCE = ("once", "available now", "availablenow")
-
-#: Client settings of a member of a consumer group, by prefix.
-_OF_A_GROUP = (
-    "auto.",
-    "enable.auto.",
-    "group.",
-    "heartbeat.",
-    "max.poll.",
-    "partition.assignment.",
-    "session.",
-)
 
 _INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
 
@@ -84,71 +75,65 @@ def start_sink(
     a_callable("function", function)
     if not is_remembered(spark, checkpoint_location):
         refuse_forgetful(name, function)
-    return start_through(
-        spark,
-        topics,
-        function,
-        through=None,
+    spec = SinkSpec(
+        topics=names("topics", topics),
+        function=function,
         rows=rows,
-        bootstrap_servers=bootstrap_servers,
-        config=config,
         trigger=trigger,
         name=name,
         checkpoint_location=checkpoint_location,
         starting_offsets=starting_offsets,
-        options=options,
+        options=options or {},
     )
+    return start_query(spark, spec, bootstrap_servers, config or {})
 
 
-def start_through(
+def start_query(
     spark: SparkSession,
-    topics: str | Sequence[str],
-    function: Callable[[DataFrame, int], None],
-    *,
-    through: Callable[[DataFrame, int], None] | None,
-    rows: Callable[[DataFrame], DataFrame] | None,
+    spec: SinkSpec,
     bootstrap_servers: str,
-    config: ClientConfig | None,
-    trigger: str,
-    name: str,
-    checkpoint_location: str | None,
-    starting_offsets: str,
-    options: Mapping[str, str] | None,
+    config: ClientConfig,
+    *,
+    gate: Callable[[DataFrame, int], None] | None = None,
+    checkpoint_location: str | None = None,
 ) -> StreamingQuery:
-    """Do what `start_sink` does, with the batches going through what stands before the function, such as a gate.
+    """Do what `start_sink` does for a declared sink.
 
-    `through` is called in the function's place, where it is not None; the rest is as in `start_sink`.
+    Args:
+        spark: the session.
+        spec: the sink.
+        bootstrap_servers: addresses of the brokers.
+        config: client settings.
+        gate: gets the batches in the place of the sink's function, where it is not None.
+        checkpoint_location: counts where the sink names none.
     """
-    a_callable("function", function)
-    not_empty("name", name)
-    if checkpoint_location is not None:
-        not_empty("checkpoint_location", checkpoint_location)
-    subscribed = names("topics", topics)
-    when = trigger_arguments(trigger)
-    source_options = starting_options(
-        name, function, subscribed, starting_offsets, options or {}, bootstrap_servers, config or {}
-    )
-    of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(subscribed)}
-    of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in (config or {}).items()}
+    checkpoint = checkpoint_location if spec.checkpoint_location is None else spec.checkpoint_location
+    if checkpoint is not None:
+        not_empty("checkpoint_location", checkpoint)
+    when = trigger_arguments(spec.trigger)
+    source_options = starting_options(spec, bootstrap_servers, config)
+    of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(spec.topics)}
+    of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in config.items()}
     of_source |= source_options
     if is_classic(spark):
         # The driver is this process: what is the matter with the topics is raised as it is, not out of Spark's stacks.
-        LogView(SourceOptions.parse(of_source).for_stream()).partitions()
+        OffsetReader(SourceOptions.parse(of_source).for_stream()).partitions()
     register(spark)
     frame = load(spark.readStream.format("penstock").options(**of_source))
-    if rows is not None:
-        frame = rows(frame)
+    if spec.rows is not None:
+        frame = spec.rows(frame)
         if not hasattr(frame, "writeStream"):
             raise ConfigurationError(
-                f"the function that makes the rows of the sink {name} returned a {type(frame).__name__}; it must "
+                f"the function that makes the rows of the sink {spec.name} returned a {type(frame).__name__}; it must "
                 "return a DataFrame"
             )
-    check = getattr(function, "check", None)
+    check = getattr(spec.function, "check", None)
     if callable(check):
         check(frame.schema)
-    writer = frame.writeStream.foreachBatch(through or OfQuery(function, name)).queryName(name).trigger(**when)
-    if checkpoint_location is not None:
-        writer = writer.option("checkpointLocation", checkpoint_location)
+    function = gate or OfQuery(spec.function, spec.name)
+    writer = frame.writeStream.foreachBatch(function).queryName(spec.name).trigger(**when)
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", checkpoint)
     return writer.start()
 
 
@@ -175,8 +160,8 @@ def source_config(config: ClientConfig) -> dict[str, Any]:
     """
     return {
         key: value
-        for key, value in config.items()
-        if not key.startswith(_OF_A_GROUP) and (not callable(value) or key == "oauth_cb") and key != "logger"
+        for key, value in without_group(config).items()
+        if (not callable(value) or key == "oauth_cb") and key != "logger"
     }
 
 
@@ -200,4 +185,4 @@ def _option_text(key: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-__all__ = ["load", "source_config", "start_sink", "start_through", "trigger_arguments"]
+__all__ = ["load", "source_config", "start_query", "start_sink", "trigger_arguments"]

@@ -1,17 +1,18 @@
-"""What becomes of a query that ended with a failure: whether another start is worth it, when, and what is told.
+"""What becomes of a query that ended with a failure: whether it is started again, when, and its failure in a line.
 
-Plain arithmetic and reading of texts: it knows neither Spark nor a clock. Of an exception that crossed Spark's JVM only
-the text is left, so kinds are recognised by their names in it.
+Plain arithmetic and types of errors: it knows neither Spark nor a clock. Of an exception that crossed Spark's JVM only
+the text is left: its type is read there (`spark_sink.errors`), the words of its message decide nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.clients.rights import MissingRightError
-from penstock.errors import SinkError
+from penstock.errors import ConfigurationError, MessageFormatError, TopicNotFoundError
+from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
 
 #: Seconds before the first restart, and at most before any; each wait is twice the one before.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
@@ -22,27 +23,21 @@ JITTER = 0.25
 #: Seconds before another try of a query that lacks a right: somebody gives it, and it goes on soon after.
 RIGHT_WAIT_S = 10.0
 
-#: How the error of a missing right stands in a text.
-_MISSING_RIGHT_AS_TEXT = re.compile(r"^penstock\.rights\.MissingRightError: ", re.MULTILINE)
-
-#: Kinds of errors that another start meets again.
-_LASTING_KINDS = frozenset(
-    {"AnalysisException", "ConfigurationError", "MessageFormatError", "ParseException", "TopicNotFoundError"}
+#: What another start would meet again, or must not be made for.
+_PERMANENT = (
+    ConfigurationError,
+    DataLossError,
+    MessageFormatError,
+    SchemaMismatchError,
+    SessionStoppedError,
+    TopicNotFoundError,
 )
 
-#: The same as texts, and what says that the next start would skip messages, fight another copy or have no Spark.
-_LASTING_TEXTS = re.compile(
-    r"^penstock\.errors\.(?:ConfigurationError|MessageFormatError|TopicNotFoundError)\b"
-    r"|\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b"
-    r"|failOnDataLoss to false"
-    r"|CONCURRENT_STREAM_LOG_UPDATE"
-    r"|stopped SparkContext",
-    re.MULTILINE,
+#: The same of Spark's errors, by their class and by their error condition.
+_SPARK_KINDS = frozenset({"AnalysisException", "ParseException"})
+_SPARK_NAMES = re.compile(
+    r"\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b|\[CONCURRENT_STREAM_LOG_UPDATE\]"
 )
-
-#: How sinks say that the frames do not fit what stores them.
-_UNFIT_FRAME = re.compile(r"\bthe frame\b")
-_UNFIT_FRAME_AS_TEXT = re.compile(r"^penstock\.errors\.SinkError: .*\bthe frame\b", re.MULTILINE)
 
 #: What Spark writes behind the reason: the query's plan and offsets.
 _PLAN = "=== Streaming Query ==="
@@ -90,32 +85,31 @@ class Restarts:
         return RIGHT_WAIT_S * (1 + JITTER * self.random())
 
 
-def lasts(failure: BaseException) -> bool:
+def is_permanent(failure: BaseException) -> bool:
     """Tell whether another start would meet the same failure, or must not be made."""
-    seen: BaseException | None = failure
-    while seen is not None:
-        if any(kind.__name__ in _LASTING_KINDS for kind in type(seen).__mro__):
-            return True
-        text = str(seen)
-        if _LASTING_TEXTS.search(text) or _UNFIT_FRAME_AS_TEXT.search(text):
-            return True
-        if isinstance(seen, SinkError) and _UNFIT_FRAME.search(text):
-            return True
-        seen = seen.__cause__
-    return False
+    return any(
+        isinstance(one, _PERMANENT)
+        or any(kind.__name__ in _SPARK_KINDS for kind in type(one).__mro__)
+        or _SPARK_NAMES.search(str(one)) is not None
+        for one in _causes(failure)
+    )
 
 
 def lacks_right(failure: BaseException) -> bool:
     """Tell whether a query ended because its client was refused what it has no right to."""
+    return any(isinstance(one, MissingRightError) for one in _causes(failure))
+
+
+def _causes(failure: BaseException) -> Iterator[BaseException]:
+    """Return a failure and its causes, those included that have crossed Spark's JVM as text."""
     seen: BaseException | None = failure
     while seen is not None:
-        if isinstance(seen, MissingRightError) or _MISSING_RIGHT_AS_TEXT.search(str(seen)):
-            return True
+        yield seen
+        yield from errors_in(str(seen))
         seen = seen.__cause__
-    return False
 
 
-def told(failure: BaseException) -> str:
+def summary_of(failure: BaseException) -> str:
     """Return a failure in one line: its kind and the first line of its text, out of Spark's wrapping where it is."""
     text = str(failure).split(_PLAN, 1)[0].strip()
     within = _KIND_AND_TEXT.findall(text)
@@ -144,8 +138,8 @@ __all__ = [
     "LONGEST_WAIT_S",
     "RIGHT_WAIT_S",
     "Restarts",
+    "is_permanent",
     "lacking_package",
     "lacks_right",
-    "lasts",
-    "told",
+    "summary_of",
 ]

@@ -46,8 +46,8 @@ class SinkSpec:
     checkpoint_location: str | None
     starting_offsets: str
     options: Mapping[str, str]
-    restarts: int
-    group: str | None
+    restarts: int = 0
+    group: str | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without Spark.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from penstock.clients.kafka import admin_client, require_topics
 from penstock.clients.rights import principal_of
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.options import ClientConfig
+from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions
 from penstock.spark_sink.source.planning import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets, to_json
 
@@ -49,23 +50,11 @@ def refuse_forgetful(name: str, function: object) -> None:
         )
 
 
-def starting_options(  # noqa: PLR0917 - the parts of a query
-    name: str,
-    function: object,
-    topics: Sequence[str],
-    starting_offsets: str,
-    options: Mapping[str, str],
-    bootstrap_servers: str,
-    config: ClientConfig,
-) -> dict[str, str]:
+def starting_options(spec: SinkSpec, bootstrap_servers: str, config: ClientConfig) -> dict[str, str]:
     """Return the options of the source, with the ledger's positions in place of what they say of the beginning.
 
     Args:
-        name: of the query.
-        function: its sink.
-        topics: what it reads.
-        starting_offsets: where it begins where the ledger says nothing.
-        options: the options given for the source; where they say where to begin they count before `starting_offsets`.
+        spec: the sink; where its options say where to begin, they count before its `starting_offsets`.
         bootstrap_servers: addresses of the brokers.
         config: client settings.
 
@@ -75,17 +64,17 @@ def starting_options(  # noqa: PLR0917 - the parts of a query
         SinkError: the ledger cannot be read.
         TopicNotFoundError: a topic does not exist.
     """
-    given = {_STARTING: starting_offsets} | {option.lower(): value for option, value in options.items()}
-    if not has_ledger(function):
+    given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
+    if not has_ledger(spec.function):
         return given
     admin = admin_client(bootstrap_servers, config)
-    counts = require_topics(admin, bootstrap_servers, topics, principal=principal_of(config))
-    partitions = [(topic, number) for topic in topics for number in range(counts[topic])]
-    ledger = ledger_positions(function, name, partitions) or {}
+    counts = require_topics(admin, bootstrap_servers, spec.topics, principal=principal_of(config))
+    partitions = [(topic, number) for topic in spec.topics for number in range(counts[topic])]
+    ledger = ledger_positions(spec.function, spec.name, partitions) or {}
     known = {part: ledger[part] for part in partitions if part in ledger}
     if not known:
         return given
-    _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", name)
+    _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
     rest = {option: value for option, value in given.items() if option not in _WHERE}
     return rest | {_STARTING: begin_at(given[_STARTING], partitions, known)}
 
@@ -94,7 +83,7 @@ def begin_at(otherwise: str, partitions: Iterable[TopicPartition], ledger: Offse
     """Return Spark's JSON of where to begin in each partition.
 
     A partition that the ledger does not know is read from its beginning where it knows the topic: it is new, or nothing
-    was stored of it yet. A topic that it does not know begins as told.
+    was stored of it yet. A topic that it does not know begins as given.
 
     Args:
         otherwise: `earliest`, `latest` or Spark's JSON.
@@ -104,18 +93,18 @@ def begin_at(otherwise: str, partitions: Iterable[TopicPartition], ledger: Offse
     Raises:
         ConfigurationError: `otherwise` is none of these.
     """
-    told = _told(otherwise)
+    given = _given_positions(otherwise)
     topics = {topic for topic, _ in ledger}
     offsets: Offsets = {}
     for part in partitions:
-        new = EARLIEST if part[0] in topics else told(part)
-        # One that is told neither here nor there is left out, and the source names it.
+        new = EARLIEST if part[0] in topics else given(part)
+        # One that neither of them knows is left out, and the source names it.
         if (offset := ledger.get(part, new)) is not None:
             offsets[part] = offset
     return json.dumps(to_json(offsets))
 
 
-def _told(otherwise: str) -> Callable[[TopicPartition], int | None]:
+def _given_positions(otherwise: str) -> Callable[[TopicPartition], int | None]:
     word = otherwise.strip().lower()
     if word in ("earliest", "latest"):
         return lambda _: EARLIEST if word == "earliest" else LATEST

@@ -1,7 +1,6 @@
 """The query of one sink through its life: it runs, fails, waits, is started again, and is stopped behind a batch.
 
-It knows Spark's queries by the few methods it calls; the clock is given to it. Who looks at it, and when, is
-`supervision`'s.
+It knows Spark's queries by the few methods it calls; the clock is given to it. When it is polled is `supervisor`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState
 from penstock.spark_sink.queries.gate import Gate
-from penstock.spark_sink.queries.restarts import Restarts, lacks_right, lasts, told
+from penstock.spark_sink.queries.restarts import Restarts, is_permanent, lacks_right, summary_of
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -43,7 +42,7 @@ class Query(Protocol):
 class SupervisedQuery:
     """The query of one sink, through all its restarts.
 
-    `look` is for the supervising thread; `state` and the like may be read by any, each for itself.
+    `poll` is for the supervising thread; `state` and the like may be read by any, each for itself.
 
     Args:
         name: name of the query.
@@ -53,7 +52,7 @@ class SupervisedQuery:
         clock: seconds that only rise.
         take_progress: given Spark's report as text, when the query has ended.
         poll_progress: whether the report is asked for while it runs, because nobody listens to Spark's.
-        restarted: told the number of each restart.
+        restarted: called with the number of each restart.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class SupervisedQuery:
         self._due = 0.0
         #: Whether a batch was committed, in any of its starts.
         self._ever_committed = False
-        #: What was told of the right that it waits for, since the last batch.
-        self._told_of: str | None = None
+        #: The missing right that was logged since the last batch.
+        self._logged_right: str | None = None
         self._next_progress = 0.0
         #: Guards that a restart and a stop see one another.
         self._closing = threading.Lock()
@@ -104,7 +103,7 @@ class SupervisedQuery:
         """Start it for the first time, or raise what keeps it from starting."""
         self.query, self._gate = self._start()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See whether it runs, and start it again when that is due."""
         if self.state is SinkState.WAITING and self._clock() >= self._due and not self._closed:
             self._start_again()
@@ -143,16 +142,16 @@ class SupervisedQuery:
             return
         if self._has_committed(query):
             self._restarts.committed()
-            self._ever_committed, self._told_of = True, None
+            self._ever_committed, self._logged_right = True, None
         self._failed((self._gate.failure if self._gate is not None else None) or error)
 
     def _failed(self, cause: BaseException) -> None:
-        self.last_error = told(cause)
+        self.last_error = summary_of(cause)
         _log.debug("the query %s ended", self.name, exc_info=cause)
         if self._closed:
             self.state = SinkState.STOPPED
             return
-        if lasts(cause):
+        if is_permanent(cause):
             self._give_up(cause, "another start would not mend it")
             return
         if lacks_right(cause):
@@ -173,7 +172,7 @@ class SupervisedQuery:
     def _wait_for_right(self, cause: BaseException) -> None:
         """Be started again until somebody gives the right that was taken away; one that was never there ends the app.
 
-        It is told once, however often it is tried.
+        It is logged once, however often it is tried.
         """
         if not self._ever_committed:
             self._give_up(cause, "another start would not give it")
@@ -181,8 +180,8 @@ class SupervisedQuery:
         wait_s = self._restarts.wait_for_right_s()
         self._due = self._clock() + wait_s
         self.state = SinkState.WAITING
-        level = logging.DEBUG if self._told_of == self.last_error else logging.WARNING
-        self._told_of = self.last_error
+        level = logging.DEBUG if self._logged_right == self.last_error else logging.WARNING
+        self._logged_right = self.last_error
         text = "the query %s ended: %s. It is tried again every %.0f s, and goes on once the right is given"
         _log.log(level, text, self.name, self.last_error, wait_s)
 
@@ -208,7 +207,7 @@ class SupervisedQuery:
         if self._gate is not None:
             self._gate.close()
 
-    def at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Tell whether no batch is under way, the last one is committed, and none can begin. After `close`."""
         query, gate = self.query, self._gate
         if self.state is not SinkState.RUNNING or query is None or gate is None or not query.isActive:
@@ -242,14 +241,14 @@ class SupervisedQuery:
         return progress.batch_id > batch_id or (progress.batch_id == batch_id and progress.executed)
 
     def _report(self, query: Query) -> None:
-        said = query.lastProgress
-        if said is not None:
-            self._take_progress(said.json)
+        report = query.lastProgress
+        if report is not None:
+            self._take_progress(report.json)
 
 
 def _progress(query: Query) -> QueryProgress | None:
-    said = query.lastProgress
-    return None if said is None else QueryProgress.parse(said.json)
+    report = query.lastProgress
+    return None if report is None else QueryProgress.parse(report.json)
 
 
 __all__ = ["Query", "SupervisedQuery"]

@@ -1,4 +1,4 @@
-"""Looks after the queries of an app's sinks: starts failed ones again, and stops all behind a finished batch.
+"""Supervises the queries of an app's sinks: starts failed ones again, and stops all behind a finished batch.
 
 The life of each is in `supervised_query`; here are the thread, the order of starts and stops, and the time they have.
 """
@@ -12,21 +12,21 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import SinkError
 from penstock.spark_sink.monitoring.progress import SinkState
-from penstock.spark_sink.queries.restarts import told
+from penstock.spark_sink.queries.restarts import summary_of
 from penstock.spark_sink.queries.supervised_query import SupervisedQuery
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Seconds between two looks at the queries.
-LOOK_S = 0.2
-#: Seconds between two looks for the end of a batch.
-_REST_LOOK_S = 0.05
+#: Seconds between two polls of the queries.
+POLL_S = 0.2
+#: Seconds between two polls for the end of a batch.
+_IDLE_POLL_S = 0.05
 #: Seconds that Spark may take for the stop of a query, and a restart under way for its end.
 _HALT_S = 10.0
 
 
 class Supervisor:
-    """Looks after the queries of an app's sinks with one thread. Its methods may be called from any thread.
+    """Supervises the queries of an app's sinks with one thread. Its methods may be called from any thread.
 
     Args:
         name: name of the app.
@@ -66,18 +66,18 @@ class Supervisor:
     def _run(self) -> None:
         while not self._stopping:
             for one in self.queries:
-                self._look(one)
-            self._wait(LOOK_S)
+                self._poll(one)
+            self._wait(POLL_S)
         for one in self.queries:
             one.close()
 
-    def _look(self, one: SupervisedQuery) -> None:
+    def _poll(self, one: SupervisedQuery) -> None:
         try:
-            one.look()
+            one.poll()
         except Exception as error:  # noqa: BLE001 - a JVM that ended shows in more than one way
             failure = SinkError(
-                f"Spark does not answer for the query {one.name}: {told(error)}; its process has ended or its session "
-                "was stopped: see its log, and start again"
+                f"Spark does not answer for the query {one.name}: {summary_of(error)}; its process has ended or its "
+                "session was stopped: see its log, and start again"
             )
             failure.__cause__ = error
             one.fail(failure)
@@ -121,10 +121,10 @@ class Supervisor:
             self._thread.join(_HALT_S)
         for one in self._started:
             one.close()
-        waiting = [one for one in self._started if not _asked(one.at_rest)]
+        waiting = [one for one in self._started if not _answer(one.is_idle)]
         while waiting and not self._leave_now and self._clock() < deadline:
-            self._wait(_REST_LOOK_S)
-            waiting = [one for one in waiting if not _asked(one.at_rest)]
+            self._wait(_IDLE_POLL_S)
+            waiting = [one for one in waiting if not _answer(one.is_idle)]
         for one in waiting:
             _log.warning("a batch of the query %s is interrupted; the next start does it again", one.name)
         for one in reversed(self._started):
@@ -147,12 +147,12 @@ def _halt(one: SupervisedQuery) -> None:
         _log.exception("Spark did not stop the query %s; it ends with Spark's process", one.name)
 
 
-def _asked(question: Callable[[], bool]) -> bool:
+def _answer(question: Callable[[], bool]) -> bool:
     """Return the answer; what a Spark that is gone cannot answer is not waited for."""
     try:
         return question()
-    except Exception:  # noqa: BLE001 - the same as in `Supervisor._look`
+    except Exception:  # noqa: BLE001 - the same as in `Supervisor._poll`
         return True
 
 
-__all__ = ["LOOK_S", "Supervisor"]
+__all__ = ["POLL_S", "Supervisor"]

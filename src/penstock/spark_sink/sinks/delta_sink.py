@@ -10,22 +10,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import tenacity
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 
 from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty
-from penstock.spark_sink.ledger.sql_ledger import Span, advanced, refuse_late, replayed
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.ledger.state import OffsetStatistics, advanced, refuse_late, replayed, warn_replayed
 from penstock.spark_sink.sinks.folder_access import local_path, require_access
-from penstock.spark_sink.sinks.frames import POSITION, Census, require_columns, tell_replay
-from penstock.spark_sink.sinks.sink import arrow_schema, origin_of, require_places
+from penstock.spark_sink.sinks.position import (
+    POSITION,
+    null_counts,
+    offset_spans,
+    require_columns,
+    require_position,
+    require_position_types,
+    unapplied,
+)
+from penstock.spark_sink.sinks.sink import arrow_schema, origin_of
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -34,8 +43,12 @@ if TYPE_CHECKING:
 
 #: Times a batch is written anew because another writer was first, before that is called an error.
 _TRIES = 10
-#: Seconds before the second try; twice as many before each other, up to a bound.
-_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_RETRYING = tenacity.Retrying(
+    stop=tenacity.stop_after_attempt(_TRIES),
+    wait=tenacity.wait_exponential(multiplier=0.1, max=5.0),
+    retry=tenacity.retry_if_exception_type(CommitFailedError),
+    reraise=True,
+)
 
 _ROW = "penstock_row"
 #: Folder of a table in which its commits are.
@@ -128,30 +141,25 @@ class DeltaSink:
             return
         self._refuse_empty(rows)
         origin = origin_of(batch, self.name)
-        wait_s = _WAIT_S
-        for attempt in range(1, _TRIES + 1):
-            try:
-                self._store(rows, stored, batch_id, origin.run, again=attempt > 1)
-            except CommitFailedError as error:
-                if attempt == _TRIES:
-                    raise SinkError(
-                        f"batch {batch_id}: table {self.path} took no commit in {_TRIES} tries, the last time for: "
-                        f"{_first_line(error)}; stop other writers, or make fewer of them"
-                    ) from None
-            except (TableNotFoundError, DeltaProtocolError, OSError) as error:
-                raise SinkError(f"batch {batch_id} was refused by table {self.path}: {_first_line(error)}") from None
-            except PenstockError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the library raises bare ones
-                # Not chained, and without its text: where rows break a rule of the table, it quotes their values.
-                raise SinkError(
-                    f"batch {batch_id} was refused by table {self.path} ({type(error).__name__}); compare the rows "
-                    "with its column types and constraints"
-                ) from None
-            else:
-                return
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        try:
+            for attempt in _RETRYING.copy():
+                with attempt:
+                    self._store(rows, stored, batch_id, origin.run, again=attempt.retry_state.attempt_number > 1)
+        except CommitFailedError as error:
+            raise SinkError(
+                f"batch {batch_id}: table {self.path} took no commit in {_TRIES} tries, the last time for: "
+                f"{_first_line(error)}; stop other writers, or make fewer of them"
+            ) from None
+        except (TableNotFoundError, DeltaProtocolError, OSError) as error:
+            raise SinkError(f"batch {batch_id} was refused by table {self.path}: {_first_line(error)}") from None
+        except PenstockError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises bare ones
+            # Not chained, and without its text: where rows break a rule of the table, it quotes their values.
+            raise SinkError(
+                f"batch {batch_id} was refused by table {self.path} ({type(error).__name__}); compare the rows with "
+                "its column types and constraints"
+            ) from None
 
     def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
         """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
@@ -184,7 +192,7 @@ class DeltaSink:
         table = self._opened(schema)
         self._require_fitting(table, schema)
         self._add_columns(table, schema)
-        spans = _spans(rows)
+        spans = offset_spans(rows)
         ledger: Offsets = {}
         for part in spans:
             ledger[part] = table.transaction_version(self._application(*part)) or 0
@@ -193,9 +201,8 @@ class DeltaSink:
             found = {part: _batch_of(mark, run) for part, mark in marks.items() if mark is not None}
             others = {part: batch for part, batch in found.items() if not (again and batch == f"{run}/{batch_id}")}
             refuse_late(others, replayed(ledger, spans), run, batch_id, f"table {self.path}")
-        left = _above(rows, ledger)
-        counted = Census(rows.num_rows, rows.num_rows - left.num_rows, spans)
-        tell_replay(batch_id, counted, ledger, f"table {self.path}")
+        left, applied = unapplied(rows, spans, ledger)
+        warn_replayed(batch_id, f"table {self.path}", OffsetStatistics(rows.num_rows, spans, applied), ledger)
         if left.num_rows == 0:
             return
         moved = advanced(ledger, spans)
@@ -249,10 +256,12 @@ class DeltaSink:
         """Return the columns to store, or raise `SinkError`."""
         columns = schema.names
         require_columns(columns, f"table {self.path}", self.key)
-        require_places(schema, f"table {self.path}")
+        require_position_types(schema, f"table {self.path}")
         stored = [name for name in columns if self.keep_position or name not in POSITION]
         if not stored:
-            raise SinkError(f"the frame for table {self.path} has no column to store; add one, or set keep_position")
+            raise SchemaMismatchError(
+                f"the frame for table {self.path} has no column to store; add one, or set keep_position"
+            )
         return stored
 
     def _add_columns(self, table: DeltaTable, schema: pa.Schema) -> None:
@@ -283,28 +292,21 @@ class DeltaSink:
             if name in held and held[name] != given[name]
         ]
         if wrong:
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"table {self.path} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
             )
 
     def _refuse_empty(self, rows: pa.Table) -> None:
-        """Refuse NULL where a row comes from, and in a key: any two of them are different to a merge."""
-        for name in (*POSITION, *self.key):
-            count = rows[name].null_count
-            if count and name in POSITION:
-                raise SinkError(f"column {name} is NULL in {count} rows; it must come from the source as it is")
-            if count:
+        """Refuse NULL in the position, and in a key: any two of them are different to a merge."""
+        require_position(null_counts(rows), f"table {self.path}")
+        for name in self.key:
+            if count := rows[name].null_count:
                 first = rows.filter(rows[name].is_null()).slice(0, 1)
                 topic, partition, offset = (first[column][0].as_py() for column in POSITION)
                 raise SinkError(
                     f"column {name} is part of the key of table {self.path} and is NULL in {count} rows, the first "
                     f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
                 )
-
-
-def _spans(rows: pa.Table) -> dict[tuple[str, int], Span]:
-    found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
-    return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
 
 
 def _mark(run: str, batch_id: int) -> int:
@@ -316,15 +318,6 @@ def _mark(run: str, batch_id: int) -> int:
 def _batch_of(mark: int, run: str) -> str:
     """Return the batch that a mark stands for, as ledgers write it; empty where another run has made it."""
     return f"{run}/{mark & _BATCH_BITS}" if mark and mark == _mark(run, mark & _BATCH_BITS) else ""
-
-
-def _above(rows: pa.Table, ledger: Offsets) -> pa.Table:
-    """Return the rows at or above the ledger."""
-    for (topic, partition), offset in ledger.items():
-        if offset:
-            own = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["partition"], partition))
-            rows = rows.filter(pc.invert(pc.and_(own, pc.less(rows["offset"], offset))))
-    return rows
 
 
 def _one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -352,7 +345,7 @@ def _delta_types(schema: pa.Schema) -> dict[str, Any]:
         try:
             types[column.name] = Schema.from_arrow(pa.schema([column])).fields[0].type
         except Exception as error:  # the library raises bare ones
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"the frame's column {column.name} is {column.type}, which Delta does not know; cast it or leave it out"
             ) from error
     return types

@@ -24,16 +24,20 @@ from penstock.clients.kafka import TopicSpec
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int, reserved
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ledger, publish
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
+from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.sinks.frames import POSITION, require_columns
+from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
+from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
+from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
 
 #: Column that names the topic of a row, where the sink names none.
-TO = "to"
+TARGET_TOPIC = "target_topic"
 #: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
 PIECE_ROWS = 10_000
 PIECE_BYTES = 8 * 1024 * 1024
@@ -48,8 +52,8 @@ _OWNED = {
 }
 
 
-class Receipt(NamedTuple):
-    """What became of the rows of a source partition in one task."""
+class WriterCommitMessage(NamedTuple):
+    """What a task tells the driver of the rows of one source partition."""
 
     topic: str
     partition: int
@@ -60,21 +64,8 @@ class Receipt(NamedTuple):
     lacks_right: bool = False
 
 
-_RECEIPTS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("rows", pa.int64()),
-        ("applied", pa.int64()),
-        ("last", pa.int64()),
-        ("failure", pa.string()),
-        ("lacks_right", pa.bool_()),
-    ]
-)
-
-
-#: The same in Spark's words.
-_RECEIPT_COLUMNS = (
+#: Its columns, as Spark's DDL.
+_COMMIT_MESSAGE_DDL = (
     "topic string, partition int, rows bigint, applied bigint, last bigint, failure string, lacks_right boolean"
 )
 
@@ -89,7 +80,7 @@ class KafkaSink:
     partition are published in the order of their offsets; several rows of one message in any order.
 
     Rows and the ledger are written in one Kafka transaction for each source partition, or several where a batch holds
-    more than 10,000 rows or 8 MB of one: readers see a batch in parts, each whole. With `whole_batches` a batch is one
+    more than 10,000 rows or 8 MB of one: readers see a batch in parts, each whole. With `atomic_batches` a batch is one
     transaction: readers see all of it or nothing.
 
     Only one query has a name. A second copy of it, started by mistake, shuts out the first and is shut out by it; what
@@ -97,12 +88,12 @@ class KafkaSink:
 
     Attributes:
         bootstrap_servers: addresses of the brokers to publish to.
-        topic: the topic of all rows; without one the column `to` names it. It must exist.
+        topic: the topic of all rows; without one the column `target_topic` names it. It must exist.
         name: of the query, in the transactional ids `<name>/<topic>/<partition>` and in the ledger. It is the memory
             of what was published: under another name all of it is published again.
         config: client settings by librdkafka's names; may hold secrets and is never shown.
         parallelism: number of tasks that publish.
-        whole_batches: whether a batch is one transaction. Its rows go through the driver, which has to hold them, and
+        atomic_batches: whether a batch is one transaction. Its rows go through the driver, which has to hold them, and
             through one producer, within 30 seconds. Change it only when the query has stopped for good.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
     """
@@ -112,7 +103,7 @@ class KafkaSink:
     name: str = field(kw_only=True)
     config: ClientConfig = field(default_factory=dict, kw_only=True, repr=False)
     parallelism: int = field(default=4, kw_only=True)
-    whole_batches: bool = field(default=False, kw_only=True)
+    atomic_batches: bool = field(default=False, kw_only=True)
     ledger_topic: str = field(default="penstock.spark-ledger", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -161,14 +152,14 @@ class KafkaSink:
         run = origin_of(batch, self.name).run
         number = "" if run is None else f"{run}/{batch_id}"
         target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic, number)
-        if self.whole_batches:
-            receipts = _publish_whole(target, rows.toArrow())
+        if self.atomic_batches:
+            messages = _publish_whole(target, rows.toArrow())
         else:
             task = _Task(target)
             lanes = rows.repartition(self.parallelism, "topic", "partition")
-            found = lanes.sortWithinPartitions(*POSITION).mapInArrow(task, _RECEIPT_COLUMNS).collect()
-            receipts = [Receipt(*one) for one in found]
-        self._judge(batch_id, receipts)
+            found = lanes.sortWithinPartitions(*POSITION).mapInArrow(task, _COMMIT_MESSAGE_DDL).collect()
+            messages = [WriterCommitMessage(*one) for one in found]
+        self._conclude(batch_id, messages)
 
     def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
         """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
@@ -184,7 +175,7 @@ class KafkaSink:
         require_rights(admin, f"the ledger of sink {self.name} cannot be read", reading, principal_of(self.config))
         if self.ledger_topic not in kafka.partition_counts(admin, self.bootstrap_servers):
             return {}
-        ledger = Ledger(Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic))
+        ledger = KafkaLedger(Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic))
         try:
             held = ledger.read(list(partitions))
         except KafkaException as error:
@@ -196,19 +187,15 @@ class KafkaSink:
             ledger.close()
         return {part: entry.next_offset for part, entry in held.items() if entry.next_offset}
 
-    def _judge(self, batch_id: int, receipts: Iterable[Receipt]) -> None:
-        done = list(receipts)
+    def _conclude(self, batch_id: int, messages: Iterable[WriterCommitMessage]) -> None:
+        done = list(messages)
         failures = [one.failure for one in done if one.failure]
-        applied = [one for one in done if one.applied]
-        if applied:
-            _log.warning(
-                "batch %d: %d of %d rows for sink %s were applied before and are left out (%s)",
-                batch_id,
-                sum(one.applied for one in applied),
-                sum(one.rows for one in done),
-                self.name,
-                ", ".join(sorted({f"{one.topic}[{one.partition}]" for one in applied})),
-            )
+        statistics = OffsetStatistics(rows=sum(one.rows for one in done))
+        for one in done:
+            if one.applied:
+                part = one.topic, one.partition
+                statistics.applied[part] = statistics.applied.get(part, 0) + one.applied
+        warn_replayed(batch_id, f"sink {self.name}", statistics)
         if failures:
             forbidden = [one.failure for one in done if one.failure and one.lacks_right]
             text = f"batch {batch_id}: {(forbidden or failures)[0]} ({len(failures)} of {len(done)} parts failed)"
@@ -222,7 +209,7 @@ class KafkaSink:
             F.col("topic").cast("string"),
             F.col("partition").cast("int"),
             F.col("offset").cast("bigint"),
-            (F.lit(self.topic) if self.topic is not None else F.col(TO)).alias(TO),
+            (F.lit(self.topic) if self.topic is not None else F.col(TARGET_TOPIC)).alias(TARGET_TOPIC),
             (F.col("key") if "key" in columns else absent).cast("binary").alias("key"),
             F.col("value").cast("binary").alias("value"),
             (F.col("headers") if "headers" in columns else absent).cast(_HEADERS).alias("headers"),
@@ -230,16 +217,16 @@ class KafkaSink:
 
     def _check_columns(self, schema: StructType) -> None:
         target = f"sink {self.name}"
-        require_columns(schema.names, target, ["value"] if self.topic is not None else ["value", TO])
-        for name in ("key", "value", *(() if self.topic is not None else (TO,))):
+        require_columns(schema.names, target, ["value"] if self.topic is not None else ["value", TARGET_TOPIC])
+        for name in ("key", "value", *(() if self.topic is not None else (TARGET_TOPIC,))):
             if name in schema.names and not isinstance(schema[name].dataType, StringType | BinaryType):
-                raise SinkError(
+                raise SchemaMismatchError(
                     f"column {name} of the frame for {target} is {schema[name].dataType.simpleString()}; messages are "
                     f"text or bytes: cast it, or make text of it with to_json(...)"
                 )
         headers = schema["headers"].dataType if "headers" in schema.names else None
         if headers is not None and not _are_headers(headers):
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"column headers of the frame for {target} is {headers.simpleString()}, not {_HEADERS}; shape it so"
             )
 
@@ -267,19 +254,19 @@ class _Task:
     target: Target
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        ledger = Ledger(self.target)
+        ledger = KafkaLedger(self.target)
         try:
             rows = (row for batch in batches for row in _rows_of(batch, self.target))
             for source, of_source in groupby(rows, key=lambda row: row.source):
                 yield _arrow(_published(self.target, source, of_source, ledger))
         except SinkError as error:
-            yield _arrow(Receipt("", -1, 0, 0, -1, str(error)))
+            yield _arrow(WriterCommitMessage("", -1, 0, 0, -1, str(error)))
         finally:
             ledger.close()
         imports_set_aside("publishing")
 
 
-def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledger: Ledger) -> Receipt:
+def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledger: KafkaLedger) -> WriterCommitMessage:
     """Publish the rows of one source partition, piece by piece, up to the first that fails."""
     count = applied = 0
     last = -1
@@ -289,9 +276,9 @@ def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledg
             count += len(piece)
             last = piece[-1].offset
     except (SinkError, ConfigurationError, MissingRightError) as error:
-        # Told in the receipt: an exception would reach the driver as the text of a worker's stack.
-        return Receipt(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
-    return Receipt(*source, count, applied, last, None)
+        # In the commit message: an exception would reach the driver as the text of a worker's stack.
+        return WriterCommitMessage(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
+    return WriterCommitMessage(*source, count, applied, last, None)
 
 
 def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -308,28 +295,29 @@ def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield piece
 
 
-def _publish_whole(target: Target, table: pa.Table) -> list[Receipt]:
+def _publish_whole(target: Target, table: pa.Table) -> list[WriterCommitMessage]:
     """Publish a batch in one transaction."""
     table = table.sort_by([(name, "ascending") for name in POSITION])
     rows = [row for batch in table.to_batches() for row in _rows_of(batch, target)]
     if not rows:
         return []
-    ledger = Ledger(target)
+    ledger = KafkaLedger(target)
     try:
         applied = publish(target, f"{target.name}/whole", rows, ledger)
     finally:
         ledger.close()
-    return [Receipt(*rows[0].source, len(rows), applied, rows[-1].offset, None)]
+    return [WriterCommitMessage(*rows[0].source, len(rows), applied, rows[-1].offset, None)]
 
 
 def _rows_of(batch: pa.RecordBatch, target: Target) -> Iterator[Row]:
+    require_position(null_counts(batch), f"sink {target.name}")
     for part in pa.Table.from_batches([batch]).to_batches(max_chunksize=1_000):
         for one in part.to_pylist():
             yield _row_of(one, target)
 
 
 def _row_of(one: Mapping[str, Any], target: Target) -> Row:
-    empty = [name for name in (*POSITION, TO) if one[name] is None]
+    empty = [TARGET_TOPIC] if one[TARGET_TOPIC] is None else []
     headers = [(header["key"], header["value"]) for header in one["headers"] or () if header is not None]
     empty += ["headers.key"] if any(name is None for name, _ in headers) else []
     if empty:
@@ -338,7 +326,7 @@ def _row_of(one: Mapping[str, Any], target: Target) -> Row:
             f"sink {target.name}; give it a value in the query, or filter such rows out"
         )
     source = (one["topic"], one["partition"])
-    return Row(source, one["offset"], one[TO], one["key"], one["value"], headers)
+    return Row(source, one["offset"], one[TARGET_TOPIC], one["key"], one["value"], headers)
 
 
 def _are_headers(kind: Any) -> bool:
@@ -348,8 +336,8 @@ def _are_headers(kind: Any) -> bool:
     return fields == [("key", StringType), ("value", BinaryType)]
 
 
-def _arrow(receipt: Receipt) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([receipt._asdict()], schema=_RECEIPTS)
+def _arrow(message: WriterCommitMessage) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([message._asdict()], schema=report_schema(_COMMIT_MESSAGE_DDL))
 
 
-__all__ = ["PIECE_BYTES", "PIECE_ROWS", "TO", "KafkaSink", "Receipt", "pieces"]
+__all__ = ["PIECE_BYTES", "PIECE_ROWS", "TARGET_TOPIC", "KafkaSink", "WriterCommitMessage", "pieces"]

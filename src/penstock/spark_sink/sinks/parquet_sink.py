@@ -13,17 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import tenacity
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import names, not_empty
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.folder_ledger import BATCH_COLUMN, STAGING, FolderLedger, FolderState
-from penstock.spark_sink.ledger.sql_ledger import Standing, advanced, refuse_late, replayed
+from penstock.spark_sink.ledger.state import LedgerState, advanced, refuse_late, replayed, warn_replayed
 from penstock.spark_sink.sinks.folder_access import require_access
-from penstock.spark_sink.sinks.frames import POSITION, census, is_applied, require_columns, tell_replay
+from penstock.spark_sink.sinks.frames import is_applied, offset_statistics
+from penstock.spark_sink.sinks.position import POSITION, require_columns
 from penstock.spark_sink.sinks.sink import Origin, origin_of
-from penstock.spark_sink.source.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.planning import Offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -109,23 +112,18 @@ class ParquetSink:
         self._require_access()
         stored = self._stored(batch.columns)
         origin = origin_of(batch, self.name)
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(_TRIES),
+            retry=tenacity.retry_if_result(lambda is_stored: not is_stored),
+            retry_error_callback=lambda _: False,
+        )
         with _cached(batch):
-            for _ in range(_TRIES):
-                if self._tried(batch, batch_id, origin, stored):
-                    return
+            if retrying(self._store, batch, batch_id, origin, stored):
+                return
         raise SinkError(
             f"batch {batch_id} for folder {self.folder}: another copy of the query was first {_TRIES} times in a row; "
             "find it and stop it, or give each a name of its own"
         )
-
-    def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return the ledger of a query for some partitions; see `ledger_positions`.
-
-        Raises:
-            SinkError: the folder cannot be read.
-        """
-        wanted = set(partitions)
-        return {part: offset for part, offset in self.position(query).items() if part in wanted}
 
     def position(self, query: str = "") -> Offsets:
         """Return the ledger: of each partition, the next offset that the folder takes. Empty before the first batch.
@@ -140,19 +138,20 @@ class ParquetSink:
         self._require_access(write=False)
         return FolderLedger(Path(self.folder)).read().ledger_of(self.name or query).offsets
 
-    def _tried(self, batch: DataFrame, batch_id: int, origin: Origin, stored: list[str]) -> bool:
+    def _store(self, batch: DataFrame, batch_id: int, origin: Origin, stored: list[str]) -> bool:
         """Write what is not applied yet; return whether it stands, by this or another copy's hand."""
         ledger, query, run = FolderLedger(Path(self.folder)), origin.query, origin.run
         state = ledger.read()
         columns = self._require_fitting(state, batch.schema, stored)
-        standing = state.ledger_of(query)
-        counted = census(batch, standing.offsets, f"folder {self.folder}")
-        again = replayed(standing.offsets, counted.spans)
-        refuse_late(standing.batches, again, run, batch_id, f"folder {self.folder}")
-        tell_replay(batch_id, counted, standing.offsets, f"folder {self.folder}")
-        if counted.rows == counted.applied:
+        before = state.ledger_of(query)
+        target = f"folder {self.folder}"
+        statistics = offset_statistics(batch, before.offsets, target)
+        refuse_late(before.batches, replayed(before.offsets, statistics.spans), run, batch_id, target)
+        warn_replayed(batch_id, target, statistics, before.offsets)
+        expected = statistics.rows - sum(statistics.applied.values())
+        if not expected:
             return True
-        rows = batch.where(~is_applied(standing.offsets)) if counted.applied else batch
+        rows = batch.where(~is_applied(before.offsets)) if statistics.applied else batch
         staged = ledger.stage()
         try:
             rows.select(*(_quoted(name) for name in stored)).write.partitionBy(*self.partition_by).parquet(str(staged))
@@ -161,22 +160,22 @@ class ParquetSink:
                     f"batch {batch_id}: what Spark wrote into folder {self.folder} is not to be seen from the driver; "
                     "name a file system that the driver and all executors share"
                 )
-            written, expected = ledger.count(staged), counted.rows - counted.applied
+            written = ledger.count(staged)
             if written != expected:
                 raise SinkError(
                     f"batch {batch_id}: of {expected} rows that Spark wrote into folder {self.folder} the driver sees "
                     f"{written}; name a file system that the driver and all executors share; nothing of the batch is "
                     "visible"
                 )
-            moved = advanced(standing.offsets, counted.spans)
+            moved = advanced(before.offsets, statistics.spans)
             # Of a run that is not known nothing can be said later: then the partition has no entry.
-            held = {part: batch for part, batch in standing.batches.items() if part not in moved}
+            held = {part: batch for part, batch in before.batches.items() if part not in moved}
             batches = held if run is None else held | dict.fromkeys(moved, f"{run}/{batch_id}")
-            after = Standing(standing.offsets | moved, batches)
+            after = LedgerState(before.offsets | moved, batches)
             while not ledger.publish(staged, state.after(query, after, columns, self._split_by)):
                 state = ledger.read()
                 self._require_fitting(state, batch.schema, stored)
-                if state.ledger_of(query) != standing:
+                if state.ledger_of(query) != before:
                     return False
                 # A batch of another query came first: this one goes behind it as it is.
             return True
@@ -197,7 +196,7 @@ class ParquetSink:
         columns = {name: schema[name].dataType.simpleString() for name in stored}
         wrong = state.differences(columns, self._split_by)
         if wrong:
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"folder {self.folder} does not fit the frame: {'; '.join(wrong)}; nobody could read both: cast the "
                 "column in the query, give it another name, or write into another folder"
             )
@@ -208,10 +207,12 @@ class ParquetSink:
         present = list(columns)
         require_columns(present, f"folder {self.folder}", self.partition_by)
         if BATCH_COLUMN in present:
-            raise SinkError(f"the frame for folder {self.folder} has a column {BATCH_COLUMN}, a name the sink needs")
+            raise SchemaMismatchError(
+                f"the frame for folder {self.folder} has a column {BATCH_COLUMN}, a name the sink needs"
+            )
         stored = [name for name in present if self.keep_position or name not in POSITION]
         if not set(stored) - set(self.partition_by):
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"the frame for folder {self.folder} has no column to store beside its position and partition_by; "
                 "add one, or set keep_position"
             )

@@ -1,4 +1,7 @@
-"""What a sink is to those that start it, and what a micro-batch tells of itself and of the query it belongs to."""
+"""What queries ask of a sink, and which query a micro-batch belongs to.
+
+A sink is a foreachBatch function. It may have `check(schema)`, called before the query begins, and a ledger.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.errors import SinkError
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -32,33 +36,17 @@ _CONNECT_WORKER = "SPARK_CONNECT_LOCAL_URL"
 _CALLING: ContextVar[str | None] = ContextVar("penstock_calling_query", default=None)
 
 
-class Sink(Protocol):
-    """Takes micro-batches: a foreachBatch function that can be checked before the query begins. Picklable."""
-
-    def check(self, schema: StructType) -> None:
-        """Judge, on the driver and before the query begins, whether frames of this schema can be stored.
-
-        Raises:
-            SinkError: they cannot; the message says what differs.
-        """
-
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Store one micro-batch, which may be handed over again.
-
-        Raises:
-            SinkError: nothing of the batch was stored.
-        """
-
-
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow types of a frame, instants in UTC.
 
     Raises:
-        SinkError: two columns have one name, or a type has no counterpart.
+        SchemaMismatchError: two columns have one name, or a type has no counterpart.
     """
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
-        raise SinkError(f"the frame has several columns called {', '.join(twice)}; rename or drop all but one")
+        raise SchemaMismatchError(
+            f"the frame has several columns called {', '.join(twice)}; rename or drop all but one"
+        )
     # Here and not above: what else this file knows is of use without Spark.
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -66,28 +54,17 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     try:
         return to_arrow_schema(schema, timezone="UTC")
     except PySparkException as error:
-        raise SinkError(f"the frame has a column that cannot be stored: {error}; cast it or leave it out") from error
-
-
-def require_places(schema: pa.Schema, target: str) -> None:
-    """Raise `SinkError` where topic, partition or offset of a frame for a target is not of the source's kind."""
-    import pyarrow as pa
-
-    def is_text(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-    wanted = (("topic", "text", is_text), ("partition", "an integer", pa.types.is_integer),
-              ("offset", "an integer", pa.types.is_integer))  # fmt: skip
-    for name, kind, fits in wanted:
-        found = schema.field(name).type
-        if not fits(found):
-            raise SinkError(
-                f"column {name} of the frame for {target} is {found}, and the source's is {kind}; select it as it is"
-            )
+        raise SchemaMismatchError(
+            f"the frame has a column that cannot be stored: {error}; cast it or leave it out"
+        ) from error
 
 
 def has_ledger(sink: object) -> bool:
-    """Tell whether a sink remembers what it stored."""
+    """Tell whether a sink remembers what it stored.
+
+    It has `position(query)`, which returns the offsets of all partitions, or `position_of(query, partitions)` where its
+    ledger must be asked for each of them.
+    """
     return any(callable(getattr(sink, method, None)) for method in ("position_of", "position"))
 
 
@@ -105,12 +82,14 @@ def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartiti
     Raises:
         SinkError: the ledger cannot be read.
     """
-    ask = getattr(sink, "position_of", None)
-    if callable(ask):
-        return dict(ask(query, partitions))
-    # A sink of the user's own, for one query.
+    by_partition = getattr(sink, "position_of", None)
+    if callable(by_partition):
+        return dict(by_partition(query, partitions))
     whole = getattr(sink, "position", None)
-    return dict(whole()) if callable(whole) else None
+    if not callable(whole):
+        return None
+    known = whole(query)
+    return {part: known[part] for part in partitions if part in known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +177,8 @@ def _process_run() -> str:
 __all__ = [
     "OfQuery",
     "Origin",
-    "Sink",
     "arrow_schema",
     "has_ledger",
     "ledger_positions",
     "origin_of",
-    "require_places",
 ]

@@ -1,7 +1,7 @@
 """Client settings by the Java client's names, which Spark's own Kafka source takes, in the words of librdkafka.
 
 What has the same meaning is translated. What means nothing here, such as a measure of the Java client's, is left out
-and told. The rest is refused with the name to use in its place: a setting of security that is passed over in silence
+and logged. The rest is refused with the name to use in its place: a setting of security that is passed over in silence
 would be worse than an error. No text here repeats a value: it may be a secret.
 """
 
@@ -83,7 +83,7 @@ def translated(client: Mapping[str, str]) -> Translation:
         if name in _MEANINGLESS:
             left_out.append(name)
             continue
-        for new, text in _told(name, value, client).items():
+        for new, text in _translation_of(name, value, client).items():
             if new in mine or (new != name and new in client):
                 raise ConfigurationError(
                     f"the option kafka.{name} says the same as kafka.{new}, its name in librdkafka; give one of them"
@@ -92,7 +92,7 @@ def translated(client: Mapping[str, str]) -> Translation:
     return Translation(mine, tuple(sorted(left_out)))
 
 
-def _told(name: str, value: str, client: Mapping[str, str]) -> Mapping[str, str]:
+def _translation_of(name: str, value: str, client: Mapping[str, str]) -> Mapping[str, str]:
     """Return what one setting is here, seen beside the others."""
     if name == "sasl.jaas.config":
         return _login(value)
@@ -142,12 +142,12 @@ def _login(text: str) -> Mapping[str, str]:
     if module in _PASSWORD_MODULES and options.keys() >= {"username", "password"}:
         return {"sasl.username": options["username"], "sasl.password": options["password"]}
     if module == "OAuthBearerLoginModule" and options.keys() >= {"clientid", "clientsecret"}:
-        told = {
+        settings = {
             "sasl.oauthbearer.method": "oidc",
             "sasl.oauthbearer.client.id": options["clientid"],
             "sasl.oauthbearer.client.secret": options["clientsecret"],
         }
-        return told | ({"sasl.oauthbearer.scope": options["scope"]} if "scope" in options else {})
+        return settings | ({"sasl.oauthbearer.scope": options["scope"]} if "scope" in options else {})
     if module == "Krb5LoginModule":
         raise _refusal("sasl.jaas.config", "set sasl.kerberos.principal and sasl.kerberos.keytab")
     raise wrong

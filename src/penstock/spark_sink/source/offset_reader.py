@@ -7,12 +7,12 @@ asked of the admin side: one question for all partitions, with either isolation.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
     AclOperation,
@@ -29,6 +29,7 @@ from penstock.clients.topic_ids import described, id_of
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink.source import planning
 from penstock.spark_sink.source.client_names import nearest
+from penstock.spark_sink.source.consumer_settings import assigned_consumer
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import Offsets
 
@@ -58,8 +59,8 @@ class Topics:
         return error is not None and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-class LogView:
-    """A view on the brokers for one query. One thread uses it; `close` lets the connection go.
+class OffsetReader:
+    """Answers the driver's questions about one query's topics and offsets. One thread uses it.
 
     Raises:
         ConfigurationError: the client library refuses a `kafka.` option.
@@ -69,7 +70,6 @@ class LogView:
         self._options = options
         _refuse_wrong_settings(options)
         self._admin: AdminClient = kafka.admin_client(options.bootstrap_servers, options.client)
-        self._pause = threading.Event()
 
     def partitions(self) -> list[planning.TopicPartition]:
         """Return the partitions the query reads, as they are now.
@@ -102,26 +102,24 @@ class LogView:
         Raises:
             BrokerConnectionError: no broker answered.
         """
-        left = self._options.offset_retries
-        while True:
-            try:
-                found = self._topics(expected)
-                passing = any(kafka.is_transient(found.refused[name]) for name in found.refused.keys() & set(expected))
-            except BrokerConnectionError:
-                if not left or not expected:
-                    raise
-                passing = True
-            if not passing or not left:
-                return found
-            left -= 1
-            self._pause.wait(self._options.offset_retry_interval_s)
+        asked = set(expected)
 
-    def _topics(self, expected: Collection[str]) -> Topics:
+        def is_passing(state: tenacity.RetryCallState) -> bool:
+            if (failure := state.outcome and state.outcome.exception()) is not None:
+                return isinstance(failure, BrokerConnectionError) and bool(asked)
+            if state.outcome is None:
+                return False
+            found: Topics = state.outcome.result()
+            return any(kafka.is_transient(found.refused[name]) for name in found.refused.keys() & asked)
+
+        return self._options.retrying(is_passing)(self._topics, asked)
+
+    def _topics(self, expected: set[str]) -> Topics:
         servers, selection = self._options.bootstrap_servers, self._options.selection
         names = selection.names()
         if names is None:
             names = frozenset(filter(selection.covers, kafka.partition_counts(self._admin, servers)))
-        asked = names | set(expected)
+        asked = names | expected
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
             found, refused = described(self._admin, asked, kafka.CONNECT_TIMEOUT_S, with_operations=True)
@@ -137,7 +135,7 @@ class LogView:
             refused[name] = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Read is not allowed"))
         return Topics(
             counts={name: len(one.partitions) for name, one in found.items()},
-            ids={name: told for name, one in found.items() if (told := id_of(one)) is not None},
+            ids={name: topic_id for name, one in found.items() if (topic_id := id_of(one)) is not None},
             refused=refused,
         )
 
@@ -187,20 +185,23 @@ class LogView:
     ) -> Offsets:
         """Ask for offsets; what a broker did not answer is asked again, as often as the options say."""
         found: Offsets = {}
-        left = self._options.offset_retries
-        while specs.keys() - found.keys():
-            refused = self._ask({part: spec for part, spec in specs.items() if part not in found}, isolation, found)
-            if refused is not None:
-                part, error = refused
-                if is_missing_right(error):
-                    raise self._not_allowed(f"the offsets of {part[0]}[{part[1]}] cannot be read", [part[0]]) from error
-                if not left or not kafka.is_transient(error):
-                    raise SourceError(
-                        f"the offsets of {part[0]}[{part[1]}] could not be read at "
-                        f"{self._options.bootstrap_servers}: {kafka.reason(error)}; check that its leader is up"
-                    ) from error
-                left -= 1
-                self._pause.wait(self._options.offset_retry_interval_s)
+
+        def ask() -> tuple[planning.TopicPartition, KafkaException] | None:
+            return self._ask({part: spec for part, spec in specs.items() if part not in found}, isolation, found)
+
+        def is_passing(state: tenacity.RetryCallState) -> bool:
+            refused = state.outcome.result() if state.outcome else None
+            return refused is not None and not is_missing_right(refused[1]) and kafka.is_transient(refused[1])
+
+        refused = self._options.retrying(is_passing)(ask) if specs else None
+        if refused is not None:
+            part, error = refused
+            if is_missing_right(error):
+                raise self._not_allowed(f"the offsets of {part[0]}[{part[1]}] cannot be read", [part[0]]) from error
+            raise SourceError(
+                f"the offsets of {part[0]}[{part[1]}] could not be read at {self._options.bootstrap_servers}: "
+                f"{kafka.reason(error)}; check that its leader is up"
+            ) from error
         return found
 
     def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:
@@ -227,21 +228,10 @@ class LogView:
         return refused
 
 
-def consumer_config(options: SourceOptions) -> dict[str, object]:
+def consumer_config(options: SourceOptions) -> dict[str, Any]:
     """Return the settings of a reading task's consumer: the user's, and those reading a range depends on."""
-    return {
-        # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
-        "fetch.wait.max.ms": 20,
-        # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task.
-        "queued.max.messages.kbytes": 16 * 1024,
-        "fetch.queue.backoff.ms": 5,
-        **options.client,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
-        # Offsets that are gone must be named, never jumped over.
-        "auto.offset.reset": "error",
-    }
+    # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task.
+    return assigned_consumer({"queued.max.messages.kbytes": 16 * 1024, **options.client})
 
 
 def _may_only_be_seen(description: TopicDescription) -> bool:
@@ -269,4 +259,4 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
         ) from None
 
 
-__all__ = ["LogView", "Topics", "consumer_config"]
+__all__ = ["OffsetReader", "Topics", "consumer_config"]

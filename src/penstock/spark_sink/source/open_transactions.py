@@ -20,16 +20,16 @@ from penstock.errors import PenstockError
 from penstock.spark_sink.source.planning import Offsets, TopicPartition
 
 #: Seconds a log's end stands still before anything is asked, and between two looks at it.
-PATIENCE_S = 10.0
-AGAIN_S = 60.0
+STALLED_S = 10.0
+REPEAT_S = 60.0
 #: Partitions that a line names at most.
 _NAMED = 5
 
 _log = logging.getLogger("penstock.spark_sink")
 
 
-class Logs(Protocol):
-    """What is asked of `LogView`."""
+class OffsetQueries(Protocol):
+    """What is asked of `OffsetReader`."""
 
     def written(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Return the offset after the last record written."""
@@ -39,7 +39,7 @@ class Logs(Protocol):
 
 
 @dataclass(slots=True)
-class _Standing:
+class _Watched:
     offset: int
     look_at: float
 
@@ -48,14 +48,14 @@ class OpenTransactions:
     """Watches where logs may be read to. One thread uses it.
 
     Args:
-        logs: where to ask.
+        queries: answers the questions.
         clock: monotonic seconds.
     """
 
-    def __init__(self, logs: Logs, clock: Callable[[], float] = time.monotonic) -> None:
-        self._logs = logs
+    def __init__(self, queries: OffsetQueries, clock: Callable[[], float] = time.monotonic) -> None:
+        self._queries = queries
         self._clock = clock
-        self._standing: dict[TopicPartition, _Standing] = {}
+        self._watched: dict[TopicPartition, _Watched] = {}
         self._quiet_until = float("-inf")
 
     def watch(self, stable: Offsets, at_once: Collection[TopicPartition] = ()) -> None:
@@ -66,18 +66,18 @@ class OpenTransactions:
         """
         now = self._clock()
         for part, offset in stable.items():
-            seen = self._standing.get(part)
+            seen = self._watched.get(part)
             if seen is None or seen.offset != offset:
-                self._standing[part] = _Standing(offset, now + (0 if part in at_once else PATIENCE_S))
-        due = {part: offset for part, offset in stable.items() if now >= self._standing[part].look_at}
+                self._watched[part] = _Watched(offset, now + (0 if part in at_once else STALLED_S))
+        due = {part: offset for part, offset in stable.items() if now >= self._watched[part].look_at}
         if not due or now < self._quiet_until:
             return
         for part in due:
-            self._standing[part].look_at = now + AGAIN_S
-        if self.tell(due):
-            self._quiet_until = now + AGAIN_S
+            self._watched[part].look_at = now + REPEAT_S
+        if self.warn(due):
+            self._quiet_until = now + REPEAT_S
 
-    def tell(self, stable: Offsets) -> bool:
+    def warn(self, stable: Offsets) -> bool:
         """Name in the log those partitions in which something was written past the last stable offset.
 
         Returns:
@@ -86,11 +86,11 @@ class OpenTransactions:
         if not stable:
             return False
         try:
-            written = self._logs.written(stable)
+            written = self._queries.written(stable)
             waiting = sorted(part for part, offset in stable.items() if written[part] > offset)
             if not waiting:
                 return False
-            born_ms = self._logs.timestamps_ms({part: stable[part] for part in waiting[:_NAMED]})
+            born_ms = self._queries.timestamps_ms({part: stable[part] for part in waiting[:_NAMED]})
         except (PenstockError, KafkaException):
             # It only explains a wait: the query itself asks brokers next, and tells what is wrong with them.
             _log.debug("what lies behind the last stable offsets could not be asked", exc_info=True)
@@ -128,4 +128,4 @@ def _utc(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-__all__ = ["AGAIN_S", "PATIENCE_S", "OpenTransactions"]
+__all__ = ["REPEAT_S", "STALLED_S", "OpenTransactions"]

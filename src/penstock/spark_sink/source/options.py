@@ -9,10 +9,13 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import tenacity
+
 from penstock.errors import ConfigurationError
+from penstock.spark_sink.source.consumer_settings import GROUP
 from penstock.spark_sink.source.java_names import translated
 from penstock.spark_sink.source.planning import LATEST
 from penstock.spark_sink.source.positions import Position, Since, ending_position, starting_position
@@ -46,7 +49,7 @@ OPTION_NAMES = (
 _KAFKA = "kafka."
 
 #: `kafka.` keys the source holds itself, with what to do in place of them.
-_OWNED = {
+OWNED = {
     "auto.offset.reset": "say where to begin with startingOffsets, and what a gap means with failOnDataLoss",
     "default.topic.config": "give its settings as options kafka.* of their own",
     "enable.auto.commit": "Spark keeps the offsets in its checkpoint and the sink in its ledger",
@@ -150,6 +153,15 @@ class SourceOptions:
             poll_timeout_s=_number("kafkaConsumer.pollTimeoutMs", given, least=1, default=120_000) / 1000,
         )
 
+    def retrying(self, retry: Callable[[tenacity.RetryCallState], bool]) -> tenacity.Retrying:
+        """Return the policy of questions for offsets: what is passing is asked again, and the last answer counts."""
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(self.offset_retries + 1),
+            wait=tenacity.wait_fixed(self.offset_retry_interval_s),
+            retry=retry,
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+
     def for_stream(self) -> SourceOptions:
         """Return these options, or raise `ConfigurationError` where one has no meaning in a stream."""
         if self.ending is not None:
@@ -175,17 +187,17 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Return what is given for the client, by librdkafka's names, with this source's defaults."""
     client = {name[len(_KAFKA) :]: value for name, value in given.items() if name.startswith(_KAFKA)}
     for name in client:
-        if name in _OWNED:
-            raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
+        if name in OWNED:
+            raise ConfigurationError(f"the option kafka.{name} cannot be set: {OWNED[name]}")
         if name != "oauth_cb" and (name in _NO_TEXT or name.endswith("_cb")):
             raise ConfigurationError(
                 f"the option kafka.{name} cannot be set: the client takes a function of Python for it, and an option "
                 "is text; leave it out"
             )
-    told = translated(client)
-    if told.left_out:
-        _log.debug("left out, as they mean nothing to this client: kafka.%s", ", kafka.".join(told.left_out))
-    client = told.client
+    translation = translated(client)
+    if translation.left_out:
+        _log.debug("left out, as they mean nothing to this client: kafka.%s", ", kafka.".join(translation.left_out))
+    client = translation.client
     client.setdefault("isolation.level", "read_committed")
     if client["isolation.level"] not in ("read_committed", "read_uncommitted"):
         raise ConfigurationError(
@@ -197,7 +209,7 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
         raise ConfigurationError("the option groupIdPrefix is empty; name the group, or leave the option out")
     # The library wants a group's name though partitions are assigned by hand and no group is ever joined. An empty
     # one ends the process (confluent-kafka 2.16).
-    client.setdefault("group.id", "penstock-spark" if prefix is None else f"{prefix}-penstock-spark")
+    client.setdefault("group.id", GROUP if prefix is None else f"{prefix}-{GROUP}")
     if not client["group.id"].strip():
         raise ConfigurationError("the option kafka.group.id is empty; name the group, or leave the option out")
     return client
@@ -249,4 +261,4 @@ def _flag(option: str, given: Mapping[str, str], *, default: bool) -> bool:
     return text.strip().lower() == "true"
 
 
-__all__ = ["OPTION_NAMES", "SourceOptions"]
+__all__ = ["OPTION_NAMES", "OWNED", "SourceOptions"]

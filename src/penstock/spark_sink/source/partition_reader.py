@@ -16,6 +16,7 @@ from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
@@ -24,6 +25,7 @@ from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.rights import MissingRightError, Operation, concerns_a_group, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
+from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.source.offset_reader import consumer_config
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.planning import OffsetRange
@@ -46,7 +48,7 @@ _TAKE = 4_000
 _FIRST_TAKE = 16
 _GROWTH = 4
 
-#: Seconds one wait for the first record lasts; only then is the deadline looked at.
+#: Seconds one wait for the first record is_permanent; only then is the deadline looked at.
 _WAIT_S = 0.5
 
 #: Seconds an answer about a log's first offset may take.
@@ -154,7 +156,7 @@ def _after_gap(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, 
     first = _first_offset(consumer, options, wanted, position)
     gap = f"{wanted.topic}[{wanted.partition}]: offsets from {position} are not in the log, which begins at {first}"
     if options.fail_on_data_loss:
-        raise SourceError(f"{gap}; set failOnDataLoss to false to go on without them")
+        raise DataLossError(f"{gap}; set failOnDataLoss to false to go on without them")
     _log.warning("%s; going on without them, as failOnDataLoss=false says", gap)
     resumed = min(max(first, position), wanted.end) if first > position else wanted.end
     consumer.assign([TopicPartition(wanted.topic, wanted.partition, resumed)])
@@ -164,18 +166,20 @@ def _after_gap(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, 
 def _first_offset(consumer: Consumer, options: SourceOptions, wanted: OffsetRange, position: int) -> int:
     """Return where the log begins, asked again as often as the options say while brokers cannot tell."""
     part = TopicPartition(wanted.topic, wanted.partition)
-    left = options.offset_retries
-    while True:
-        try:
-            return consumer.get_watermark_offsets(part, timeout=_WATERMARK_TIMEOUT_S)[0]
-        except KafkaException as error:
-            if not left or not kafka.is_transient(error):
-                raise SourceError(
-                    f"{_name(wanted)}: offset {position} is out of range, and where the log begins could not be read: "
-                    f"{kafka.reason(error)}; Spark tries the task again"
-                ) from error
-        left -= 1
-        time.sleep(options.offset_retry_interval_s)
+
+    def ask() -> int:
+        return consumer.get_watermark_offsets(part, timeout=_WATERMARK_TIMEOUT_S)[0]
+
+    def is_passing(error: BaseException) -> bool:
+        return isinstance(error, KafkaException) and kafka.is_transient(error)
+
+    try:
+        return options.retrying(tenacity.retry_if_exception(is_passing))(ask)
+    except KafkaException as error:
+        raise SourceError(
+            f"{_name(wanted)}: offset {position} is out of range, and where the log begins could not be read: "
+            f"{kafka.reason(error)}; Spark tries the task again"
+        ) from error
 
 
 def _name(wanted: OffsetRange) -> str:

@@ -94,13 +94,13 @@ def resolve(
 
 
 def refuse_backwards(starting: Position, ending: Position, start: Offsets, end: Offsets) -> None:
-    """Raise `ConfigurationError` where a read that is told both its ends is told to begin past its end.
+    """Raise `ConfigurationError` where a read with both its ends given would begin past its end.
 
     Where only one of them is an offset, or a time, the log may as well have passed the other: nothing is to be read.
     """
     by_time = isinstance(starting, Since) and isinstance(ending, Since)
     for part, offset in sorted(start.items()):
-        if offset > end[part] and (by_time or (_is_told(starting, part) and _is_told(ending, part))):
+        if offset > end[part] and (by_time or (_is_offset(starting, part) and _is_offset(ending, part))):
             raise ConfigurationError(
                 f"{part[0]}[{part[1]}] would be read from offset {offset} to {end[part]}: its start lies past its end; "
                 f"give an earlier {_option(starting, 'startingOffsets')} or a later {_option(ending, 'endingOffsets')}"
@@ -111,7 +111,7 @@ def _option(position: Position, otherwise: str) -> str:
     return position.option if isinstance(position, Since) else otherwise
 
 
-def _is_told(position: Position, part: TopicPartition) -> bool:
+def _is_offset(position: Position, part: TopicPartition) -> bool:
     return isinstance(position, dict) and position[part] not in (EARLIEST, LATEST)
 
 

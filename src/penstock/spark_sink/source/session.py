@@ -43,6 +43,14 @@ def is_classic(spark: SparkSession) -> bool:
     return not is_remote() and type(spark).__module__ == "pyspark.sql.session"
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Tell whether a session whose driver is this process was stopped."""
+    if not is_classic(spark):
+        return False
+    context: Any = spark.sparkContext
+    return context._jsc is None or bool(context._jsc.sc().isStopped())  # noqa: SLF001 - PySpark has no public way to ask
+
+
 def new_session(name: str) -> SparkSession:
     """Return a new session for an app that found none.
 
@@ -90,7 +98,7 @@ def use_this_python(spark: SparkSession) -> None:
         )
 
 
-def settle_environment(spark: SparkSession, source: str) -> None:
+def prepare_environment(spark: SparkSession, source: str) -> None:
     """Put into the environment of a registered source what Spark would put there at the start of each query.
 
     All queries on one registration share the map of it. When a query starts, Spark adds keys to it
@@ -113,4 +121,4 @@ def environment_of(spark: SparkSession, source: str) -> Any:
     return manager.lookupDataSource(source).dataSourceCls().envVars()
 
 
-__all__ = ["environment_of", "is_classic", "new_session", "settle_environment", "use_this_python"]
+__all__ = ["environment_of", "is_classic", "is_stopped", "new_session", "prepare_environment", "use_this_python"]

@@ -1,6 +1,6 @@
 """The coordinator: settles the transactions of all producers that share a prefix.
 
-This is its face: arguments, start and stop, statistics. What it does is in `settling`, one thread's loop; which
+This is its face: arguments, start and stop, statistics. What it does is in `loop`, one thread's loop; which
 partitions it owns, in `membership`.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
 
 from confluent_kafka import KafkaException
 
@@ -21,35 +20,34 @@ from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredEr
 from penstock.clients.kafka import admin_client
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import ConfigurationError, StoppedError, raised
-from penstock.options import ClientConfig, a_telemetry, positive, positive_int, reserved, seconds
-from penstock.transactions.coordinator.checks.check_scheduler import Questions
-from penstock.transactions.coordinator.checks.check_sender import Asker
-from penstock.transactions.coordinator.checks.discard_policy import Discarding, require_discard
-from penstock.transactions.coordinator.half_partition import Counts, OwnedPartition
+from penstock.options import ClientConfig, positive, positive_int, reserved
+from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
+from penstock.transactions.coordinator.checks.check_sender import CheckSender
+from penstock.transactions.coordinator.checks.discard_policy import Discarding
 from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
-from penstock.transactions.coordinator.loop import Settling
-from penstock.transactions.coordinator.membership import Membership
+from penstock.transactions.coordinator.loop import CoordinatorLoop
 from penstock.transactions.coordinator.metrics import observe
+from penstock.transactions.coordinator.options import CoordinatorOptions
+from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.membership import Membership
 from penstock.transactions.coordinator.publishing.group_gate import GroupGate
 from penstock.transactions.coordinator.publishing.publisher import Publisher
-from penstock.transactions.coordinator.publishing.publisher_slot import Slot
+from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.coordinator.recovery.fencing import Fence, encode_claim, transactional_names
-from penstock.transactions.coordinator.recovery.recoveries import TakingOver
-from penstock.transactions.coordinator.recovery.recovery import DoneRead, Inheritance, LogReader
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
+from penstock.transactions.coordinator.recovery.recoveries import Recoveries
+from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
-from penstock.transactions.coordinator.state.check_schedule import INCOMPLETE_S, CheckPolicy, require_checks
-from penstock.transactions.coordinator.state.ready.batch_limit import GroupLimit
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.coordinator.status import StatusLog
-from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS, open_topics
 from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
 from penstock.transactions.writing.missing_rights import MissingRights
-
-if TYPE_CHECKING:
-    from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -85,34 +83,17 @@ _NEEDS = {
 }
 
 
-class Coordinator:
-    """Settles the transactions of all producers with the same prefix. Any number may run; they share the partitions.
-
-    Thread-safe. Nothing is started before `start` or the `with` block.
+class KafkaCoordinator:
+    """Settles the transactions of a store in Kafka. Any number may run; they share the partitions. Thread-safe.
 
     Args:
         bootstrap_servers: Kafka's addresses.
+        options: times, limits and policies.
         prefix: what the names of the store's topics begin with.
-        transaction_timeout: seconds from the birth of a half to its first check.
-        check_interval: seconds between two checks of a half.
-        check_max: answered checks after which a half that is still undecided is moved to `<prefix>.discarded`, one
-            interval after the last answer. Counts survive restarts of the coordinator: they are kept in the done log.
-        partitions: partitions of half, op and done, if they have to be created.
-        check_backoff: factor by which the interval grows from check to check, to an hour at most.
-        discard: what becomes of a half whose checks are exhausted: `"topic"` moves it to `<prefix>.discarded`,
-            `"commit"` publishes it, `"rollback"` settles it without a trace, and a function is asked; its UNKNOWN means
-            the topic.
-        check_timeout: seconds that such a function may take; one that takes longer has said UNKNOWN.
-        target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
-            as many decisions share one as end within it.
-        instance: a name of letters, digits, `.`, `_` and `-` that no other running coordinator of the prefix has, the
-            same after each restart. With it a coordinator that was killed goes on at once: it gets its partitions back
-            without waiting for its session to end, and what it left open ends when it starts. Without it, another
-            coordinator takes over within the session timeout; and so it does where it does not come back.
-        session_timeout: seconds after which a coordinator that fell silent loses its partitions to the others. The
-            broker bounds it (`group.min.session.timeout.ms`, 6 s).
-        telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
-        config: settings of the Kafka clients, by librdkafka's names.
+        partitions: as `Coordinator` has it, and so are those below.
+        target_latency: seconds.
+        instance: a name that stays after a restart, or None.
+        config: settings of the Kafka clients.
 
     Raises:
         ConfigurationError: an argument is wrong. Nothing was started.
@@ -120,31 +101,17 @@ class Coordinator:
 
     def __init__(
         self,
-        *,
         bootstrap_servers: str,
-        prefix: str = "penstock",
-        transaction_timeout: float = 6.0,
-        check_interval: float = 30.0,
-        check_max: int = 15,
-        check_backoff: float = 1.0,
-        discard: DiscardPolicy = "topic",
-        check_timeout: float = 30.0,
+        options: CoordinatorOptions,
+        *,
+        prefix: str,
         partitions: int = DEFAULT_PARTITIONS,
         target_latency: float = 0.02,
         instance: str | None = None,
-        session_timeout: float = 6.0,
-        telemetry: Telemetry | None = None,
         config: ClientConfig | None = None,
     ) -> None:
-        positive("transaction_timeout", transaction_timeout)
-        positive("check_interval", check_interval)
-        seconds("check_timeout", check_timeout)
-        a_telemetry(telemetry)
-        require_checks(check_max, check_backoff)
-        require_discard(discard)
         positive_int("partitions", partitions)
         positive("target_latency", target_latency)
-        positive("session_timeout", session_timeout)
         if instance is not None and not _INSTANCE.fullmatch(instance):
             raise ConfigurationError(
                 f"instance must be up to 100 letters, digits, '.', '_' or '-', but is {instance!r}; choose such a name"
@@ -155,12 +122,12 @@ class Coordinator:
         self._prefix = prefix
         self._partitions = partitions
         self._instance = instance
-        self._session_timeout = session_timeout
+        self._session_timeout = options.session_timeout
         self._target_latency = target_latency
-        self._telemetry = telemetry
-        self._policy = CheckPolicy(transaction_timeout, check_interval, check_max, check_backoff, INCOMPLETE_S)
-        self._discard = discard
-        self._check_timeout = check_timeout
+        self._telemetry = options.telemetry
+        self._policy = options.policy
+        self._discard = options.discard
+        self._check_timeout = options.check_timeout
         self._config = given
         self._admin = admin_client(bootstrap_servers, given)
         # Set by stop(), read by all threads.
@@ -178,31 +145,17 @@ class Coordinator:
         # Made by start() under its lock, then the coordinator's thread's.
         self._payloads: PayloadReader | None = None
 
-    def start(self) -> Self:
-        """Create the store's topics where they are absent and start settling. May be repeated.
-
-        Raises:
-            BrokerConnectionError: no broker answered within 15 s.
-            MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
-                it may not do is told in the log, by `statistics` and `penstock tx ls`, and waits until it may.
-            ConfigurationError: the client library refused a setting, or a topic of the store has one that can lose
-                transactions and cannot be mended with the rights of this client.
-            StoppedError: it was stopped before.
-        """
+    def start(self) -> None:
+        """Create the store's topics where they are absent and start settling. Raises as `Coordinator.start`."""
         with self._start_lock:
             if self._stopping.is_set():
                 raise StoppedError(f"the coordinator of {self._prefix} was stopped; make a new one")
             if self._thread is None:
                 self._thread = self._open()
                 self._thread.start()
-        return self
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Finish the Kafka transaction under way, give the partitions up and end, within `timeout` seconds.
-
-        Raises:
-            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
-        """
+        """Finish the Kafka transaction under way, give the partitions up and end. Raises as `Coordinator.stop`."""
         with self._start_lock:
             self._stopping.set()
             thread = self._thread
@@ -222,20 +175,17 @@ class Coordinator:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start and what is pending now. Safe from any thread."""
         membership = self._membership
-        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
-        owned = list(membership.owned.values()) if membership is not None else []
-        return replace(self._counts.statistics(owned), missing_rights=tuple(self._rights.told().values()))
+
+        def read() -> list[PartitionReading]:
+            now = time.monotonic()
+            # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+            owned = list(membership.owned.values()) if membership is not None else []
+            return [partition.reading(now) for partition in owned]
+
+        return replace(self._counts.statistics(read), missing_rights=tuple(self._rights.told().values()))
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
@@ -248,10 +198,10 @@ class Coordinator:
         left = LeftBehind(f"the coordinator of {self._prefix}")
         self._payloads = payloads = PayloadReader(servers, self._config, topics, left)
 
-        def own(number: int, inheritance: Inheritance) -> OwnedPartition:
-            return OwnedPartition(
+        def own(number: int, recovered: RecoveredPartition) -> HalfPartition:
+            return HalfPartition(
                 number,
-                inheritance,
+                recovered,
                 policy=self._policy,
                 counts=self._counts,
                 log=self._ration,
@@ -261,18 +211,18 @@ class Coordinator:
             )
 
         names = transactional_names(topics, self._instance or new_id())
-        slots: list[Slot] = []
+        slots: list[PublisherSlot] = []
 
         def ids() -> list[str]:
             return [slot.transactional_id for slot in slots] or names.all
 
         fence = Fence(servers, self._config, topics, ids, left)
-        logs = LogReader(servers, self._config, topics, stopping.is_set, fence, rights=self._rights)
+        logs = RecoveryReader(servers, self._config, topics, stopping.is_set, fence, rights=self._rights)
         membership = Membership(
             servers,
             self._config,
             topics=topics,
-            taking_over=TakingOver(logs.take_over, self._prefix, left),
+            recoveries=Recoveries(logs.recover, self._prefix, left),
             own=own,
             instance=self._instance,
             session_timeout_s=self._session_timeout,
@@ -286,49 +236,48 @@ class Coordinator:
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)
 
-        slots += [Slot(partial(make, apart=False), read_done, name, left) for name in names.common]
-        slots += [Slot(partial(make, apart=True), read_done, name, left) for name in names.apart]
+        slots += [PublisherSlot(partial(make, apart=False), read_done, name, left) for name in names.common]
+        slots += [PublisherSlot(partial(make, apart=True), read_done, name, left) for name in names.apart]
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        asker = Asker(self._admin, sends, topics, self._ration, clock, rights=self._rights)
+        sender = CheckSender(self._admin, sends, topics, self._ration, clock, rights=self._rights)
         discarding = Discarding(self._discard, self._check_timeout, self._prefix)
-        questions = Questions(
+        checks = CheckScheduler(
             policy=self._policy,
-            asker=asker,
+            sender=sender,
             discarding=discarding,
             half_end=membership.logs.known_half_end,
             counts=self._counts,
             ration=self._ration,
         )
-        settling = Settling(
+        loop = CoordinatorLoop(
             servers,
             topics=topics,
             admin=self._admin,
             membership=membership,
             slots=slots[: len(names.common)],
-            apart=slots[len(names.common) :],
+            trial_slots=slots[len(names.common) :],
             gate=GroupGate(logs.await_coordinator, left),
             left=left,
-            limit=GroupLimit(self._target_latency),
-            questions=questions,
-            status=StatusLog(sends, topics, self._rights).tell,
+            limit=BatchLimit(self._target_latency),
+            checks=checks,
+            status=StatusLog(sends, topics, self._rights).write,
             counts=self._counts,
             ration=self._ration,
             rights=self._rights,
-            stopping=stopping,
         )
         self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(settling, membership, sends, discarding, left),
+            args=(loop, membership, sends, discarding, left),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
 
     def _run(
         self,
-        settling: Settling,
+        loop: CoordinatorLoop,
         membership: Membership,
         sends: AckedProducer,
         discarding: Discarding,
@@ -340,7 +289,7 @@ class Coordinator:
             sends.start()
             membership.join()
             while not self._stopping.is_set():
-                settling.round()
+                loop.round()
         except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
             # Bad input never comes here: this is a mistake of penstock or a setting that Kafka refuses for good.
             self._failure = raised()
@@ -352,16 +301,16 @@ class Coordinator:
             discarding.close()
             if self._payloads is not None:
                 self._payloads.close()
-            self._leave(settling, membership, sends, left)
+            self._leave(loop, membership, sends, left)
 
-    def _leave(self, settling: Settling, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
+    def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
         last: list[tuple[str, Callable[[], object]]] = [
             ("leaving the group", membership.leave),
             ("what is being sent", lambda: sends.stop(_LAST_SENDS_S)),
         ]
         try:
-            settling.close()
+            loop.close()
         except:  # noqa: E722 - see `raised`; what ended it before counts more
             self._failure = self._failure or raised()
             _log.error("the coordinator of %s did not end well", self._prefix, exc_info=raised())
@@ -382,4 +331,4 @@ def _nothing() -> None:
     """Nothing is left to close: the call that hangs is the closing itself."""
 
 
-__all__ = ["Coordinator"]
+__all__ = ["KafkaCoordinator"]

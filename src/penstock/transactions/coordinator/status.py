@@ -21,15 +21,15 @@ from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, is_missing_right, topic_right
 from penstock.errors import MessageFormatError
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import Report
 from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two records at least, and until what has not changed is told anew.
 _LEAST_S = 1.0
 _AGAIN_S = 20.0
-#: Seconds after which a record tells nothing any more: its coordinator is gone, or cannot write.
+#: Seconds after which a record counts no more: its coordinator is gone, or cannot write.
 STALE_S = 90.0
 
 #: How much of it is told. What is longer or more is cut; a record that is larger than all of it is no status.
@@ -45,17 +45,17 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What one coordinator tells of itself.
+    """What hinders one coordinator, as it writes it down.
 
     Attributes:
         coordinator: its name; no two that run at the same time share one.
         at_ms: when, in milliseconds since the epoch.
-        partitions: the half partitions that it owns or takes over.
+        partitions: the half partitions that it owns or recovers.
         slow_call: name of a call into the Kafka client that has not returned for long; empty where there is none.
         slow_call_s: for how many seconds it had not returned at `at_ms`.
         left_behind: threads that hang in calls that never returned.
         targets: topics that take nothing now, each with the broker's reason.
-        refused: ids of transactions that their target refused, each with the broker's reason; at most 100 are told.
+        refused: ids of transactions that their target refused, each with the broker's reason; at most 100.
         rights: rights that it lacks for what is its own, each with what is refused and what gives it.
     """
 
@@ -70,7 +70,7 @@ class Status:
     rights: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
     @property
-    def tells_something(self) -> bool:
+    def is_notable(self) -> bool:
         """Whether anything is the matter."""
         return bool(self.slow_call or self.left_behind or self.targets or self.refused or self.rights)
 
@@ -166,7 +166,7 @@ class Sends(Protocol):
 
 
 class StatusLog:
-    """Writes what one coordinator tells. Used by its thread, which never waits here, and gets no exception.
+    """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception.
 
     Args:
         sends: sends that do not wait, started.
@@ -179,29 +179,29 @@ class StatusLog:
         self._rights = rights
         self._topic = topics.status
         # What was written last, less what changes by itself; None: nothing, or that nothing is the matter.
-        self._told: Status | None = None
+        self._last: Status | None = None
         self._tried_at = -_AGAIN_S
-        self._told_at = -_AGAIN_S
+        self._last_at = -_AGAIN_S
         self._is_refused = False
 
-    def tell(self, status: Status, now: float) -> None:
+    def write(self, status: Status, now: float) -> None:
         """Write a status down if there is something new, or if the last record grows old.
 
         Args:
-            status: all that there is to tell now.
+            status: as it is now.
             now: monotonic seconds.
         """
-        news = replace(status, at_ms=0, slow_call_s=0.0) if status.tells_something else None
-        is_due = news != self._told or (news is not None and now - self._told_at >= _AGAIN_S)
+        news = replace(status, at_ms=0, slow_call_s=0.0) if status.is_notable else None
+        is_due = news != self._last or (news is not None and now - self._last_at >= _AGAIN_S)
         if not is_due or now - self._tried_at < _LEAST_S:
             return
         self._tried_at = now
         try:
             key, value = status.coordinator.encode(), encode_status(status)
-            is_sent = self._sends.try_send(self._topic, 0, key, value, report=self._written)
+            is_sent = self._sends.try_send(self._topic, 0, key, value, report=self._reported)
         except KafkaException as error:
             if is_missing_right(error):
-                self._lack()
+                self._report_lacking()
                 return
             # Without it less is shown, and nothing else is amiss.
             if not self._is_refused:
@@ -209,16 +209,16 @@ class StatusLog:
                 _log.warning("%s takes nothing, so `penstock tx ls` shows less: %s", self._topic, reason(error))
             return
         if is_sent:
-            self._told, self._told_at = news, now
+            self._last, self._last_at = news, now
 
-    def _written(self, error: KafkaError | None, _: Message) -> None:
+    def _reported(self, error: KafkaError | None, _: Message) -> None:
         """Take the report on a record, in the delivery thread."""
         if error is None:
             self._rights.granted(topic_right(Operation.WRITE, self._topic))
         elif is_missing_right(error):
-            self._lack()
+            self._report_lacking()
 
-    def _lack(self) -> None:
+    def _report_lacking(self) -> None:
         what = f"{self._topic} takes nothing, so that `penstock tx ls` shows less"
         self._rights.refused(what, topic_right(Operation.WRITE, self._topic))
 

@@ -19,7 +19,7 @@ from penstock.clients.rights import Operation, principal_of
 from penstock.errors import PenstockError, StoppedError
 from penstock.options import ClientConfig
 from penstock.transactions.operator.inspection import Inspection
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer
 

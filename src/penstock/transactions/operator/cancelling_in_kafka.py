@@ -12,7 +12,7 @@ from collections.abc import Callable
 from penstock.errors import DecisionNotStoredError
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.operator.inspection import Inspection
-from penstock.transactions.wire.records import Author, Op, Verdict
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 
 _LOOK_S = 0.3

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock import clients
 from penstock.clients.kafka import admin_client, reason
 from penstock.clients.rights import (
     MissingRightError,
@@ -29,20 +28,24 @@ from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP
-from penstock.transactions.coordinator.recovery.recovery import (
+from penstock.transactions.coordinator.recovery.recovered_partition import (
     DoneRead,
-    Inheritance,
+    RecoveredPartition,
     committed_at,
-    inherited,
-    tell_of_log,
+    recovered_partition,
+    report_log,
 )
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.coordinator.status import STALE_S, Status, decode_status
-from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.end_reader import EndReader
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.description import described
 from penstock.transactions.operator.obstacles import Obstacle, obstacles
+from penstock.transactions.wire.discarded import decode_discarded
 from penstock.transactions.wire.done_records import Done, Note, decode_done
-from penstock.transactions.wire.records import Half, Op, Verdict, decode_discarded, decode_half, decode_ops
+from penstock.transactions.wire.half import Half, decode_half
+from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 from penstock.transactions.writing.missing_rights import is_group_forbidden
@@ -53,11 +56,8 @@ _ANSWER_S = 10.0
 _COMMITTED_S = 3.0
 _READ_S = 60.0
 _POLL_S = 0.2
-_MESSAGES = 1_000
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
-
-_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +91,20 @@ class Found:
             missing: topics that do not exist.
         """
         pending = self.pending
-        first = pending.half
-        topics = tuple(half.topic for half in pending.halves)
-        return PendingTransaction(
+        return described(
             self.transaction_id,
-            first.group,
-            topics,
-            max(0.0, (now_ms - pending.birth_ms) / 1000),
-            pending.check_count,
-            _STATES.get(pending.verdict) if pending.verdict is not None else None,
-            first.deliver_at_ms,
-            self.held_by,
-            self._waits_for(now_ms, sorted(set(topics) & set(missing))),
+            pending.half.group,
+            [half.topic for half in pending.halves],
+            birth_ms=pending.birth_ms,
+            now_ms=now_ms,
+            check_count=pending.check_count,
+            verdict=pending.verdict,
+            deliver_at_ms=pending.half.deliver_at_ms,
+            held_by=self.held_by,
+            is_complete=pending.is_complete,
+            missing=frozenset(missing),
+            obstacle="" if self.obstacle is None else self.obstacle.text,
         )
-
-    def _waits_for(self, now_ms: float, missing: list[str]) -> str:
-        pending = self.pending
-        if not pending.is_complete:
-            return "the rest of its messages"
-        if pending.verdict is None:
-            return ""
-        if self.held_by is not None:
-            return ""
-        if pending.verdict is Verdict.COMMIT:
-            if missing:
-                return f"topic {', '.join(missing)}, which does not exist"
-            if pending.half.deliver_at_ms is not None and pending.half.deliver_at_ms > now_ms:
-                return "its time"
-        return "a coordinator" if self.obstacle is None else self.obstacle.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +134,7 @@ class Discarded:
 class _Partition:
     """What was read of one half partition."""
 
-    settlement: Settlement
+    state: PartitionState
     decisions: dict[tuple[int, int], Op] = field(default_factory=dict)
 
 
@@ -165,17 +151,8 @@ class Inspection:
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._principal = principal_of(config)
-        self._settings = {
-            **config,
-            "group.id": topics.coordinators,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,
-        }
+        self._reader = EndReader(bootstrap_servers, config, topics.coordinators)
         self._admin = admin_client(bootstrap_servers, config)
-        # Nobody's member.
-        self._settings.pop("group.instance.id", None)
 
     def pending(self) -> list[Found]:
         """Return what is not settled, oldest first.
@@ -185,14 +162,14 @@ class Inspection:
             MissingRightError: this client may not read it.
         """
         numbers = range(self._topics.partitions)
-        inheritances = self._inheritances(numbers)
+        recovered = self._recovered(numbers)
         read: dict[int, _Partition] = {}
-        for number, inheritance in inheritances.items():
-            read[number] = _Partition(Settlement(inheritance.half_position, inheritance.op_position))
-            read[number].settlement.remember(inheritance.notes, inheritance.carries)
-        for message in self.read(self._topics.half, {n: one.half_position for n, one in inheritances.items()}):
-            _take_half(read[message.partition() or 0].settlement, message)
-        for message in self.read(self._topics.op, {n: one.op_position for n, one in inheritances.items()}):
+        for number, one in recovered.items():
+            read[number] = _Partition(PartitionState(one.half_position, one.op_position))
+            read[number].state.remember(one.notes, one.snapshots)
+        for message in self.read(self._topics.half, {n: one.half_position for n, one in recovered.items()}):
+            _take_half(read[message.partition() or 0].state, message)
+        for message in self.read(self._topics.op, {n: one.op_position for n, one in recovered.items()}):
             _take_op(read[message.partition() or 0], message)
         statuses, now_ms = self.seen_statuses(), time.time() * 1000
         found = [one for number, partition in read.items() for one in _found(number, partition, statuses, now_ms)]
@@ -251,15 +228,15 @@ class Inspection:
     def partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has; 0 where there is none."""
 
-        def count(asker: Consumer) -> int:
-            found = asker.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+        def count(sender: Consumer) -> int:
+            found = sender.list_topics(topic, timeout=_ANSWER_S).topics[topic]
             if found.error is not None and is_missing_right(found.error):
                 raise KafkaException(found.error)
             return len(found.partitions)
 
         return self._ask(count, topic)
 
-    def _inheritances(self, numbers: Iterable[int]) -> dict[int, Inheritance]:
+    def _recovered(self, numbers: Iterable[int]) -> dict[int, RecoveredPartition]:
         """Return what a coordinator would start from, and say where a log is not what was read."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
         ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
@@ -274,17 +251,14 @@ class Inspection:
         for number in numbers:
             logs = {log: committed_at(committed[name, number], *bounds[log][number]) for log, name in names.items()}
             read = DoneRead(bounds[DONE][number][1], done[number])
-            found[number] = inherited(logs, ids, read, partial(tell_of_log, names, number))
+            found[number] = recovered_partition(logs, ids, read, partial(report_log, names, number))
         return found
 
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
         wanted = [TopicPartition(topic, number) for number in numbers]
         return self._ask(
-            lambda asker: {one.partition: asker.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
+            lambda sender: {one.partition: sender.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
         )
-
-    def _consumer(self, isolation: str) -> Consumer:
-        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
 
     def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
         """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment.
@@ -294,7 +268,7 @@ class Inspection:
             topics: those that it is about; none: the three logs.
         """
         deadline = time.monotonic() + _ANSWER_S
-        consumer = self._consumer("read_uncommitted")
+        consumer = self._reader.consumer("read_uncommitted")
         try:
             while True:
                 try:
@@ -315,32 +289,20 @@ class Inspection:
             BrokerConnectionError: a broker does not answer, or not in time.
         """
         bounds = self._bounds(topic, starts)
-        begins = {n: max(starts[n], low) for n, (low, end) in bounds.items() if max(starts[n], low) < end}
-        consumer = self._consumer("read_committed")
-        deadline = time.monotonic() + _READ_S
+        begins = {number: max(starts[number], low) for number, (low, _) in bounds.items()}
+        ends = {number: end for number, (_, end) in bounds.items()}
+
+        def failed(error: KafkaError) -> None:
+            # All else the client mends by itself, or the time limit tells.
+            if is_missing_right(error):
+                raise self._lacking(error, topic)
+
         try:
-            consumer.assign([TopicPartition(topic, n, start) for n, start in begins.items()])
-            behind = set(begins)
-            while behind:
-                if time.monotonic() > deadline:
-                    raise BrokerConnectionError(
-                        f"{topic} at {self._bootstrap_servers} was not read to its end within {_READ_S:g} s; "
-                        "check that all brokers run, and try again"
-                    )
-                for message in consumer.consume(_MESSAGES, _POLL_S):
-                    number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
-                    if error is None:
-                        yield message
-                        offset += 1
-                    elif is_missing_right(error):
-                        raise self._lacking(error, topic)
-                    elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
-                        # The client mends it by itself, or the deadline tells.
-                        continue
-                    if offset >= bounds[number][1]:
-                        behind.discard(number)
-        finally:
-            consumer.close()
+            yield from self._reader.read(topic, begins, ends, failed=failed, limit_s=_READ_S)
+        except TimeoutError as error:
+            raise BrokerConnectionError(
+                f"{error} at {self._bootstrap_servers}; check that all brokers run, and try again"
+            ) from error
 
     def _lacking(self, error: KafkaError, *topics: str) -> MissingRightError:
         """Return the error of a client that may not ask, or not read."""
@@ -358,11 +320,11 @@ class Inspection:
         )
 
 
-def _committed(places: list[TopicPartition], asker: Consumer) -> list[TopicPartition]:
+def _committed(places: list[TopicPartition], sender: Consumer) -> list[TopicPartition]:
     try:
-        found = asker.committed(places, _COMMITTED_S)
+        found = sender.committed(places, _COMMITTED_S)
     except KafkaException:
-        if is_group_forbidden(asker):
+        if is_group_forbidden(sender):
             raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
         raise
     for one in found:
@@ -371,21 +333,21 @@ def _committed(places: list[TopicPartition], asker: Consumer) -> list[TopicParti
     return found
 
 
-def _take_half(settlement: Settlement, message: Message) -> None:
+def _take_half(state: PartitionState, message: Message) -> None:
     offset = message.offset() or 0
-    if offset < settlement.half_position:
+    if offset < state.half_position:
         return
     try:
         half = decode_half(message.key(), message.value(), wire_headers(message))
     except MessageFormatError:
-        settlement.skip_half(offset)
+        state.skip_half(offset)
         return
-    settlement.add_half(offset, half, message.timestamp()[1])
+    state.add_half(offset, half, message.timestamp()[1])
 
 
 def _take_op(partition: _Partition, message: Message) -> None:
-    offset, settlement = message.offset() or 0, partition.settlement
-    if offset < settlement.op_position:
+    offset, state = message.offset() or 0, partition.state
+    if offset < state.op_position:
         return
     try:
         ops = decode_ops(message.value())
@@ -393,15 +355,15 @@ def _take_op(partition: _Partition, message: Message) -> None:
         ops = []
     for index, op in enumerate(ops):
         if op.verdict is not Verdict.TICK:
-            settlement.add_op(offset, op, message.timestamp()[1], index)
+            state.add_op(offset, op, message.timestamp()[1], index)
             partition.decisions[offset, index] = op
-    settlement.skip_op(offset)
+    state.skip_op(offset)
 
 
 def _found(number: int, partition: _Partition, statuses: Sequence[Status], now_ms: float) -> Iterator[Found]:
-    keys = partition.settlement.decisions.keys
-    in_the_way = obstacles(number, partition.settlement.pending.values(), statuses, now_ms)
-    for pending in partition.settlement.pending.values():
+    keys = partition.state.queue.keys
+    in_the_way = obstacles(number, partition.state.pending.values(), statuses, now_ms)
+    for pending in partition.state.pending.values():
         line = pending.half.line
         head = None if line is None else keys.head(line)
         held_by = None if head is None or head is pending else head.half.transaction_id

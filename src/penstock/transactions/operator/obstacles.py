@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: Rights without which things are published all the same: to delete from logs, to see who can be asked.
 _HARMLESS = ("Delete", "Describe")
@@ -79,7 +79,7 @@ def obstacles(
     return found
 
 
-def told_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
+def status_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
     """Return what the coordinators tell, a line for each thing that is the matter."""
     lines: list[str] = []
     for status in statuses:
@@ -123,4 +123,4 @@ def _merged(reasons: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: why for each in reasons for name, why in each.items()}
 
 
-__all__ = ["Cause", "Obstacle", "obstacles", "told_lines"]
+__all__ = ["Cause", "Obstacle", "obstacles", "status_lines"]

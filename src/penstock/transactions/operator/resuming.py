@@ -12,7 +12,7 @@ from dataclasses import replace
 from penstock.errors import TransactionError
 from penstock.transactions.operator.audit import Act, Audited, AuditLog, acts_on
 from penstock.transactions.operator.inspection import Discarded, Inspection
-from penstock.transactions.wire.records import Half
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.topics import StoreTopics
 
 
@@ -48,17 +48,17 @@ class Resuming:
                 target, or was brought back before.
             PenstockError: the act could not be written down; nothing was done.
         """
-        letters = self._newest_life(transaction_id)
-        if not letters:
+        discarded = self._newest_life(transaction_id)
+        if not discarded:
             raise TransactionError(f"transaction {transaction_id} is not in {self._topics.discarded}")
-        first = letters[0]
+        first = discarded[0]
         parts = first.half.part[1] if first.half.part is not None else 1
-        if len(letters) < parts:
+        if len(discarded) < parts:
             raise TransactionError(
-                f"only {len(letters)} of {parts} messages of transaction {transaction_id} are in "
+                f"only {len(discarded)} of {parts} messages of transaction {transaction_id} are in "
                 f"{self._topics.discarded}: it is not brought back in part; send those that are there by hand"
             )
-        for topic in [one.half.topic for one in letters if not self._may_publish_to(one.half.topic)]:
+        for topic in [one.half.topic for one in discarded if not self._may_publish_to(one.half.topic)]:
             raise TransactionError(f"transaction {transaction_id} is forged: its target, {topic}, belongs to a store")
         place = place_of(self._topics, first)
         if not again:
@@ -68,7 +68,7 @@ class Resuming:
             # Two may have looked at the same time: the log has one order.
             self._refuse_second(place, claim)
         # With the claim in it, no two lives have the same name.
-        return [one.half._replace(resumed=f"{place_of(self._topics, one)}#{claim}") for one in letters]
+        return [one.half._replace(resumed=f"{place_of(self._topics, one)}#{claim}") for one in discarded]
 
     def _newest_life(self, transaction_id: str) -> list[Discarded]:
         """Return the messages of a discarded transaction, in the order of their parts; of several lives the last."""
@@ -87,28 +87,28 @@ class Resuming:
             )
 
 
-def place_of(topics: StoreTopics, letter: Discarded) -> str:
+def place_of(topics: StoreTopics, message: Discarded) -> str:
     """Return where a discarded message stands, as claims name it."""
-    return f"{topics.discarded}[{letter.partition}]@{letter.offset}"
+    return f"{topics.discarded}[{message.partition}]@{message.offset}"
 
 
-def marked(letters: Sequence[Discarded], acts: Sequence[Audited], topics: StoreTopics) -> list[Discarded]:
+def marked(discarded: Sequence[Discarded], acts: Sequence[Audited], topics: StoreTopics) -> list[Discarded]:
     """Return discarded messages, each with who brought it back, if somebody did.
 
     Args:
-        letters: all that lie in the discarded topic.
+        discarded: all that lie in the discarded topic.
         acts: the audit log.
         topics: the store's topics.
     """
     claims = {one.act.place: one.act.who for one in acts if one.act.what == "resume"}
     # A claim names the first message of a transaction, and is for all of that life.
-    lives = {_life(one): claims[place] for one in letters if (place := place_of(topics, one)) in claims}
-    return [replace(one, resumed_by=lives.get(_life(one), "")) for one in letters]
+    lives = {_life(one): claims[place] for one in discarded if (place := place_of(topics, one)) in claims}
+    return [replace(one, resumed_by=lives.get(_life(one), "")) for one in discarded]
 
 
-def _life(letter: Discarded) -> tuple[str, str]:
+def _life(message: Discarded) -> tuple[str, str]:
     """Return the id and the claim that this life began with, empty for the first one."""
-    return letter.half.transaction_id, (letter.half.resumed or "").rpartition("#")[2]
+    return message.half.transaction_id, (message.half.resumed or "").rpartition("#")[2]
 
 
 __all__ = ["Resuming", "marked", "place_of"]

@@ -1,4 +1,4 @@
-"""A producer's part in checks: takes the questions to its group, asks the user's function, stores the answers."""
+"""A producer's part in checks: takes the checks of its group, asks the user's function, stores the answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.kafka import reason
 from penstock.errors import DecisionNotStoredError, raised
-from penstock.transactions.bulkhead import Slots
+from penstock.transactions.bulkhead import BulkheadPool
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.store import CheckSource, Store
-from penstock.transactions.wire.records import Author, CheckRequest, Verdict
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.ops import Author, Verdict
 
 Check = Callable[[HalfMessage], TransactionState]
 
@@ -31,9 +32,9 @@ class TimedCheck(Protocol):
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds to wait for questions before looking whether to stop, and after a failure of the connection.
+#: Seconds to wait for checks before looking whether to stop, and after a failure of the connection.
 _WAIT_S = 0.2
-#: Questions that may wait for each worker. More are left alone: they are asked again.
+#: Checks that may wait for each worker. More are left alone: they are asked again.
 _QUEUE_PER_WORKER = 250
 #: Seconds that one check may take.
 CHECK_TIMEOUT_S = 30.0
@@ -45,15 +46,15 @@ VERDICTS = {
 }
 
 
-class Checker:
+class CheckResponder:
     """Answers the checks of one producer group in this process.
 
-    One thread takes questions and a few slots run the user's function. A check that hangs costs its slot until the
+    One thread takes checks and a few slots run the user's function. A check that hangs costs its slot until the
     time limit, and nobody else anything; answered late, its answer still counts. A transaction that is being checked
     here is not checked a second time meanwhile.
 
     Args:
-        store: where answers go and questions come from.
+        store: where answers go and checks come from.
         group: the producer group.
         check: the user's function. If it raises, the answer is UNKNOWN.
         workers: threads that run it.
@@ -68,7 +69,7 @@ class Checker:
         self._check = check
         self._workers = workers
         self._stopping = threading.Event()
-        self._slots = Slots(workers, timeout_s, f"penstock-check-{group}")
+        self._pool = BulkheadPool(workers, timeout_s, f"penstock-check-{group}")
         # Written by start() alone.
         self._thread: threading.Thread | None = None
         # Guards all fields below: the listening thread adds, the workers remove and count.
@@ -79,7 +80,7 @@ class Checker:
         self.skipped = 0
 
     def start(self) -> None:
-        """Start listening for questions.
+        """Start listening for checks.
 
         Raises:
             ConfigurationError: the settings do not do for a consumer.
@@ -95,18 +96,18 @@ class Checker:
         if self._thread is not None:
             deadline = time.monotonic() + timeout_s
             self._thread.join(timeout_s)
-            self._slots.close(max(0.0, deadline - time.monotonic()))
+            self._pool.close(max(0.0, deadline - time.monotonic()))
 
     @property
     def hung(self) -> int:
         """Checks that were given up because they did not return in time."""
-        return self._slots.hung
+        return self._pool.hung
 
     def _listen(self, source: CheckSource) -> None:
         try:
             while not self._stopping.is_set():
                 self._take(source)
-                self._slots.tend()
+                self._pool.tend()
         finally:
             source.close()
 
@@ -118,14 +119,14 @@ class Checker:
             self._stopping.wait(_WAIT_S)
             return
         except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
-            # A thread that ended here would leave the group without answers, and nobody told.
+            # A thread that ended here would leave the group without answers, in silence.
             _log.error("checks of group %s cannot be taken; trying again", self._group, exc_info=raised())
             self._stopping.wait(_WAIT_S)
             return
         for request in requests:
             if self._admit(request.half.transaction_id):
                 label = f"check {request.check_number} of transaction {request.half.transaction_id}"
-                self._slots.submit(label, partial(self._answer, request))
+                self._pool.submit(label, partial(self._answer, request))
 
     def _admit(self, transaction_id: str) -> bool:
         with self._lock:
@@ -178,4 +179,4 @@ class Checker:
         return TransactionState.UNKNOWN
 
 
-__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "Checker", "TimedCheck"]
+__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "CheckResponder", "TimedCheck"]

@@ -1,7 +1,7 @@
-"""How long the flights of one producer are waited for: for a store's answer, and for a publication to be seen.
+"""Deadlines of the requests of one producer: for a store's answer, and for a publication to be seen.
 
 One thread looks at the time and gives up what took too long; what is still waited for at a stop is given up, too. What
-that means for a transaction, and who is told of it, is the flight's own.
+that means for a transaction, and whose callback comes, is the flight's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _JOIN_S = 5.0
 
 
 class Awaited(Protocol):
-    """A flight, as far as it is waited for. What it is told may have been settled a moment ago; it minds that."""
+    """A flight, as far as it is waited for. It may have been completed a moment ago; it minds that."""
 
     def give_up(self, cause: str) -> None:
         """Wait no longer for the store's answer."""
@@ -25,7 +25,7 @@ class Awaited(Protocol):
         """Wait no longer until the message is visible."""
 
 
-class Patience:
+class RequestDeadlines:
     """Who waits, and until when. Thread-safe.
 
     Args:
@@ -39,14 +39,14 @@ class Patience:
         self._publish_timeout_s = publish_timeout_s
         # Both are changed by flights, in any thread: steps on a dict are single ones, and it keeps their order.
         #: Flights that the store owes an answer, and until when; not those whose block runs.
-        self.owed: dict[Awaited, float] = {}
+        self.awaiting_answer: dict[Awaited, float] = {}
         #: Flights whose decision is stored and whose publication is waited for, and until when. Who takes one out tells
         #: its owner.
-        self.unseen: dict[Awaited, float] = {}
+        self.awaiting_publication: dict[Awaited, float] = {}
         # Set by drain(), before it looks at what is owed; read by flights, after they are among those.
         self.stopping = False
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-patience-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"penstock-deadlines-{name}", daemon=True)
 
     def start(self) -> None:
         """Begin to look at the time."""
@@ -54,17 +54,17 @@ class Patience:
 
     def await_answer(self, flight: Awaited) -> None:
         """Wait for the store's answer from now on."""
-        self.owed[flight] = time.monotonic() + self._answer_timeout_s
+        self.awaiting_answer[flight] = time.monotonic() + self._answer_timeout_s
 
     def await_publication(self, flight: Awaited) -> None:
         """Wait for the publication from now on."""
-        self.unseen[flight] = time.monotonic() + self._publish_timeout_s
+        self.awaiting_publication[flight] = time.monotonic() + self._publish_timeout_s
 
     def drain(self, timeout_s: float) -> None:
         """Have new flights refused, and wait until the store owes no answer, at most `timeout_s` seconds."""
         self.stopping = True
         deadline = time.monotonic() + timeout_s
-        while self.owed and time.monotonic() < deadline:
+        while self.awaiting_answer and time.monotonic() < deadline:
             time.sleep(_STOP_POLL_S)
 
     def stop(self) -> None:
@@ -72,21 +72,21 @@ class Patience:
         self._ending.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
-        for flight in list(self.owed):
+        for flight in list(self.awaiting_answer):
             flight.give_up("the producer was stopped before the store had answered")
-        for flight in list(self.unseen):
+        for flight in list(self.awaiting_publication):
             flight.give_up_publication("the producer was stopped before it was seen to be visible")
 
     def _run(self) -> None:
         while not self._ending.wait(_LOOK_S):
             now = time.monotonic()
             # Copies, made in one step each; a list of the items is not, for the collector may run at any tuple of it.
-            for flight, until in self.owed.copy().items():
+            for flight, until in self.awaiting_answer.copy().items():
                 if until <= now:
                     flight.give_up(f"the store did not answer within {self._answer_timeout_s:g} s")
-            for flight, until in self.unseen.copy().items():
+            for flight, until in self.awaiting_publication.copy().items():
                 if until <= now:
                     flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")
 
 
-__all__ = ["Awaited", "Patience"]
+__all__ = ["Awaited", "RequestDeadlines"]

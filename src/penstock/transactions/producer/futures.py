@@ -24,16 +24,16 @@ T = TypeVar("T")
 _here = threading.local()
 
 
-def is_telling() -> bool:
-    """Tell whether the caller is a callback of a pledge that has just ended."""
-    return bool(getattr(_here, "telling", False))
+def in_callback() -> bool:
+    """Tell whether the caller is a callback of a future that has just ended."""
+    return bool(getattr(_here, "in_callback", False))
 
 
-class Pledge(Generic[T]):
+class ResultFuture(Generic[T]):
     """A result to come. Ended once, by any thread; asked by any number of them.
 
     There is no lock: the outcome is set before the callbacks are taken, and a callback is either taken by who ends the
-    pledge or taken back by who added it, since taking from a list is one step under the interpreter lock.
+    future or taken back by who added it, since taking from a list is one step under the interpreter lock.
     """
 
     __slots__ = ("_callbacks", "_error", "_result", "_set")
@@ -42,7 +42,7 @@ class Pledge(Generic[T]):
         self._set = False
         self._result: T | None = None
         self._error: Exception | None = None
-        self._callbacks: list[Callable[[Pledge[T]], object]] = []
+        self._callbacks: list[Callable[[ResultFuture[T]], object]] = []
 
     def done(self) -> bool:
         """Tell whether the result, or the error, is there."""
@@ -75,7 +75,7 @@ class Pledge(Generic[T]):
         self._wait(timeout)
         return self._error
 
-    def add_done_callback(self, callback: Callable[[Pledge[T]], object]) -> None:
+    def add_done_callback(self, callback: Callable[[ResultFuture[T]], object]) -> None:
         """Have a function called with this object once it is done; at once where it is.
 
         It runs in the thread that serves all deliveries: it must not wait, nor call what waits. It may `submit`; where
@@ -95,8 +95,8 @@ class Pledge(Generic[T]):
         if not self._set:
             loop = asyncio.get_running_loop()
             there: asyncio.Future[None] = loop.create_future()
-            ring = _bell(loop).ring
-            self.add_done_callback(lambda _: ring(there))
+            wake = _waker(loop).wake
+            self.add_done_callback(lambda _: wake(there))
             yield from there
         return self.result()
 
@@ -118,14 +118,14 @@ class Pledge(Generic[T]):
                 callback = callbacks.pop(0)
             except IndexError:
                 return
-            # A callback may end another pledge, and be within its own afterwards.
-            outer, _here.telling = is_telling(), True
+            # A callback may end another future, and be within its own afterwards.
+            outer, _here.in_callback = in_callback(), True
             try:
                 self._call(callback)
             finally:
-                _here.telling = outer
+                _here.in_callback = outer
 
-    def _call(self, callback: Callable[[Pledge[T]], object]) -> None:
+    def _call(self, callback: Callable[[ResultFuture[T]], object]) -> None:
         try:
             callback(self)
         except KeyboardInterrupt:
@@ -145,19 +145,19 @@ class Pledge(Generic[T]):
             raise TimeoutError(f"no result within {timeout:g} s; the transaction goes on")
 
 
-class _Bell:
-    """Wakes futures of one event loop. One call into the loop serves all that were rung until it runs."""
+class _LoopWaker:
+    """Wakes futures of one event loop. One call into the loop serves all futures that were added until it runs."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
         # Added by any thread, taken by the loop.
-        self._rung: deque[asyncio.Future[None]] = deque()
+        self._due: deque[asyncio.Future[None]] = deque()
         # Set by any thread after adding, cleared by the loop before taking: nothing that was added is missed.
         self._called = False
 
-    def ring(self, there: asyncio.Future[None]) -> None:
+    def wake(self, there: asyncio.Future[None]) -> None:
         """Have a future ended."""
-        self._rung.append(there)
+        self._due.append(there)
         if not self._called:
             self._called = True
             loop = self._loop()
@@ -166,30 +166,30 @@ class _Bell:
 
     def _serve(self) -> None:
         self._called = False
-        while self._rung:
-            there = self._rung.popleft()
+        while self._due:
+            there = self._due.popleft()
             if not there.done():
                 there.set_result(None)
 
 
-class _Bells:
-    """One bell for each event loop, for as long as the loop lives."""
+class _LoopWakers:
+    """One waker for each event loop, for as long as the loop lives."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = weakref.WeakKeyDictionary()
+        self._wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWaker] = weakref.WeakKeyDictionary()
 
-    def __call__(self, loop: asyncio.AbstractEventLoop) -> _Bell:
-        """Return the bell of a loop."""
+    def __call__(self, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
+        """Return the waker of a loop."""
         with self._lock:
-            bell = self._bells.get(loop)
-            if bell is None:
-                bell = self._bells[loop] = _Bell(loop)
-            return bell
+            waker = self._wakers.get(loop)
+            if waker is None:
+                waker = self._wakers[loop] = _LoopWaker(loop)
+            return waker
 
 
-#: Whose future it is does not matter to a bell, only whose loop: so they are shared by all.
-_bell = _Bells()
+#: Whose future it is does not matter to a waker, only whose loop: so they are shared by all.
+_waker = _LoopWakers()
 
 
-__all__ = ["Pledge", "is_telling"]
+__all__ = ["ResultFuture", "in_callback"]

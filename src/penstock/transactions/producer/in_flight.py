@@ -6,10 +6,10 @@ import threading
 import time
 
 from penstock.errors import BufferFullError
-from penstock.transactions.producer.futures import is_telling
+from penstock.transactions.producer.futures import in_callback
 
 
-class InFlight:
+class InFlightLimit:
     """Counts what is in flight and keeps it within bounds. Thread-safe.
 
     Args:
@@ -55,7 +55,7 @@ class InFlight:
 
     def _wait(self, size: int, *, may_wait: bool) -> None:
         # A callback that waited would wait for what it holds up itself.
-        may_wait = may_wait and not is_telling()
+        may_wait = may_wait and not in_callback()
         deadline = time.monotonic() + self._timeout_s
         self._waiting += 1
         try:
@@ -75,4 +75,4 @@ class InFlight:
                 self._room.notify()
 
 
-__all__ = ["InFlight"]
+__all__ = ["InFlightLimit"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from penstock.transactions.model import TransactionResult, TransactionState
-from penstock.transactions.producer.core import Flight
-from penstock.transactions.producer.futures import Pledge
+from penstock.transactions.producer.flight import Flight
+from penstock.transactions.producer.futures import ResultFuture
 
 _COMMIT = TransactionState.COMMIT
 
 
-class Sending(Pledge[TransactionResult]):
+class Submission(ResultFuture[TransactionResult]):
     """A message that commits as soon as its half is stored; the result is there when what it waits for has come."""
 
     __slots__ = ("_flight",)
@@ -47,4 +47,4 @@ class Sending(Pledge[TransactionResult]):
             self.succeed(TransactionResult(half.transaction_id, _COMMIT, half.topic))
 
 
-__all__ = ["Sending"]
+__all__ = ["Submission"]

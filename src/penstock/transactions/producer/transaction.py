@@ -14,9 +14,10 @@ from typing import Self
 from penstock.errors import BufferFullError, PublicationNotSeenError, TransactionError
 from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.core import Core, Flight
-from penstock.transactions.producer.futures import Pledge
-from penstock.transactions.wire.records import Half
+from penstock.transactions.producer.core import Core
+from penstock.transactions.producer.flight import Flight, FlightCallback
+from penstock.transactions.producer.futures import ResultFuture
+from penstock.transactions.wire.half import Half
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -25,11 +26,11 @@ _ROOM_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What a transaction needs of its producer.
+class ProducerContext:
+    """What all transactions of a producer have in common.
 
     Attributes:
-        core: where it flies.
+        core: store, limits, deadlines and counts.
         group: the producer group.
         open: connects at the first use.
         room_timeout_s: seconds to wait for room where too many are in flight; 0: raise at once.
@@ -55,15 +56,15 @@ class Desk:
         for place in places:
             self.core.store.require_target(*place)
 
-    async def start(self, flight: Flight, told: Callable[[Flight], None]) -> None:
+    async def start(self, flight: Flight, callback: FlightCallback) -> None:
         """Start a flight from an event loop, which waits for nothing else than for this."""
         deadline = time.monotonic() + self.room_timeout_s
         while True:
             try:
                 if flight.wait == "published":
-                    await asyncio.to_thread(flight.start, told, may_wait=False)
+                    await asyncio.to_thread(flight.start, callback, may_wait=False)
                 else:
-                    flight.start(told, may_wait=False)
+                    flight.start(callback, may_wait=False)
             except BufferFullError:
                 if time.monotonic() >= deadline:
                     raise
@@ -83,8 +84,8 @@ class Transaction:
     """
 
     __slots__ = (
-        "_desk",
-        "_errors_tell",
+        "_context",
+        "_errors_roll_back",
         "_flight",
         "_halves",
         "_left",
@@ -95,10 +96,15 @@ class Transaction:
     )
 
     def __init__(
-        self, desk: Desk, transaction_id: str, made: Sequence[Half], ordering_key: bytes | None, wait: Wait
+        self,
+        context: ProducerContext,
+        transaction_id: str,
+        made: Sequence[Half],
+        ordering_key: bytes | None,
+        wait: Wait,
     ) -> None:
         self.transaction_id = transaction_id
-        self._desk = desk
+        self._context = context
         self._halves = made
         self._ordering_key = ordering_key
         self._wait: Wait = wait
@@ -107,7 +113,7 @@ class Transaction:
         # Whether the block was left: nothing changes the decision from then on.
         self._left = False
         # Whether an exception means that the local transaction did not commit.
-        self._errors_tell = True
+        self._errors_roll_back = True
 
     def unknown(self) -> None:
         """Leave the decision to a check, however the block is left.
@@ -133,7 +139,7 @@ class Transaction:
         For a local transaction whose commit may raise though it took hold, as when the database's answer is lost, and
         whose check knows: `barrier` calls it.
         """
-        self._errors_tell = False
+        self._errors_roll_back = False
 
     @property
     def result(self) -> TransactionResult:
@@ -188,9 +194,9 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         flight = self._leave(error)
-        told: Pledge[Flight] = Pledge()
-        flight.end(self._state, told.succeed)
-        await told
+        ended: ResultFuture[Flight] = ResultFuture()
+        flight.end(self._state, ended.succeed)
+        await ended
         _raise(flight, error)
 
     def _take_off(self) -> Flight:
@@ -198,12 +204,12 @@ class Transaction:
             raise TransactionError(
                 f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
             )
-        self._flight = self._desk.core.flight(self._halves, self._ordering_key, self._wait)
+        self._flight = Flight(self._context.core, self._halves, self._ordering_key, self._wait)
         return self._flight
 
     def _store_halves(self) -> None:
         flight = self._take_off()
-        self._desk.open()
+        self._context.open()
         gate = _Gate()
         flight.start(gate.open)
         try:
@@ -216,11 +222,11 @@ class Transaction:
 
     async def _store_halves_async(self) -> None:
         flight = self._take_off()
-        await self._desk.ready(self._halves)
-        told: Pledge[Flight] = Pledge()
-        await self._desk.start(flight, told.succeed)
+        await self._context.ready(self._halves)
+        ended: ResultFuture[Flight] = ResultFuture()
+        await self._context.start(flight, ended.succeed)
         try:
-            await told
+            await ended
         except BaseException:
             flight.abandon()
             raise
@@ -244,7 +250,7 @@ class Transaction:
             )
         self._left = True
         if isinstance(error, Exception):
-            if not self._errors_tell:
+            if not self._errors_roll_back:
                 self._state = TransactionState.UNKNOWN
             elif self._state is not TransactionState.UNKNOWN:
                 self._state = TransactionState.ROLLBACK
@@ -263,8 +269,8 @@ class TransactionOfSeveral(Transaction):
 
     __slots__ = ("_given", "_messages", "_terms")
 
-    def __init__(self, desk: Desk, transaction_id: str, terms: Terms, wait: Wait) -> None:
-        super().__init__(desk, transaction_id, (), terms.ordering_key, wait)
+    def __init__(self, context: ProducerContext, transaction_id: str, terms: Terms, wait: Wait) -> None:
+        super().__init__(context, transaction_id, (), terms.ordering_key, wait)
         self._terms = terms
         self._messages: list[Outgoing] = []
         # Whether the messages were given beforehand: then entering stores them.
@@ -281,7 +287,7 @@ class TransactionOfSeveral(Transaction):
         self._given = True
 
     def _make(self) -> None:
-        self._halves = halves(self.transaction_id, self._desk.group, self._messages, self._terms)
+        self._halves = halves(self.transaction_id, self._context.group, self._messages, self._terms)
 
     def add(
         self,
@@ -365,7 +371,7 @@ class _Gate:
         self._lock.release()
 
     def wait(self) -> None:
-        # There is no time limit: whatever takes too long is told to whom it concerns.
+        # There is no time limit: the deadlines of the request end it.
         self._lock.acquire()
 
 
@@ -379,4 +385,4 @@ def _raise(flight: Flight, error: BaseException | None) -> None:
     _log.warning("%s", flight.error)
 
 
-__all__ = ["Desk", "Transaction", "TransactionOfSeveral"]
+__all__ = ["ProducerContext", "Transaction", "TransactionOfSeveral"]

@@ -1,8 +1,8 @@
 """The records of the done log: what one Kafka transaction settled or learned, to bytes and back.
 
 Pure. Whatever does not decode raises `MessageFormatError` and nothing else. Integers are big-endian. A record is of one
-half partition and holds notes (what was settled, or how many checks were answered) and carries (pending halves written
-down again so that the checkpoints can pass them). Records are of version 2; those of version 1 are read as well.
+half partition and holds notes (what was settled, or how many checks were answered) and snapshots (pending halves,
+written again so that the checkpoints can pass them).
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.ids import ID_LENGTH, id_bytes, id_text, is_id
-from penstock.transactions.wire.records import Half, Verdict, decode_half, encode_half
+from penstock.transactions.wire.half import Half, decode_half, encode_half
+from penstock.transactions.wire.ids import id_bytes, id_text
+from penstock.transactions.wire.ops import Verdict
 
 _VERSION = 2
-_DONE_1 = struct.Struct(">BI")
-_NOTE_1 = struct.Struct(f">{ID_LENGTH}sqBHq")
-#: Version, notes, carries.
+#: Version, notes, snapshots.
 _DONE = struct.Struct(">BII")
 _NOTE = struct.Struct(">16sQBHQqI")
-#: Halves of a carried transaction.
-_CARRY = struct.Struct(">H")
-#: Offset and append time of a carried half, and its headers.
-_CARRIED = struct.Struct(">QQI")
+#: Halves of a snapshotted transaction.
+_SNAPSHOT = struct.Struct(">H")
+#: Offset and append time of a snapshotted half, and its headers.
+_SNAPSHOT_HALF = struct.Struct(">QQI")
 _LENGTH = struct.Struct(">i")
 _NULL = -1
 #: What a note may say, by number, for looking them up is cheaper than making them.
@@ -42,12 +41,12 @@ class Note(NamedTuple):
     #: Append time of the last answered check in milliseconds since the epoch; 0 when there was none.
     answered_ms: int
     #: Place of the decision, or of the last answer: offset of its op record and index there. An offset of -1: there is
-    #: none, as in a count without an answer; version 1 did not write places down.
+    #: none, as in a count without an answer.
     op_offset: int = -1
     op_index: int = 0
 
 
-class Carried(NamedTuple):
+class SnapshotHalf(NamedTuple):
     """A pending half that was written down again, with its own place and birth."""
 
     offset: int
@@ -56,7 +55,7 @@ class Carried(NamedTuple):
     half: Half
 
 
-class Dropped(NamedTuple):
+class UnloadedPayloads(NamedTuple):
     """What is known of the payloads of a transaction that are not in memory."""
 
     size_bytes: int
@@ -64,41 +63,41 @@ class Dropped(NamedTuple):
     keys: tuple[int, ...]
 
 
-class Carry(NamedTuple):
+class Snapshot(NamedTuple):
     """A pending transaction that was written down again, so that the checkpoints can pass it."""
 
     #: What is known of it. A verdict other than UNKNOWN is a decision that has not taken effect yet.
     note: Note
     #: Its halves that were stored, by offset.
-    halves: tuple[Carried, ...]
+    halves: tuple[SnapshotHalf, ...]
 
 
-class Unread(NamedTuple):
-    """A carry as it stays in memory: its halves are without their payloads."""
+class UnloadedSnapshot(NamedTuple):
+    """A snapshot as it stays in memory: its halves are without their payloads."""
 
     note: Note
-    halves: tuple[Carried, ...]
-    dropped: Dropped
+    halves: tuple[SnapshotHalf, ...]
+    dropped: UnloadedPayloads
 
 
 class Done(NamedTuple):
     """A record of the done log."""
 
     notes: list[Note]
-    carries: Sequence[Carry | Unread]
+    snapshots: Sequence[Snapshot | UnloadedSnapshot]
 
 
-def encode_done(notes: Sequence[Note], carries: Sequence[Carry] = ()) -> bytes:
+def encode_done(notes: Sequence[Note], snapshots: Sequence[Snapshot] = ()) -> bytes:
     """Return the value of a done record."""
-    parts = [_DONE.pack(_VERSION, len(notes), len(carries))]
+    parts = [_DONE.pack(_VERSION, len(notes), len(snapshots))]
     pack = _NOTE.pack
     parts.extend(pack(id_bytes(note[0]), *note[1:]) for note in notes)
-    for carry in carries:
-        parts.append(pack(id_bytes(carry.note[0]), *carry.note[1:]))
-        parts.append(_CARRY.pack(len(carry.halves)))
-        for offset, birth_ms, half in carry.halves:
+    for snapshot in snapshots:
+        parts.append(pack(id_bytes(snapshot.note[0]), *snapshot.note[1:]))
+        parts.append(_SNAPSHOT.pack(len(snapshot.halves)))
+        for offset, birth_ms, half in snapshot.halves:
             headers = encode_half(half)
-            parts.append(_CARRIED.pack(offset, birth_ms, len(headers)))
+            parts.append(_SNAPSHOT_HALF.pack(offset, birth_ms, len(headers)))
             for content in (half.key, half.value, *(item for name, text in headers for item in (name.encode(), text))):
                 parts.append(_LENGTH.pack(_NULL if content is None else len(content)))
                 parts.append(content or b"")
@@ -113,24 +112,13 @@ def decode_done(value: bytes | None) -> Done:
     """
     content = value or b""
     try:
-        return _decode_done_1(content) if content[:1] == b"\x01" else _decode_done(content)
+        return _decode_done(content)
     except (struct.error, ValueError, KeyError) as error:
         raise MessageFormatError(f"a done record that does not read: {error}; it is ignored") from error
 
 
-def _decode_done_1(content: bytes) -> Done:
-    _, count = _DONE_1.unpack_from(content)
-    notes = [
-        Note(raw_id.decode("ascii"), offset, _VERDICTS[verdict], checks, answered)
-        for raw_id, offset, verdict, checks, answered in _NOTE_1.iter_unpack(content[_DONE_1.size :])
-    ]
-    if count != len(notes) or not all(is_id(note.transaction_id) for note in notes):
-        raise ValueError(f"{len(notes)} notes in place of {count}, or one of no transaction")
-    return Done(notes, [])
-
-
 def _decode_done(content: bytes) -> Done:
-    version, count, carries = _DONE.unpack_from(content)
+    version, count, snapshots = _DONE.unpack_from(content)
     start, end = _DONE.size, _DONE.size + count * _NOTE.size
     if version != _VERSION or len(content) < end:
         raise ValueError(f"version {version}, {count} notes, {len(content)} bytes")
@@ -140,22 +128,22 @@ def _decode_done(content: bytes) -> Done:
     ]
     for note in notes:
         _require_place(note)
-    carried = []
-    for _ in range(carries):
+    snapshotted = []
+    for _ in range(snapshots):
         raw_id, offset, verdict, *more = _NOTE.unpack_from(content, end)
-        (halves,) = _CARRY.unpack_from(content, end + _NOTE.size)
-        end += _NOTE.size + _CARRY.size
+        (halves,) = _SNAPSHOT.unpack_from(content, end + _NOTE.size)
+        end += _NOTE.size + _SNAPSHOT.size
         read = []
         for _ in range(halves):
-            half, end = _decode_carried(content, end)
+            half, end = _decode_snapshot_half(content, end)
             read.append(half)
         note = Note(id_text(raw_id), offset, _VERDICTS[verdict], *more)
         _require_place(note)
         _require_whole(note, read)
-        carried.append(Carry(note, tuple(read)))
+        snapshotted.append(Snapshot(note, tuple(read)))
     if end != len(content):
         raise ValueError(f"it ends at {end} of {len(content)} bytes")
-    return Done(notes, carried)
+    return Done(notes, snapshotted)
 
 
 def _require_place(note: Note) -> None:
@@ -164,8 +152,8 @@ def _require_place(note: Note) -> None:
         raise ValueError(f"transaction {note.transaction_id} ended without a place of its decision")
 
 
-def _require_whole(note: Note, halves: Sequence[Carried]) -> None:
-    """Raise unless the halves of a carry are those of one transaction: the one that its note speaks of."""
+def _require_whole(note: Note, halves: Sequence[SnapshotHalf]) -> None:
+    """Raise unless the halves of a snapshot are those of one transaction: the one that its note speaks of."""
     first = halves[0].half if halves else None
     if first is None or any(
         (one.half.transaction_id, one.half.group, (one.half.part or (1, 1))[1])
@@ -173,15 +161,15 @@ def _require_whole(note: Note, halves: Sequence[Carried]) -> None:
         or one.offset > note.half_offset
         for one in halves
     ):
-        raise ValueError(f"a carry of transaction {note.transaction_id} with halves that are not its own")
+        raise ValueError(f"a snapshot of transaction {note.transaction_id} with halves that are not its own")
     places, parts = {one.offset for one in halves}, {one.half.part or (1, 1) for one in halves}
     if not len(halves) == len(places) == len(parts):
-        raise ValueError(f"a carry of transaction {note.transaction_id} with a half that stands in it twice")
+        raise ValueError(f"a snapshot of transaction {note.transaction_id} with a half that stands in it twice")
 
 
-def _decode_carried(content: bytes, start: int) -> tuple[Carried, int]:
-    offset, birth_ms, headers = _CARRIED.unpack_from(content, start)
-    start += _CARRIED.size
+def _decode_snapshot_half(content: bytes, start: int) -> tuple[SnapshotHalf, int]:
+    offset, birth_ms, headers = _SNAPSHOT_HALF.unpack_from(content, start)
+    start += _SNAPSHOT_HALF.size
     if headers * 2 * _LENGTH.size > len(content):
         raise ValueError(f"{headers} headers in {len(content)} bytes")
     items: list[bytes | None] = []
@@ -198,7 +186,16 @@ def _decode_carried(content: bytes, start: int) -> tuple[Carried, int]:
     named = [((name or b"").decode(), item) for name, item in zip(items[2::2], items[3::2], strict=True)]
     if any("\0" in name for name, _ in named):
         raise ValueError("a header's name with a zero byte, which no Kafka client writes")
-    return Carried(offset, birth_ms, decode_half(items[0], items[1], named)), start
+    return SnapshotHalf(offset, birth_ms, decode_half(items[0], items[1], named)), start
 
 
-__all__ = ["Carried", "Carry", "Done", "Dropped", "Note", "Unread", "decode_done", "encode_done"]
+__all__ = [
+    "Done",
+    "Note",
+    "Snapshot",
+    "SnapshotHalf",
+    "UnloadedPayloads",
+    "UnloadedSnapshot",
+    "decode_done",
+    "encode_done",
+]

@@ -74,7 +74,7 @@ class StoreTopics:
 
     @property
     def check(self) -> str:
-        """Name of the topic of questions to producer groups."""
+        """Name of the topic of check requests to producer groups."""
         return f"{self.prefix}.check"
 
     @property

@@ -1,4 +1,4 @@
-"""Acknowledged sends: one idempotent Kafka producer that many threads share, and a thread that serves its reports.
+"""Acknowledged sends: one idempotent Kafka producer that many threads batch, and a thread that serves its reports.
 
 A sender gets a `Receipt` and waits on it. Thousands of receipts may be open: a waiting thread holds a lock, nothing
 else, and no two senders wait for each other.
@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -18,12 +19,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock import clients
 from penstock.clients.kafka import reason
+from penstock.clients.renewal import ClientRenewal
 from penstock.clients.rights import Operation, is_missing_right, lacking_text, principal_of, topic_right
 from penstock.errors import MessageFormatError, StoppedError, raised
 from penstock.message import Record, headers_of
 from penstock.options import ClientConfig, reserved
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import WireHeaders
+from penstock.transactions.wire.half import WireHeaders
+from penstock.transactions.writing.receipt import Receipt, Report
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -32,7 +35,7 @@ _POLL_S = 0.1
 #: Seconds for the reports of what was not acknowledged before a stop.
 _PURGE_S = 5.0
 #: Seconds between two replacements of a producer that a fatal error ended.
-_HEAL_EVERY_S = 1.0
+_RENEW_EVERY_S = 1.0
 _LAST_TRIES = 3
 #: Seconds between two looks at topics that may not be seen, and for one.
 _LOOK_S = 1.0
@@ -60,42 +63,6 @@ def wire_headers(message: Message) -> WireHeaders:
         return cast("WireHeaders", headers_of(cast("Record", message)) or ())
     except UnicodeDecodeError as error:
         raise MessageFormatError("a record with a header whose name is not UTF-8; it is refused") from error
-
-
-class Receipt:
-    """What is known of one send. Written once by the delivery thread, read by any number of waiters."""
-
-    __slots__ = ("_gate", "_why", "error", "offset")
-
-    def __init__(self, why: Callable[[KafkaError], str] = reason) -> None:
-        self._why = why
-        #: Offset of the stored record; -1 until then.
-        self.offset = -1
-        #: Why it is not known to be stored.
-        self.error: str | None = None
-        # A held lock is the cheapest event there is: released once, by the delivery report.
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def report(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report; the client library calls it."""
-        if error is not None:
-            self.error = self._why(error)
-        else:
-            self.offset = message.offset() or 0
-        self._gate.release()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the report, and tell whether the record is stored. `error` says why not."""
-        if not self._gate.acquire(timeout=timeout_s):
-            self.error = f"no answer within {timeout_s:g} s"
-            return False
-        # The next waiter passes as well.
-        self._gate.release()
-        return self.error is None
-
-
-Report = Callable[[KafkaError | None, Message], None]
 
 
 class AckedProducer:
@@ -128,22 +95,20 @@ class AckedProducer:
         # Topics that were refused. Added by any thread, taken out by the delivery thread: single steps on a set.
         self._forbidden: set[str] = set()
         self._looked_at = float("-inf")
-        # What ended a producer last. Written by the delivery thread, read by any: a single value.
-        self._fatal: KafkaError | None = None
-        self._bootstrap_servers = bootstrap_servers
-        self._settings = settings
         # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
         self._pid = os.getpid()
-        # Replaced under the lock after a fatal error; whoever uses it takes it into a local name first.
-        self._producer = clients.producer(bootstrap_servers, settings)
+        # Producers that a fatal error ended; the delivery thread serves their last reports.
+        self._ended: deque[Producer] = deque()
+        self._clients: ClientRenewal[Producer] = ClientRenewal(
+            lambda: clients.producer(bootstrap_servers, settings),
+            self._retire,
+            _RENEW_EVERY_S,
+            time.monotonic,
+            at_once=True,
+        )
         self._send_timeout_s = send_timeout_s
         self._name = name
-        self._heal_lock = threading.Lock()
-        # When a producer was replaced last, in monotonic seconds. Under the lock.
-        self._healed_at = float("-inf")
         self._ration = RationedLog()
-        # Producers that a fatal error ended, added under the lock; the delivery thread serves their last reports.
-        self._ended: list[Producer] = []
         #: Called by the delivery thread after each round of reports; set before `start`.
         self.after_reports: Callable[[], None] = _nothing
         # Set by stop(), read by senders.
@@ -168,18 +133,18 @@ class AckedProducer:
         self._stopping.set()
         self._thread.join()
         # What is purged from here on is so for the stop.
-        self._fatal = None
-        self._producer.purge()
+        self._clients.failure = None
+        self._clients.client.purge()
         self._flush(_PURGE_S)
         return left
 
     def _flush(self, timeout_s: float) -> int:
         """Wait until all is reported; return how many records are not. A fatal error may come out of it, once."""
         try:
-            return int(self._producer.flush(timeout_s))
+            return int(self._clients.client.flush(timeout_s))
         except KafkaException as error:
             _log.warning("the Kafka producer of %s ended while it was stopped: %s", self._name, reason(error))
-            return len(self._producer)
+            return len(self._clients.client)
 
     @property
     def is_inherited(self) -> bool:
@@ -240,7 +205,7 @@ class AckedProducer:
         Raises:
             KafkaException: the client library refused the record: it is too large, say.
         """
-        producer = self._producer
+        producer = self._clients.client
         if self._refusing or self.is_inherited:
             return False
         try:
@@ -248,7 +213,7 @@ class AckedProducer:
         except BufferError:
             return False
         except KafkaException as error:
-            if not self._heal(producer, error):
+            if not self._renew(producer, error):
                 raise
             return False
         return True
@@ -290,11 +255,11 @@ class AckedProducer:
         deadline = 0.0
         while True:
             self._check_refusing(topic, partition)
-            producer = self._producer
+            producer = self._clients.client
             try:
                 producer.produce(topic, value, key, partition, report, headers=headers)
             except KafkaException as error:
-                if not self._heal(producer, error):
+                if not self._renew(producer, error):
                     raise
             except BufferError as error:
                 now = time.monotonic()
@@ -319,7 +284,7 @@ class AckedProducer:
 
     def why(self, topic: str, error: KafkaError) -> str:
         """Return why a record for a topic was not stored, with the right that is missing if that is the reason."""
-        fatal = self._fatal
+        fatal = self._clients.failure
         cause = fatal if error.code() in _OF_PRODUCER and fatal is not None else error
         if not is_missing_right(cause):
             return reason(cause)
@@ -327,43 +292,34 @@ class AckedProducer:
         # Who may write to any topic may do so idempotently; Kafka asks for a right of its own below 2.8 only (KIP-679).
         return f"{reason(cause)}: {lacking_text([topic_right(Operation.WRITE, topic)], self._principal)}"
 
-    def _heal(self, producer: Producer, error: KafkaException) -> bool:
-        """Replace a producer that a fatal error ended, and tell whether it was one.
+    def _renew(self, producer: Producer, error: KafkaException) -> bool:
+        """Tell whether there is a new producer in place of one that an error of it has ended for ever.
 
         An idempotent producer that cannot tell any more what was stored refuses everything from then on, and so does
-        one that may not write anywhere. What it had under way is reported as failed; a new producer begins anew. It is
-        replaced once a second at most: until then it goes on refusing.
+        one that may not write anywhere. What it had under way is reported as failed. It is replaced once a second at
+        most: until then it goes on refusing.
         """
-        inner = error.args[0]
-        # What is sent after it is refused with the bare code.
-        if not isinstance(inner, KafkaError) or not (inner.fatal() or inner.code() == KafkaError._FATAL):  # noqa: SLF001 - the library's public constants look so
-            return False
-        with self._heal_lock:
-            if self._producer is producer:
-                now = time.monotonic()
-                if now - self._healed_at < _HEAL_EVERY_S:
-                    return False
-                self._healed_at = now
-                self._ration.warn(
-                    "fatal",
-                    "the Kafka producer of %s ended with a fatal error and is replaced; what it had under way counts as"
-                    " not stored: %s",
-                    self._name,
-                    reason(self._fatal or inner),
-                )
-                self._producer = clients.producer(self._bootstrap_servers, self._settings)
-                self._ended.append(producer)
-        return True
+        return self._clients.note_failure(error) and self._clients.replace(producer)
+
+    def _retire(self, producer: Producer) -> None:
+        self._ration.warn(
+            "fatal",
+            "the Kafka producer of %s ended with a fatal error and is replaced; what it had under way counts as not "
+            "stored: %s",
+            self._name,
+            "no reason given" if self._clients.failure is None else reason(self._clients.failure),
+        )
+        self._ended.append(producer)
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._poll(self._producer)
+                self._poll(self._clients.client)
                 self.after_reports()
                 self._look_again()
                 while self._ended:
-                    self._serve_last(self._ended.pop())
-            except:  # noqa: E722 - see `raised`; whatever a report raised, the other senders are told
+                    self._serve_last(self._ended.popleft())
+            except:  # noqa: E722 - see `raised`; whatever a report raised, the others are served
                 # A report that raises is a mistake; without this thread every sender would wait for ever.
                 _log.error("a delivery report of %s failed", self._name, exc_info=raised())
 
@@ -372,11 +328,9 @@ class AckedProducer:
         try:
             producer.poll(_POLL_S)
         except KafkaException as error:
-            inner = error.args[0]
-            if not isinstance(inner, KafkaError) or not inner.fatal():
+            if not self._clients.note_failure(error):
                 raise
-            self._fatal = inner
-            self._heal(producer, error)
+            self._clients.replace(producer)
 
     def _look_again(self) -> None:
         """Have the client look at topics again that it may not have seen: it would remember that for minutes."""
@@ -387,7 +341,7 @@ class AckedProducer:
         # A copy of a set is one step under the interpreter lock.
         for topic in self._forbidden.copy():
             try:
-                found = self._producer.list_topics(topic, timeout=_LOOK_S).topics.get(topic)
+                found = self._clients.client.list_topics(topic, timeout=_LOOK_S).topics.get(topic)
             except KafkaException:
                 continue
             if found is not None and found.error is None:
@@ -401,37 +355,13 @@ class AckedProducer:
                 ended.flush(_POLL_S)
             except KafkaException as error:
                 # What ended it comes out of the first call, where the sender saw it before the delivery thread did.
-                self._fatal = error.args[0]
+                self._clients.note_failure(error)
             else:
                 break
-
-
-class LateProducer:
-    """An `AckedProducer` that is made and started when it is called for first: who only looks may write nothing.
-
-    Args:
-        make: makes it, not started. Used by one thread.
-    """
-
-    def __init__(self, make: Callable[[], AckedProducer]) -> None:
-        self._make = make
-        self._made: AckedProducer | None = None
-
-    def __call__(self) -> AckedProducer:
-        """Return the producer."""
-        if self._made is None:
-            self._made = self._make()
-            self._made.start()
-        return self._made
-
-    def stop(self, timeout_s: float) -> None:
-        """Stop it, if it was made."""
-        if self._made is not None:
-            self._made.stop(timeout_s)
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
 
 
-__all__ = ["ANY_SIZE", "AckedProducer", "LateProducer", "Receipt", "Report", "wire_headers"]
+__all__ = ["ANY_SIZE", "AckedProducer", "wire_headers"]

@@ -1,12 +1,14 @@
-"""Who is to blame for a Kafka transaction that was aborted: a message, a topic, or nobody in it.
+"""Who is to blame for a Kafka transaction that failed: a message, a topic, or nobody in it.
 
-What cannot be told from delivery reports stands in the client library's log: a topic that the broker does not let into
-a transaction fails all messages of it alike, as purged (librdkafka 2.16, seen with a deleted topic).
+One taxonomy for all that writes in Kafka transactions. What delivery reports do not tell stands in the client library's
+log: a topic that the broker does not let into a transaction fails all messages of it alike, as purged (librdkafka 2.16,
+seen with a deleted topic).
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -28,28 +30,28 @@ class Fault(NamedTuple):
 
 
 class Blamed(Enum):
-    """What an error of a message says."""
+    """Whose fault an error of a message is."""
 
     NOBODY = "nobody"
     MESSAGE = "message"
     TOPIC = "topic"
-    #: The topic, if the broker answers otherwise.
+    #: The topic's, if the broker answers otherwise.
     SILENCE = "silence"
+    #: It was taken back while it was queued or on its way, for another one failed.
+    PURGED = "purged"
 
 
-_MESSAGES_FAULT = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError._INVALID_ARG,  # noqa: SLF001 - the client library's public constants look so, here and below
-    }
-)
+_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE})
+_MESSAGES_FAULT = _TOO_LARGE | {
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._INVALID_ARG,  # noqa: SLF001 - the client library's public constants look so, here and below
+}
 _SILENT = frozenset(
     {
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the same
@@ -57,11 +59,15 @@ _SILENT = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
-#: What befalls messages because another one failed, the producer was fenced, or the brokers are away.
-_NOBODYS_FAULT = frozenset(
+_PURGED = frozenset(
     {
         KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the same
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the same
+    }
+)
+#: What befalls messages because another one failed, the producer was fenced, or the brokers are away.
+_NOBODYS_FAULT = frozenset(
+    {
         KafkaError._TRANSPORT,  # noqa: SLF001 - the same
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the same
         KafkaError._FENCED,  # noqa: SLF001 - the same
@@ -74,18 +80,67 @@ _NOBODYS_FAULT = frozenset(
         KafkaError.UNKNOWN_PRODUCER_ID,
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.INVALID_TXN_STATE,
+        KafkaError.OPERATION_NOT_ATTEMPTED,
     }
 )
 
 
 def blamed(error: KafkaError) -> Blamed:
-    """Tell what an error of a message says. What is not known is the topic's: others must not suffer from it."""
+    """Tell whose fault an error of a message is. What is not known is the topic's: others must not suffer from it."""
     code = error.code()
     if code in _NOBODYS_FAULT:
         return Blamed.NOBODY
+    if code in _PURGED:
+        return Blamed.PURGED
     if code in _MESSAGES_FAULT:
         return Blamed.MESSAGE
     return Blamed.SILENCE if code in _SILENT else Blamed.TOPIC
+
+
+@dataclass(slots=True)
+class Blame:
+    """Why a Kafka transaction failed.
+
+    Attributes:
+        messages: of transactions that the broker refused, by id: topic and reason; the first reason counts.
+        too_large: those of them that were refused for their size.
+        topics: topics that take nothing, with the reason.
+        silent: topics that did not answer in time, with the reason.
+        purged: topics whose messages were taken back.
+        cause: the first sentence to tell; empty: nothing failed.
+    """
+
+    messages: dict[str, tuple[str, str]] = field(default_factory=dict)
+    too_large: set[str] = field(default_factory=set)
+    topics: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    purged: set[str] = field(default_factory=set)
+    cause: str = ""
+
+    def add(self, transaction_id: str, topic: str, error: KafkaError, why: str) -> None:
+        """Take in that a message was not stored.
+
+        Args:
+            transaction_id: of its transaction.
+            topic: where it was to go.
+            error: what the library reports.
+            why: the same as a text.
+        """
+        kind = blamed(error)
+        if kind is Blamed.PURGED:
+            self.purged.add(topic)
+            return
+        if kind is Blamed.NOBODY:
+            self.cause = self.cause or why
+            return
+        if kind is Blamed.MESSAGE:
+            self.messages.setdefault(transaction_id, (topic, f"{topic}: {why}"))
+            if error.code() in _TOO_LARGE:
+                self.too_large.add(transaction_id)
+            self.cause = f"the message of transaction {transaction_id} is refused: {topic}: {why}"
+            return
+        (self.topics if kind is Blamed.TOPIC else self.silent).setdefault(topic, why)
+        self.cause = f"{topic} takes no message: {why}"
 
 
 _ADD = "ADDPARTS"
@@ -148,4 +203,4 @@ class AddWatch:
                 self.refused[found["topic"]] = found["why"]
 
 
-__all__ = ["AddWatch", "Blamed", "Fault", "blamed", "is_forbidden"]
+__all__ = ["AddWatch", "Blame", "Blamed", "Fault", "blamed", "is_forbidden"]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.clients.kafka import told_offset
+from penstock.clients.kafka import answered, told_offset
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.002
@@ -71,7 +71,7 @@ class Visibility:
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=_ANSWER_S,
         )
-        return {(one.topic, one.partition): told_offset(future.result(_ANSWER_S)) for one, future in asked.items()}
+        return {(one.topic, one.partition): told_offset(answered(future, _ANSWER_S)) for one, future in asked.items()}
 
 
 __all__ = ["Place", "Visibility"]

@@ -39,7 +39,7 @@ _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class LetterSettings:
+class DeadLetterSettings:
     """What a task needs to write dead letters. Picklable.
 
     Attributes:
@@ -57,7 +57,7 @@ class LetterSettings:
         return {"message.timeout.ms": _TIMEOUT_S * 1000, **self.producer}
 
 
-class TaskLetters:
+class TaskDeadLetters:
     """Writes the dead letters of one task. One thread uses it.
 
     Args:
@@ -68,7 +68,7 @@ class TaskLetters:
 
     def __init__(
         self,
-        settings: LetterSettings,
+        settings: DeadLetterSettings,
         counts: Callable[[], Counts],
         connect: Callable[[dict[str, Any]], ProducerClient],
     ) -> None:
@@ -179,4 +179,4 @@ class TaskLetters:
             )
 
 
-__all__ = ["LetterSettings", "TaskLetters"]
+__all__ = ["DeadLetterSettings", "TaskDeadLetters"]

@@ -9,8 +9,8 @@ from penstock.consumer import ConsumerSettings, Handler, MiddlewareSpec, WorkerR
 from penstock.errors import ConfigurationError
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
-#: An app's middlewares, lifespans and worker resources.
-Surroundings = tuple[Sequence[MiddlewareSpec], Sequence[Callable[[], Any]], Sequence[WorkerResource[Any]]]
+#: What runs around an app's handlers: its middlewares, lifespans and worker resources.
+HandlerEnvironment = tuple[Sequence[MiddlewareSpec], Sequence[Callable[[], Any]], Sequence[WorkerResource[Any]]]
 
 
 def sink_of(
@@ -18,19 +18,19 @@ def sink_of(
     handlers: Mapping[str, Handler | None],
     settings: ConsumerSettings,
     bootstrap_servers: str,
-    surroundings: Surroundings,
+    environment: HandlerEnvironment,
     *,
     parallelism: int,
     headers: bool,
 ) -> HandlerSink:
-    """Return a sink with an app's handlers, limits and surroundings.
+    """Return a sink with an app's handlers, limits and environment.
 
     Args:
         name: name of the app.
         handlers: by topic; None where a topic has none.
         settings: the app's.
         bootstrap_servers: the app's.
-        surroundings: the app's.
+        environment: the app's.
         parallelism: tasks that a batch is spread over.
         headers: whether frames have the column `headers`.
 
@@ -42,7 +42,7 @@ def sink_of(
         raise ConfigurationError(
             f"app {name} has no handler for {', '.join(missing)}; register it with @app.handler before the sink is made"
         )
-    middlewares, lifespans, resources = surroundings
+    middlewares, lifespans, resources = environment
     return HandlerSink(
         {topic: one for topic, one in handlers.items() if one is not None},
         group=name,
@@ -61,4 +61,4 @@ def sink_of(
     )
 
 
-__all__ = ["Surroundings", "sink_of"]
+__all__ = ["HandlerEnvironment", "sink_of"]

@@ -1,7 +1,7 @@
 """Which message of a task is handled next: the order of keys, retries and what becomes of exhausted messages.
 
 Pure: rows, the time and the sender of dead letters are given, and nothing here waits or calls a handler. A driver
-(`driving`) asks for the next job, has it handled and says what came of it, for one job after the other or for many at
+(`runners`) asks for the next call, has it handled and says what came of it, for one call after the other or for many at
 once. A task has its rows to itself, so there is no rebalance, no commit and no lock, unlike in the consumer's lanes.
 """
 
@@ -34,7 +34,7 @@ GiveUp = Callable[[Record, Route, BaseException, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class HandlerCall:
     """What is given to a handler in one call.
 
     Attributes:
@@ -50,7 +50,7 @@ class Job:
     begun: float
 
 
-class _Line:
+class _KeyQueue:
     """The messages of one identity that wait, the first of them for its time or for one that is being handled."""
 
     __slots__ = ("attempts", "since", "waiting")
@@ -62,11 +62,11 @@ class _Line:
         self.since = 0.0
 
 
-#: Stands for the line of an identity that is being handled and behind which nothing waits: the usual case, made cheap.
-_OUT: Final = _Line()
+#: Stands for the queue of an identity that is being handled and behind which nothing waits: the usual case, made cheap.
+_NONE_WAITING: Final = _KeyQueue()
 
 
-class Lines:
+class KeyQueues:
     """The messages of a task. One thread calls it.
 
     Messages of one identity go one at a time and in the order of the rows; with batches, one batch at a time. A failed
@@ -95,7 +95,7 @@ class Lines:
         self._give_up = give_up
         self._max_parked = max_parked
         self._max_parked_bytes = max_parked_bytes
-        self._lines: dict[Hashable, _Line] = {}
+        self._queues: dict[Hashable, _KeyQueue] = {}
         #: Identities whose first message may be tried at once, and those whose has a time.
         self._ready: deque[Hashable] = deque()
         self._due: list[tuple[float, int, Hashable]] = []
@@ -110,17 +110,17 @@ class Lines:
         self.parked = 0
         self.parked_bytes = 0
 
-    def next(self, now: float) -> Job | None:
-        """Return what may be handled now, or None: then ask again when something was settled, or at `next_due`.
+    def next(self, now: float) -> HandlerCall | None:
+        """Return what may be handled now, or None: then ask again when a call was completed, or at `next_due`.
 
         Raises:
             SinkError: a message failed for good whose handler stops then; the task must fail.
         """
         while self._ready or (self._due and self._due[0][0] <= now):
             key = self._ready.popleft() if self._ready else heapq.heappop(self._due)[2]
-            job = self._head(key, now)
-            if job is not None:
-                return job
+            call = self._head(key, now)
+            if call is not None:
+                return call
         while self.parked < self._max_parked and self.parked_bytes < self._max_parked_bytes:
             record, self._held = self._held, None
             if record is None:
@@ -128,9 +128,9 @@ class Lines:
                 if record is None:
                     break
                 self.counts.rows += 1
-            job = self._fresh(record, now)
-            if job is not None:
-                return job
+            call = self._fresh(record, now)
+            if call is not None:
+                return call
         # Nothing more can join it now.
         return self._begin_batch(now) if self._batch else None
 
@@ -138,20 +138,20 @@ class Lines:
         """Return when the next message may be tried that waits for its time, or None."""
         return self._due[0][0] if self._due else None
 
-    def settle(self, job: Job, failed: Failed | None, now: float) -> None:
-        """Take note of what came of a job: None where all of it is done.
+    def complete(self, call: HandlerCall, failed: Failed | None, now: float) -> None:
+        """Complete a call: with its failure, or None where all of it is done.
 
         Raises:
             SinkError: as `next`.
         """
         if failed is None:
-            self.counts.handled += len(job.items)
-            for key in {key for key, _ in job.items}:
+            self.counts.handled += len(call.items)
+            for key in {key for key, _ in call.items}:
                 self._release(key)
             return
-        batched = failures(failed, len(job.items)) if job.route.batch > 1 else {0: failed}
+        batched = failures(failed, len(call.items)) if call.route.batch > 1 else {0: failed}
         back: dict[Hashable, tuple[Failed, list[Record]]] = {}
-        for place, (key, record) in enumerate(job.items):
+        for place, (key, record) in enumerate(call.items):
             if key in back:
                 # Behind one of its key that failed: it comes again whatever became of it, so that the order holds.
                 back[key][1].append(record)
@@ -159,15 +159,15 @@ class Lines:
                 back[key] = (batched[place], [record])
             else:
                 self.counts.handled += 1
-        for key in dict.fromkeys(key for key, _ in job.items):
+        for key in dict.fromkeys(key for key, _ in call.items):
             if key in back:
                 failure, records = back[key]
-                self._take_back(key, records, failure, job, now)
+                self._requeue(key, records, failure, call, now)
             else:
                 self._release(key)
 
-    def _fresh(self, record: Record, now: float) -> Job | None:  # noqa: PLR0911 - one for each way that a row can go
-        """Take in a row: a job of it, or None where it is done with, or waits."""
+    def _fresh(self, record: Record, now: float) -> HandlerCall | None:  # noqa: PLR0911 - one for each way that a row can go
+        """Take in a row: a call of it, or None where it is done with, or waits."""
         route = self._routes[record.topic()]
         if self._batch and route is not self._batch_route:
             self._held = record
@@ -181,11 +181,11 @@ class Lines:
             key = route.ordering.identity(record)
         except PenstockError as error:
             key, failure = (record.topic(), record.partition(), record.offset()), Failed(error, permanent=True)
-        line = self._lines.get(key)
-        if line is not None:
-            if line is _OUT:
-                line = self._lines[key] = _Line()
-            self._park(line, record)
+        queue = self._queues.get(key)
+        if queue is not None:
+            if queue is _NONE_WAITING:
+                queue = self._queues[key] = _KeyQueue()
+            self._park(queue, record)
             return None
         message = failure or route.message(record)
         if isinstance(message, Failed):
@@ -193,106 +193,106 @@ class Lines:
                 # Those of its key in the batch come first, should they fail.
                 self._held = record
                 return self._begin_batch(now)
-            line = self._lines[key] = _Line()
-            line.since = now
-            self._park(line, record)
-            self._failed(key, line, message, now)
+            queue = self._queues[key] = _KeyQueue()
+            queue.since = now
+            self._park(queue, record)
+            self._failed(key, queue, message, now)
             return None
         if route.batch == 1:
-            self._lines[key] = _OUT
-            return Job(route, [(key, record)], message, now)
+            self._queues[key] = _NONE_WAITING
+            return HandlerCall(route, [(key, record)], message, now)
         self._batch.append((key, record, message))
         self._batch_keys.add(key)
         self._batch_route = route
         return self._begin_batch(now) if len(self._batch) >= route.batch else None
 
-    def _begin_batch(self, now: float) -> Job:
+    def _begin_batch(self, now: float) -> HandlerCall:
         """Hand out the batch that was gathered."""
         gathered, self._batch = self._batch, []
         route, self._batch_route = self._batch_route, None
         if route is None:
             raise AssertionError("a batch was handed out that nobody had begun")
-        self._lines.update(dict.fromkeys(self._batch_keys, _OUT))
+        self._queues.update(dict.fromkeys(self._batch_keys, _NONE_WAITING))
         self._batch_keys.clear()
         items = [(key, record) for key, record, _ in gathered]
-        return Job(route, items, [message for _, _, message in gathered], now)
+        return HandlerCall(route, items, [message for _, _, message in gathered], now)
 
-    def _head(self, key: Hashable, now: float) -> Job | None:
-        """Return a job of what stands first in a line, or None where that was done with, or failed again."""
-        line = self._lines[key]
-        while line.waiting:
-            record = line.waiting[0]
+    def _head(self, key: Hashable, now: float) -> HandlerCall | None:
+        """Return a call of what stands first in a queue, or None where that was done with, or failed again."""
+        queue = self._queues[key]
+        while queue.waiting:
+            record = queue.waiting[0]
             route = self._routes[record.topic()]
             # At each try: the failure may have been the filter's own, and then nothing has let the message pass yet.
             passes = route.screen(record)
             if not passes:
                 self.counts.filtered += 1
-                self._unpark(line)
-                line.attempts = 0
+                self._unpark(queue)
+                queue.attempts = 0
                 continue
-            answer = passes if isinstance(passes, Failed) else route.message(record, line.attempts)
-            if line.attempts == 0:
-                line.since = now
+            answer = passes if isinstance(passes, Failed) else route.message(record, queue.attempts)
+            if queue.attempts == 0:
+                queue.since = now
             else:
                 self.counts.retried += 1
             if isinstance(answer, Failed):
-                self._failed(key, line, answer, now)
+                self._failed(key, queue, answer, now)
                 return None
-            self._unpark(line)
-            return self._job_of(key, line, route, record, answer, now)
-        del self._lines[key]
+            self._unpark(queue)
+            return self._call_of(key, queue, route, record, answer, now)
+        del self._queues[key]
         return None
 
-    def _job_of(  # noqa: PLR0917 - what was found out of the head, to be joined by those behind it
-        self, key: Hashable, line: _Line, route: Route, record: Record, message: Message, now: float
-    ) -> Job:
-        """Return a job of a head; with batches and at a first try, of those behind it too."""
+    def _call_of(  # noqa: PLR0917 - what was found out of the head, to be joined by those behind it
+        self, key: Hashable, queue: _KeyQueue, route: Route, record: Record, message: Message, now: float
+    ) -> HandlerCall:
+        """Return a call of a head; with batches and at a first try, of those behind it too."""
         if route.batch == 1:
-            return Job(route, [(key, record)], message, now)
+            return HandlerCall(route, [(key, record)], message, now)
         items, work = [(key, record)], [message]
-        while line.attempts == 0 and line.waiting and len(items) < route.batch:
-            behind = line.waiting[0]
+        while queue.attempts == 0 and queue.waiting and len(items) < route.batch:
+            behind = queue.waiting[0]
             if self._routes[behind.topic()] is not route or route.screen(behind) is not True:
                 break
             answer = route.message(behind)
             if isinstance(answer, Failed):
                 break
-            self._unpark(line)
+            self._unpark(queue)
             items.append((key, behind))
             work.append(answer)
-        return Job(route, items, work, now)
+        return HandlerCall(route, items, work, now)
 
     def _release(self, key: Hashable) -> None:
         """Let go on what waits behind messages that are done."""
-        line = self._lines[key]
-        if line is _OUT or not line.waiting:
-            del self._lines[key]
+        queue = self._queues[key]
+        if queue is _NONE_WAITING or not queue.waiting:
+            del self._queues[key]
             return
-        line.attempts = 0
+        queue.attempts = 0
         self._ready.append(key)
 
-    def _take_back(self, key: Hashable, records: list[Record], failure: Failed, job: Job, now: float) -> None:
-        """Put back to the front what failed of a job, with what was behind it."""
-        line = self._lines[key]
-        if line is _OUT:
-            line = self._lines[key] = _Line()
-        if line.attempts == 0:
-            line.since = job.begun
+    def _requeue(self, key: Hashable, records: list[Record], failure: Failed, call: HandlerCall, now: float) -> None:
+        """Put back to the front what failed of a call, with what was behind it."""
+        queue = self._queues[key]
+        if queue is _NONE_WAITING:
+            queue = self._queues[key] = _KeyQueue()
+        if queue.attempts == 0:
+            queue.since = call.begun
         for record in reversed(records):
-            self._park(line, record, first=True)
-        self._failed(key, line, failure, now)
+            self._park(queue, record, first=True)
+        self._failed(key, queue, failure, now)
 
-    def _failed(self, key: Hashable, line: _Line, failure: Failed, now: float) -> None:
-        """Decide what becomes of the failed head of a line: it waits for its retry, or is given up."""
-        record = line.waiting[0]
+    def _failed(self, key: Hashable, queue: _KeyQueue, failure: Failed, now: float) -> None:
+        """Decide what becomes of the failed head of a queue: it waits for its retry, or is given up."""
+        record = queue.waiting[0]
         route = self._routes[record.topic()]
         handler, error = route.handler, failure.error
         self.counts.failed += 1
-        line.attempts += 1
+        queue.attempts += 1
         place = f"{record.topic()}[{record.partition()}]@{record.offset()}"
         if not failure.permanent:
             try:
-                delay = route.retry.delay_after(line.attempts, now - line.since, error)
+                delay = route.retry.delay_after(queue.attempts, now - queue.since, error)
             except Exception as defect:  # noqa: BLE001 - a policy of the user's may raise anything
                 raise SinkError(
                     f"the retry policy of {handler.name} failed with {raised_where(defect)} when it was asked about "
@@ -301,7 +301,7 @@ class Lines:
             if delay is not None:
                 heapq.heappush(self._due, (now + delay, next(self._numbers), key))
                 return
-        tries, line.attempts = line.attempts, 0
+        tries, queue.attempts = queue.attempts, 0
         if handler.on_failure is OnFailure.STOP:
             _log.debug("%s failed %s", handler.name, place, exc_info=error)
             # Not chained: Spark writes stacks of tasks into logs and events, and their texts may hold the message.
@@ -317,22 +317,22 @@ class Lines:
                 "%s was dropped: %s failed it %d times, last with %s", place, handler.name, tries, type(error).__name__
             )
             self.counts.dropped += 1
-        self._unpark(line)
-        if line.waiting:
+        self._unpark(queue)
+        if queue.waiting:
             self._ready.append(key)
         else:
-            del self._lines[key]
+            del self._queues[key]
 
-    def _park(self, line: _Line, record: Record, *, first: bool = False) -> None:
+    def _park(self, queue: _KeyQueue, record: Record, *, first: bool = False) -> None:
         if first:
-            line.waiting.appendleft(record)
+            queue.waiting.appendleft(record)
         else:
-            line.waiting.append(record)
+            queue.waiting.append(record)
         self.parked += 1
         self.parked_bytes += len(record) + _OVERHEAD_BYTES
 
-    def _unpark(self, line: _Line) -> None:
-        record = line.waiting.popleft()
+    def _unpark(self, queue: _KeyQueue) -> None:
+        record = queue.waiting.popleft()
         self.parked -= 1
         self.parked_bytes -= len(record) + _OVERHEAD_BYTES
 
@@ -345,4 +345,4 @@ def raised_where(error: BaseException) -> str:
     return f"{type(error).__name__} ({Path(stack[-1].filename).name} line {stack[-1].lineno}, {stack[-1].name})"
 
 
-__all__ = ["GiveUp", "Job", "Lines", "raised_where"]
+__all__ = ["GiveUp", "HandlerCall", "KeyQueues", "raised_where"]

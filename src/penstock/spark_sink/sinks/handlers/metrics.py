@@ -43,7 +43,7 @@ class HandlerMetrics:
             "penstock.spark.handler.heaviest_lane", "1", "Part of the last batch that was in its largest lane."
         )
 
-    def tell(self, report: BatchReport) -> None:
+    def record(self, report: BatchReport) -> None:
         """Record a batch."""
         for outcome, count in (
             ("handled", report.handled),

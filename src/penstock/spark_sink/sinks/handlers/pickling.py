@@ -1,8 +1,8 @@
-"""How handlers travel to executors: by name where executors can import them, else by value. What cannot is named.
+"""How handlers are pickled for executors: by name where executors can import them, else by value.
 
 A `WorkerResource` holds what belongs to threads, and handlers find theirs by name: so one that its module has under
-its function's name travels by that name, and executors close the one that their handlers use. Others travel as the
-function that makes them.
+its function's name is pickled by that name, and executors close the one that their handlers use. Others are pickled as
+the function that makes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MSGSPEC_DECODER = ("msgspec.json", "Decoder")
 
 class _Pickler(cloudpickle.CloudPickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Say how a resource and a msgspec decoder travel; everything else as Spark has it."""
+        """Reduce a resource and a msgspec decoder; everything else as Spark has it."""
         kind = type(obj)
         if (kind.__module__, kind.__name__) == _MSGSPEC_DECODER:
             # It does not say itself how it is made, and ours are made of the struct alone.
@@ -51,7 +51,7 @@ def pack(what: object) -> bytes:
     """Return something as bytes that another process can `unpack`.
 
     Raises:
-        Exception: it cannot travel; `require_packable` says so in a sentence.
+        Exception: it cannot be pickled; `require_packable` says so in a sentence.
     """
     buffer = io.BytesIO()
     _Pickler(buffer).dump(what)  # type: ignore[no-untyped-call] # the same
@@ -59,7 +59,7 @@ def pack(what: object) -> bytes:
 
 
 def require_packable(called: str, what: object) -> None:
-    """Raise `ConfigurationError` where something cannot travel to executors.
+    """Raise `ConfigurationError` where something cannot be pickled for executors.
 
     Args:
         called: what it is, for the sentence.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -34,40 +34,26 @@ class Counts:
         return self.handled + self.filtered + self.dead_letters + self.dropped
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReport:
-    """What one task came to.
+@dataclass(slots=True, kw_only=True)
+class TaskReport(Counts):
+    """What one task came to. It is not changed once it is made.
 
     Attributes:
         task: its number in the batch.
         attempt: 0, or how often it had failed before.
-        rows: messages it was given.
-        handled: messages that their handler has done.
-        filtered: messages that a filter refused.
-        dead_letters: messages given up to a dead-letter topic.
-        dropped: messages given up and logged.
-        failed: failures, each try counted.
-        retried: tries after the first.
         heaviest_lane: messages of its largest lane: of one key, where few keys share it.
         seconds: how long it took, waits for retries included.
     """
 
     task: int
     attempt: int
-    rows: int
-    handled: int
-    filtered: int
-    dead_letters: int
-    dropped: int
-    failed: int
-    retried: int
     heaviest_lane: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """What one micro-batch came to.
+@dataclass(slots=True, kw_only=True)
+class BatchReport(Counts):
+    """What one micro-batch came to: the counts of its tasks, summed. It is not changed once it is made.
 
     Attributes:
         batch_id: Spark's number of the batch.
@@ -79,40 +65,10 @@ class BatchReport:
     tasks: Sequence[TaskReport]
     parallelism: int
 
-    @property
-    def rows(self) -> int:
-        """Messages of the batch."""
-        return sum(task.rows for task in self.tasks)
-
-    @property
-    def handled(self) -> int:
-        """Messages that their handler has done."""
-        return sum(task.handled for task in self.tasks)
-
-    @property
-    def filtered(self) -> int:
-        """Messages that a filter refused."""
-        return sum(task.filtered for task in self.tasks)
-
-    @property
-    def dead_letters(self) -> int:
-        """Messages given up to a dead-letter topic."""
-        return sum(task.dead_letters for task in self.tasks)
-
-    @property
-    def dropped(self) -> int:
-        """Messages given up and logged."""
-        return sum(task.dropped for task in self.tasks)
-
-    @property
-    def failed(self) -> int:
-        """Failures, each try counted."""
-        return sum(task.failed for task in self.tasks)
-
-    @property
-    def retried(self) -> int:
-        """Tries after the first."""
-        return sum(task.retried for task in self.tasks)
+    def __post_init__(self) -> None:
+        """Sum the counts."""
+        for one in fields(Counts):
+            setattr(self, one.name, sum(getattr(task, one.name) for task in self.tasks))
 
     @property
     def skew(self) -> float:

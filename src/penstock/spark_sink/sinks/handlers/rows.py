@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.consumer.handlers.ordering import Ordering
-from penstock.errors import SinkError
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.sinks.position import POSITION, null_counts, require_position
 
 #: The column that names a row's lane.
 LANE = "penstock_lane"
 #: Columns that a frame must have, and those that it may have beside them.
-PLACE = ("topic", "partition", "offset")
-REQUIRED = (*PLACE, "key", "value")
+REQUIRED = (*POSITION, "key", "value")
 OPTIONAL = ("timestamp", "timestampType", "headers")
 
 #: Rows, and about the bytes of rows, that are made Python objects at a time.
@@ -108,13 +108,9 @@ def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Arr
     """Return the lane of each row.
 
     Raises:
-        SinkError: a row has no place, or its topic has no handler.
+        SchemaMismatchError: a row has no position, or its topic has no handler.
     """
-    for name in PLACE:
-        if columns[name].null_count:
-            raise SinkError(
-                f"column {name} is NULL in {columns[name].null_count} rows; it must come from the source as it is"
-            )
+    require_position(null_counts(columns), "handlers")
     found: list[int] = []
     topics, partitions = columns["topic"].to_pylist(), columns["partition"].to_pylist()
     rows = list(_records(columns))
@@ -123,7 +119,7 @@ def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Arr
     for (topic, partition), same in groupby(zip(topics, partitions, strict=True), key=itemgetter(0, 1)):
         ordering = orderings.get(topic)
         if ordering is None:
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"the frame has rows of topic {topic}, which has no handler in this sink; give it one, or leave the "
                 "topic out of the query"
             )
@@ -153,4 +149,4 @@ def _records(columns: Mapping[str, pa.Array]) -> Iterator[RowRecord]:
     )
 
 
-__all__ = ["LANE", "OPTIONAL", "PLACE", "REQUIRED", "RowRecord", "lane_numbers", "records"]
+__all__ = ["LANE", "OPTIONAL", "REQUIRED", "RowRecord", "lane_numbers", "records"]

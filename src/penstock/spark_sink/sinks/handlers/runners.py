@@ -1,4 +1,4 @@
-"""Drivers of a task: who calls the handlers for the jobs that `Lines` hands out, one by one or many at once.
+"""Runners of a task: who calls the handlers for the calls that `KeyQueues` hands out, one by one or many at once.
 
 Plain handlers run in the task's thread, one after the other. `async def` handlers run on an event loop that the task
 has for itself, as many at once as `max_concurrency` says. Where a task has both kinds, plain ones run in a thread
@@ -17,7 +17,7 @@ from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.route import Failed, disregarded
 from penstock.errors import SinkError, raised
-from penstock.spark_sink.sinks.handlers.key_queues import Job, Lines
+from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall, KeyQueues
 
 Now = Callable[[], float]
 
@@ -25,11 +25,11 @@ Now = Callable[[], float]
 _ROUND_S = 0.01
 
 
-def run(lines: Lines, now: Now = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
     """Handle all messages of a task, one after the other.
 
     Args:
-        lines: the messages.
+        queues: the messages.
         now: seconds that only rise.
         sleep: waits so many seconds, at least.
 
@@ -37,23 +37,23 @@ def run(lines: Lines, now: Now = time.monotonic, sleep: Callable[[float], None] 
         SinkError: a message failed for good whose handler stops then; the task must fail.
     """
     while True:
-        job = lines.next(now())
-        if job is not None:
-            lines.settle(job, _called(job), now())
+        call = queues.next(now())
+        if call is not None:
+            queues.complete(call, _called(call), now())
             continue
-        due = lines.next_due()
+        due = queues.next_due()
         if due is None:
             return
         sleep(max(0.0, due - now()))
 
 
-def _called(job: Job) -> Failed | None:
+def _called(call: HandlerCall) -> Failed | None:
     """Call a plain handler."""
     try:
-        returned = job.route.invoke(job.work)
+        returned = call.route.invoke(call.work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return Failed(raised())
-    return None if returned is None else outcome_of(returned, job.route.handler)
+    return None if returned is None else outcome_of(returned, call.route.handler)
 
 
 def outcome_of(returned: object, handler: Handler) -> Failed | None:
@@ -70,18 +70,18 @@ def outcome_of(returned: object, handler: Handler) -> Failed | None:
     return disregarded(returned)
 
 
-class AsyncDriver:
+class AsyncRunner:
     """Handles the messages of a task on the running event loop. Used once.
 
     Args:
-        lines: the messages.
-        max_concurrency: how many jobs may be under way at once.
+        queues: the messages.
+        max_concurrency: how many calls may be under way at once.
         plain: runs plain handlers, one at a time.
         now: seconds that only rise.
     """
 
-    def __init__(self, lines: Lines, max_concurrency: int, plain: Executor, now: Now = time.monotonic) -> None:
-        self._lines = lines
+    def __init__(self, queues: KeyQueues, max_concurrency: int, plain: Executor, now: Now = time.monotonic) -> None:
+        self._queues = queues
         self._limit = max_concurrency
         self._plain = plain
         self._now = now
@@ -113,20 +113,20 @@ class AsyncDriver:
         """Begin as much as may be; note when all is done."""
         try:
             while self._running < self._limit and not self._ended.done():
-                job = self._lines.next(self._now())
-                if job is None:
+                call = self._queues.next(self._now())
+                if call is None:
                     self._pause()
                     return
                 self._running += 1
-                task = self._loop.create_task(self._serve(job))
+                task = self._loop.create_task(self._serve(call))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         except BaseException as error:  # noqa: BLE001 - it is raised where `run` waits
             self._fail(error)
 
     def _pause(self) -> None:
-        """Nothing can begin now: look again when something is due; what is settled looks for itself."""
-        due = self._lines.next_due()
+        """Nothing can begin now: look again when something is due; a completed call asks for itself."""
+        due = self._queues.next_due()
         if due is None:
             if self._running == 0:
                 self._ended.set_result(None)
@@ -144,18 +144,18 @@ class AsyncDriver:
         if not self._ended.done():
             self._ended.set_exception(error)
 
-    async def _serve(self, first: Job) -> None:
-        """Handle one job after the other until none is ready."""
-        job: Job | None = first
+    async def _serve(self, first: HandlerCall) -> None:
+        """Handle one call after the other until none is ready."""
+        call: HandlerCall | None = first
         try:
-            while job is not None and not self._ended.done():
-                self._lines.settle(job, await self._outcome(job), self._now())
+            while call is not None and not self._ended.done():
+                self._queues.complete(call, await self._outcome(call), self._now())
                 if (now := self._now()) >= self._round_at:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _ROUND_S
                     await asyncio.sleep(0)
-                job = self._lines.next(self._now())
-                if job is not None and self._running < self._limit:
+                call = self._queues.next(self._now())
+                if call is not None and self._running < self._limit:
                     # One that ends may let several go on.
                     self._pump()
         except BaseException as error:  # noqa: BLE001 - it is raised where `run` waits
@@ -165,12 +165,12 @@ class AsyncDriver:
             if not self._ended.done():
                 self._pump()
 
-    async def _outcome(self, job: Job) -> Failed | None:
-        route = job.route
+    async def _outcome(self, call: HandlerCall) -> Failed | None:
+        route = call.route
         if route.kind is Kind.THREAD:
-            return await self._loop.run_in_executor(self._plain, _called, job)
+            return await self._loop.run_in_executor(self._plain, _called, call)
         try:
-            returned = await cast("Awaitable[object]", route.invoke(job.work))
+            returned = await cast("Awaitable[object]", route.invoke(call.work))
         except asyncio.CancelledError as error:
             if self._ended.done():
                 raise
@@ -181,4 +181,4 @@ class AsyncDriver:
         return None if returned is None else outcome_of(returned, route.handler)
 
 
-__all__ = ["AsyncDriver", "outcome_of", "run"]
+__all__ = ["AsyncRunner", "outcome_of", "run"]

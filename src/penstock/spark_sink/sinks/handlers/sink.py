@@ -1,7 +1,7 @@
 """`HandlerSink`: a foreachBatch function that gives each message of a batch to the handler of its topic, on executors.
 
 Rows are routed by lane, as in the consumer: a lane's rows go to one task, in (topic, partition, offset) order, and the
-task (`task`) handles one message of a key after the other (`lines`). So a key is in one task of a batch, and batches
+task (`task`) handles one message of a key after the other (`queues`). So a key is in one task of a batch, and batches
 follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried again, or a
 batch after a restart, begins at its first row: handlers see messages at least once.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -32,14 +31,16 @@ from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
-from penstock.spark_sink.sinks.handlers import kill_timeout as ending
-from penstock.spark_sink.sinks.handlers.dead_letters import LetterSettings
+from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
+from penstock.spark_sink.sinks.handlers import kill_timeout
+from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
 from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
-from penstock.spark_sink.sinks.handlers.rows import LANE, OPTIONAL, PLACE, REQUIRED
+from penstock.spark_sink.sinks.handlers.rows import LANE, OPTIONAL, REQUIRED
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
+from penstock.spark_sink.sinks.position import POSITION
 from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.handler_sink")
@@ -55,15 +56,12 @@ _TYPES: Mapping[str, tuple[type[DataType], ...]] = {
     "value": (BinaryType,),
 }
 
-#: How a sentence of ours reads in the text that Spark makes of a task's failure.
-_OURS = re.compile(r"^penstock\.(?:errors\.SinkError|rights\.(MissingRightError)): (.+)$", re.MULTILINE)
 
-
-class _Live:
-    """What a sink knows of this process; it does not travel."""
+class _ProcessState:
+    """What a sink knows of this process; it is not pickled."""
 
     def __init__(self) -> None:
-        self.letters_ready = False
+        self.has_dead_letter_topics = False
         self.metrics: HandlerMetrics | None = None
         self.last: BatchReport | None = None
 
@@ -113,10 +111,10 @@ class HandlerSink:
     dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     headers: bool = field(default=True, kw_only=True)
     telemetry: Telemetry | None = field(default=None, kw_only=True, repr=False)
-    _live: _Live = field(default_factory=_Live, init=False, repr=False, compare=False)
+    _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the settings and that the handlers can travel."""
+        """Check the settings and that the handlers can be pickled."""
         check.not_empty("group", self.group)
         if not self.handlers:
             raise ConfigurationError("there is no handler; give one for each topic of the query")
@@ -133,37 +131,37 @@ class HandlerSink:
         asynchronous = any(one.kind is Kind.TASK for one in self.handlers.values())
         if not asynchronous and any(inspect.isasyncgenfunction(one) for one in self.lifespans):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-        if self._letter_topics() and self.bootstrap_servers is None:
+        if self._dead_letter_topics() and self.bootstrap_servers is None:
             raise ConfigurationError("a handler has dead letters; give bootstrap_servers, where they are written")
-        self._refuse_what_cannot_travel()
+        self._require_picklable()
 
     def check(self, schema: StructType) -> None:
         """Check that frames of these columns can be handled, and make the dead-letter topics that do not exist.
 
         Raises:
-            SinkError: a column is missing or has another type.
+            SchemaMismatchError: a column is missing or has another type.
             BrokerConnectionError: no broker answered.
             MissingRightError: dead letters may not be written.
         """
         found = {one.name: one.dataType for one in schema.fields}
         missing = [name for name in REQUIRED if name not in found]
         if missing:
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"the frame for the handlers of {self.group} lacks {', '.join(missing)}; give the sink the source's "
                 "columns as they are"
             )
         for name, kinds in _TYPES.items():
             if not isinstance(found[name], kinds):
-                raise SinkError(
+                raise SchemaMismatchError(
                     f"column {name} is {found[name].simpleString()}, but handlers need {kinds[0]().simpleString()}; "
                     "give the sink the source's columns as they are, and parse in a decoder or in the handler"
                 )
         if self.headers and "headers" not in found:
-            raise SinkError(
+            raise SchemaMismatchError(
                 f"the frame for the handlers of {self.group} has no column headers, so that handlers and dead letters "
                 "would see none; read with the option includeHeaders=true, or make the sink with headers=False"
             )
-        self._make_letter_topics()
+        self._ensure_dead_letter_topics()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Handle one micro-batch.
@@ -178,7 +176,7 @@ class HandlerSink:
         """
         self.check(batch.schema)
         refuse_double_runs(batch.sparkSession)
-        left_over_s = ending.seconds_until_killed(batch.sparkSession)
+        kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
         columns = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.columns]
         lanes = self._lane_columns(columns)
@@ -187,37 +185,39 @@ class HandlerSink:
             batch.select(*columns)
             .withColumn(LANE, number(*(col(name) for name in lanes)))
             .repartitionById(self.parallelism, LANE)
-            .sortWithinPartitions(*PLACE)
+            .sortWithinPartitions(*POSITION)
             .mapInArrow(handling(packed), REPORT_DDL)
         )
         try:
             rows = tasks.collect()
         except Exception as error:
-            found = _OURS.findall(str(error))
+            found = [one for one in errors_in(str(error)) if isinstance(one, SinkError | MissingRightError)]
             if not (found and self.parallelism == 1):
                 # Where there is one task and it told its failure, none is left.
-                time.sleep(left_over_s)
+                time.sleep(kill_delay_s)
             if not found:
                 raise
-            is_right, text = found[-1]
-            told = f"batch {batch_id}: {text}"
             # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
-            raise (MissingRightError.from_text(told) if is_right else SinkError(told)) from None
-        self._tell(BatchReport(batch_id, [TaskReport(**row.asDict()) for row in rows], self.parallelism))
+            raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
+        self._publish_report(
+            BatchReport(
+                batch_id=batch_id, tasks=[TaskReport(**row.asDict()) for row in rows], parallelism=self.parallelism
+            )
+        )
 
     @property
     def last_report(self) -> BatchReport | None:
         """What the last batch came to, in the process that calls the sink; None before the first."""
-        return self._live.last
+        return self._process.last
 
-    def _tell(self, report: BatchReport) -> None:
-        live = self._live
-        live.last = report
+    def _publish_report(self, report: BatchReport) -> None:
+        process = self._process
+        process.last = report
         _log.info("%s: %s", self.group, report)
         if self.telemetry is not None:
-            if live.metrics is None:
-                live.metrics = HandlerMetrics(self.telemetry, self.group)
-            live.metrics.tell(report)
+            if process.metrics is None:
+                process.metrics = HandlerMetrics(self.telemetry, self.group)
+            process.metrics.record(report)
 
     def _work(self) -> TaskWork:
         return TaskWork(
@@ -225,7 +225,7 @@ class HandlerSink:
             middlewares=self.middlewares,
             lifespans=self.lifespans,
             resources=self.resources,
-            letters=LetterSettings(self.group, self._producer_config(), self.dead_letter_limit),
+            dead_letters=DeadLetterSettings(self.group, self._producer_config(), self.dead_letter_limit),
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
@@ -238,9 +238,9 @@ class HandlerSink:
         """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""
         if any(one.key is not None for one in self.handlers.values()):
             return list(columns)
-        return [*PLACE, "key"]
+        return [*POSITION, "key"]
 
-    def _letter_topics(self) -> dict[str, str]:
+    def _dead_letter_topics(self) -> dict[str, str]:
         """Return the dead-letter topic of each topic that has one."""
         return {
             topic: one.dead_letter_topic.replace("{topic}", topic)
@@ -248,30 +248,30 @@ class HandlerSink:
             if one.on_failure is OnFailure.DEAD_LETTER
         }
 
-    def _make_letter_topics(self) -> None:
-        wanted = self._letter_topics()
-        if not wanted or self.bootstrap_servers is None or self._live.letters_ready:
+    def _ensure_dead_letter_topics(self) -> None:
+        wanted = self._dead_letter_topics()
+        if not wanted or self.bootstrap_servers is None or self._process.has_dead_letter_topics:
             return
         admin = admin_client(self.bootstrap_servers, self.config)
-        rights = [topic_right(Operation.WRITE, letters) for letters in sorted(set(wanted.values()))]
+        rights = [topic_right(Operation.WRITE, name) for name in sorted(set(wanted.values()))]
         require_rights(admin, f"the dead letters of {self.group} cannot be written", rights, principal_of(self.config))
         counts = partition_counts(admin, self.bootstrap_servers)
-        specs = [TopicSpec(letters, counts.get(topic, 1)) for topic, letters in wanted.items()]
+        specs = [TopicSpec(name, counts.get(topic, 1)) for topic, name in wanted.items()]
         ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
-        self._live.letters_ready = True
+        self._process.has_dead_letter_topics = True
 
     def _producer_config(self) -> dict[str, Any]:
-        if not self._letter_topics():
+        if not self._dead_letter_topics():
             return {}
         # Callbacks are this process's, and so is the log; credentials that come by one cannot be had elsewhere.
-        travels = {key: value for key, value in self.config.items() if not callable(value) and key != "logger"}
+        portable = {key: value for key, value in self.config.items() if not callable(value) and key != "logger"}
         require_travelling("oauth_cb", self.config.get("oauth_cb", ""))
         return {
-            **ConsumerSettings(config=travels).producer_config(),
+            **ConsumerSettings(config=portable).producer_config(),
             "bootstrap.servers": self.bootstrap_servers,
         }
 
-    def _refuse_what_cannot_travel(self) -> None:
+    def _require_picklable(self) -> None:
         for topic, one in self.handlers.items():
             called = f"the handler {one.name} of {topic}"
             require_packable(called, one.function)
@@ -288,7 +288,7 @@ class HandlerSink:
         require_packable(f"the handlers of {self.group}", self._work())
 
     def __reduce__(self) -> tuple[Callable[[bytes], HandlerSink], tuple[bytes]]:
-        """Travel as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
+        """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
         kept = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "telemetry"}
         return _rebuilt, (pack(kept),)
 

@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError
 from penstock.spark_sink.sinks.sql import postgresql, sqlite
 
 #: `INSERT` with an `ON CONFLICT` clause, of either dialect.
-Upsert = sqlite_dialect.Insert | pg_dialect.Insert
+InsertStatement = sqlite_dialect.Insert | pg_dialect.Insert
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Database:
 
     session: Callable[[sa.URL], AbstractContextManager[sa.Connection]]
     lock_schema: Callable[[sa.Connection], None]
-    insert: Callable[[sa.Table], Upsert]
+    insert: Callable[[sa.Table], InsertStatement]
     stage: Callable[[sa.Connection, sa.Table, pa.Table], None]
 
 
@@ -69,4 +69,4 @@ def parse_url(text: str) -> sa.URL:
     raise ConfigurationError(f"url names {url.drivername}, which sinks do not know; use sqlite or postgresql+psycopg")
 
 
-__all__ = ["Database", "Upsert", "database_of", "parse_url"]
+__all__ = ["Database", "InsertStatement", "database_of", "parse_url"]

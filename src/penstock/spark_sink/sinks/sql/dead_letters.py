@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -25,13 +25,14 @@ from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.source.consumer_settings import assigned_consumer
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0
 _WRITE_S = 60.0
 
-#: How often it is asked again, and after how many seconds, for a topic that has rows and is not to be seen.
-_LOOKS, _LOOK_S = 5, 1.0
+#: How often it is asked, and seconds in between, for a topic that has rows and is not to be seen.
+_ATTEMPTS, _WAIT_S = 5, 1.0
 
 #: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
 _LARGEST_MESSAGE = 1_000_000_000
@@ -115,7 +116,11 @@ class DeadLetters:
         producer = clients.producer(
             self.bootstrap_servers, {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True}
         )
-        consumer = clients.consumer(self.bootstrap_servers, self._consumer_config())
+        # The source has read the messages: whether they were committed is settled.
+        settings = assigned_consumer(
+            {"queued.min.messages": 1, **self.config}, group_id=self.group, isolation_level="read_uncommitted"
+        )
+        consumer = clients.consumer(self.bootstrap_servers, settings)
         try:
             for (topic, partition, offset), reason in reasons.items():
                 # For a partition that there is not the client would wait, and say nothing.
@@ -154,21 +159,6 @@ class DeadLetters:
                 "it comes again when the query is started anew"
             )
 
-    def _consumer_config(self) -> dict[str, Any]:
-        return {
-            "fetch.wait.max.ms": 20,
-            "queued.min.messages": 1,
-            **self.config,
-            # The library wants a group; partitions are assigned by hand, so it is never joined.
-            "group.id": self.group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            # The source has read it; whether it was committed is settled.
-            "isolation.level": "read_uncommitted",
-        }
-
 
 def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
     """Return the number of partitions of those topics that there are.
@@ -179,17 +169,23 @@ def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
         KafkaException: whether there is one cannot be told.
     """
     counts: dict[str, int] = {}
-    for looks in range(1, _LOOKS + 1):
+
+    def ask() -> list[KafkaException]:
         found, failed = described(admin, topics - counts.keys())
-        counts |= {name: len(one.partitions) for name, one in found.items()}
-        if not failed:
-            break
-        for error in failed.values():
-            last = looks == _LOOKS and error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART
-            if last or not kafka.is_transient(error):
-                raise error
-        if looks < _LOOKS:
-            time.sleep(_LOOK_S)
+        counts.update({name: len(one.partitions) for name, one in found.items()})
+        if lasting := next((error for error in failed.values() if not kafka.is_transient(error)), None):
+            raise lasting
+        return list(failed.values())
+
+    failed = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_fixed(_WAIT_S),
+        retry=tenacity.retry_if_result(bool),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
+    )(ask)
+    for error in failed:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise error
     return counts
 
 

@@ -1,4 +1,4 @@
-"""How a database's refusal is told: what the driver says, without the values it likes to quote."""
+"""Kinds and texts of a database's errors, without the values that drivers quote."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sqlalchemy as sa
 
 from penstock.errors import SinkError
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.sql.rights import is_forbidden
 
 #: SQLSTATE of a type that a column does not take.
@@ -95,11 +96,11 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
     if is_forbidden(error):
         # It names objects of the database, never a value.
         facts.append(str(getattr(getattr(origin, "diag", None), "message_primary", "")))
-    if getattr(origin, "sqlstate", None) == _DATATYPE_MISMATCH:
-        # These words are known: another start would meet the same.
+    is_mismatch = getattr(origin, "sqlstate", None) == _DATATYPE_MISMATCH
+    if is_mismatch:
         facts.append("the table does not fit the frame" + _mismatch(origin))
     what = "a look at the schema" if batch_id is None else f"batch {batch_id}"
-    return SinkError(
+    return (SchemaMismatchError if is_mismatch else SinkError)(
         f"{what} was refused by table {table} at {shown(url)}: "
         f"{', '.join(facts)}; nothing of the batch was stored, and Spark hands it over again when the query is "
         "started anew"

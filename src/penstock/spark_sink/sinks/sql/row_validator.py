@@ -94,7 +94,7 @@ def in_halves(
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class RowValidator:
     """Which values of a frame no table of the database can hold. Picklable.
 
     Attributes:
@@ -161,4 +161,4 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-__all__ = ["Rejected", "RowRefusedError", "Screen", "concerns_a_row", "in_halves"]
+__all__ = ["Rejected", "RowRefusedError", "RowValidator", "concerns_a_row", "in_halves"]

@@ -15,10 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import quoted_name
 
-from penstock.errors import SinkError
-
-#: The columns that say where a row comes from.
-POSITION = ("topic", "partition", "offset")
+from penstock.spark_sink.errors import SchemaMismatchError
 
 #: A staged row's number among those of its task.
 ROW = "penstock_row"
@@ -40,7 +37,7 @@ def sql_type(column: str, kind: pa.DataType) -> sa.types.TypeEngine[Any]:
     and keeps its time zone where the database has one. Decimals that no number of SQLite holds are texts there.
 
     Raises:
-        SinkError: the column is an array, map or struct; the message names it.
+        SchemaMismatchError: the column is an array, map or struct; the message names it.
     """
     if pa.types.is_decimal(kind):
         number = sa.Numeric(kind.precision, kind.scale)
@@ -50,7 +47,7 @@ def sql_type(column: str, kind: pa.DataType) -> sa.types.TypeEngine[Any]:
     for matches, found in _SIMPLE_TYPES:
         if matches(kind):
             return found
-    raise SinkError(
+    raise SchemaMismatchError(
         f"column {column} has the type {kind}, which no column of a database can hold; "
         "turn it into text with to_json(...), or leave it out of the frame"
     )
@@ -148,7 +145,7 @@ def require_fitting(
     that holds sums, of `summed`, may be narrower than one that is made for them, as long as they fit.
 
     Raises:
-        SinkError: the message names every difference.
+        SchemaMismatchError: the message names every difference.
     """
     inspector = sa.inspect(connection)
     existing = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
@@ -179,7 +176,7 @@ def require_fitting(
     if key and not differences and set(key) not in _unique_columns(connection, inspector, table):
         differences.append(f"the table has no primary key or unique index on ({', '.join(key)})")
     if differences:
-        raise SinkError(
+        raise SchemaMismatchError(
             f"table {table.name} does not fit the frame: {'; '.join(differences)}; "
             "alter the table or the frame, or name another table"
         )
@@ -306,39 +303,7 @@ def _is_whole(kind: sa.types.TypeEngine[Any]) -> bool:
     return isinstance(kind, sa.Integer) or (isinstance(kind, sa.Numeric) and kind.scale == 0)
 
 
-def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """Return the ledger's table: one row per query, target table, topic and partition."""
-    return sa.Table(
-        quoted_name(name, quote=True),
-        metadata,
-        sa.Column("query", sa.Text, primary_key=True),
-        sa.Column("target", sa.Text, primary_key=True),
-        sa.Column("topic", sa.Text, primary_key=True),
-        sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("next_offset", sa.BigInteger, nullable=False),
-        # Which batch moved it last; empty where the run of the query is not known.
-        sa.Column("batch", sa.Text),
-        schema=None if schema is None else quoted_name(schema, quote=True),
-    )
-
-
-def require_ledger(connection: sa.Connection, ledger: sa.Table) -> None:
-    """Check that the ledger's table, which exists, tells queries apart.
-
-    Raises:
-        SinkError: it does not: an earlier version has made it, or it is no ledger.
-    """
-    found = sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)
-    if not any(column["name"] == "query" for column in found):
-        raise SinkError(
-            f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
-            "not fit what the frame needs; name another ledger_table, or make this one anew: rename it, let a sink's "
-            "check make the new one, and insert the old rows with the name of the query that they belong to"
-        )
-
-
 __all__ = [
-    "POSITION",
     "ROW",
     "SQLITE_DIGITS",
     "Named",
@@ -346,9 +311,7 @@ __all__ = [
     "casts_of",
     "columns_of",
     "lacks_columns",
-    "ledger_table",
     "require_fitting",
-    "require_ledger",
     "sql_type",
     "whole_sums",
 ]

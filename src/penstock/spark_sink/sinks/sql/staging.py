@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,11 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
+from penstock.spark_sink.errors import errors_in
+from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sql import postgresql
-from penstock.spark_sink.sinks.sql.deduplication import Reduction, Taken, reduced
+from penstock.spark_sink.sinks.sql.deduplication import BatchStatistics, Deduplication, deduplicated
 from penstock.spark_sink.sinks.sql.errors import LostTaskError, is_transient, refused
 from penstock.spark_sink.sinks.sql.row_validator import Rejected, concerns_a_row, in_halves
 from penstock.spark_sink.sinks.sql.schema import columns_of
@@ -43,14 +45,10 @@ _REMOVAL_S = 2
 
 #: What a task reports, one row for each fact, and the kinds of facts.
 _REPORT = (
-    "kind STRING, attempt BIGINT, topic STRING, partition INT, first BIGINT, last BIGINT, rows BIGINT, reason STRING"
+    "kind string, attempt bigint, topic string, partition int, first bigint, last bigint, rows bigint, reason string"
 )
 _REPORT_NAMES = [column.split()[0] for column in _REPORT.split(", ")]
 _COPIED, _SEEN, _REJECTED, _REFUSED, _LOST = "copied", "seen", "rejected", "refused", "lost"
-
-
-#: How a task's own error stands in the text of Spark's.
-_SAID = re.compile(rf"^{SinkError.__module__}\.{SinkError.__qualname__}: (.*)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -58,12 +56,12 @@ class Report:
     """What the tasks that count did.
 
     Attributes:
-        taken: what they saw of the batch.
+        statistics: what they saw of the batch.
         copied: rows that each attempt committed.
         refused: why the database refused rows that stand for many; None where it did not.
     """
 
-    taken: Taken = field(default_factory=Taken)
+    statistics: BatchStatistics = field(default_factory=BatchStatistics)
     copied: dict[int, int] = field(default_factory=dict)
     refused: str | None = None
 
@@ -76,8 +74,7 @@ class StagingTask:
         url: address of the database.
         table: the staging table.
         schema: the schema it is in.
-        reduction: what is done to the rows before.
-        target: name of the table the rows are for.
+        deduplication: what is done to the rows before.
         batch_id: number of the batch.
         most: rows that may be refused; more end the batch anyway.
     """
@@ -85,8 +82,7 @@ class StagingTask:
     url: str = field(repr=False)
     table: str
     schema: str | None
-    reduction: Reduction
-    target: str
+    deduplication: Deduplication
     batch_id: int
     most: int
 
@@ -97,28 +93,28 @@ class StagingTask:
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context is not None else 0
         try:
-            copied, taken, refusal = self.copy(batches, attempt)
+            copied, statistics, refusal = self.copy(batches, attempt)
         except LostTaskError as error:
             # An exception would reach the driver as a text, of which it is not known that another try may help.
             yield _report_of(attempt, [{"kind": _LOST, "reason": str(error)}])
             return
-        facts: list[dict[str, Any]] = [{"kind": _COPIED, "rows": copied, "last": taken.rows}]
+        facts: list[dict[str, Any]] = [{"kind": _COPIED, "rows": copied, "last": statistics.offsets.rows}]
         facts += [
             {"kind": _SEEN, "topic": topic, "partition": n, "first": span.first, "last": span.last,
-             "rows": taken.replayed.get((topic, n), 0)}
-            for (topic, n), span in taken.spans.items()
+             "rows": statistics.offsets.applied.get((topic, n), 0)}
+            for (topic, n), span in statistics.offsets.spans.items()
         ]  # fmt: skip
         facts += [
             {"kind": _REJECTED, "topic": one.topic, "partition": one.partition, "first": one.offset,
              "reason": one.reason}
-            for one in sorted(taken.rejected)[: self.most + 1]
+            for one in sorted(statistics.rejected)[: self.most + 1]
         ]  # fmt: skip
         if refusal is not None:
             facts.append({"kind": _REFUSED, "reason": refusal})
         yield _report_of(attempt, facts)
         imports_set_aside("staging")
 
-    def copy(self, batches: Iterable[pa.RecordBatch], attempt: int) -> tuple[int, Taken, str | None]:
+    def copy(self, batches: Iterable[pa.RecordBatch], attempt: int) -> tuple[int, BatchStatistics, str | None]:
         """Copy the rows of a task, each piece in a transaction of its own.
 
         Returns:
@@ -128,26 +124,26 @@ class StagingTask:
             LostTaskError: the database cannot take them now.
             SinkError: it does not take them.
         """
-        taken = Taken()
+        statistics = BatchStatistics()
         copied = 0
         url = sa.make_url(self.url)
-        stage = stage_table(self.table, self.schema, self.reduction.schema)
+        stage = stage_table(self.table, self.schema, self.deduplication.schema)
         try:
-            for piece in reduced(self.reduction, iter(batches), taken):
+            for piece in deduplicated(self.deduplication, iter(batches), statistics):
                 marked = piece.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows))
                 with postgresql.session(url) as connection, connection.begin():
-                    if self.reduction.exact:
-                        copied += _copy_in_halves(connection, stage, marked, taken.rejected, self.most)
+                    if self.deduplication.exact:
+                        copied += _copy_in_halves(connection, stage, marked, statistics.rejected, self.most)
                     else:
                         postgresql.stage(connection, stage, marked)
                         copied += marked.num_rows
         except sa.exc.SQLAlchemyError as error:
-            if not self.reduction.exact and concerns_a_row(error):
-                return copied, taken, type(getattr(error, "orig", None) or error).__name__
+            if not self.deduplication.exact and concerns_a_row(error):
+                return copied, statistics, type(getattr(error, "orig", None) or error).__name__
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
-            told = refused(error, self.target, url, self.batch_id)
-            raise (LostTaskError(str(told)) if is_transient(error) else told) from None
-        return copied, taken, None
+            failure = refused(error, self.deduplication.target, url, self.batch_id)
+            raise (LostTaskError(str(failure)) if is_transient(error) else failure) from None
+        return copied, statistics, None
 
 
 def _copy_in_halves(
@@ -170,17 +166,12 @@ def _copy_in_halves(
 
 def _report_of(attempt: int, facts: Iterable[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
-        [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], _report_schema()
+        [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], report_schema(_REPORT)
     )
 
 
-def _report_schema() -> pa.Schema:
-    kinds = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
-    return pa.schema([(name, kinds[kind]) for name, kind in (column.split() for column in _REPORT.split(", "))])
-
-
-def run_tasks(batch: DataFrame, task: StagingTask, writers: int) -> Report:
-    """Run a staging task on every part of a frame, at most `writers` at once, and gather the reports.
+def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Report:
+    """Run a staging task on every part of a frame, at most `max_connections` at once, and gather the reports.
 
     Raises:
         LostTaskError: the database could not take a task's rows; another try may help.
@@ -190,21 +181,22 @@ def run_tasks(batch: DataFrame, task: StagingTask, writers: int) -> Report:
 
     report = Report()
     try:
-        rows = batch.coalesce(writers).mapInArrow(task, _REPORT).collect()
+        rows = batch.coalesce(max_connections).mapInArrow(task, _REPORT).collect()
     except PySparkException as error:
-        said = _SAID.search(str(error))
-        if said is None:
+        own = next((one for one in errors_in(str(error)) if isinstance(one, SinkError)), None)
+        if own is None:
             raise
-        # What the task said, without the stack of the executor around it.
-        raise SinkError(said[1]) from None
+        # What the task raised, without the stack of the executor around it.
+        raise own from None
     for row in rows:
         if row["kind"] == _COPIED:
             report.copied[row["attempt"]] = row["rows"]
-            report.taken.rows += row["last"]
+            report.statistics.offsets.rows += row["last"]
         elif row["kind"] == _SEEN:
-            report.taken.see((row["topic"], row["partition"]), row["first"], row["last"], row["rows"])
+            span = Span(row["first"], row["last"])
+            report.statistics.offsets.add((row["topic"], row["partition"]), span, row["rows"])
         elif row["kind"] == _REJECTED:
-            report.taken.rejected.append(Rejected(row["topic"], row["partition"], row["first"], row["reason"]))
+            report.statistics.rejected.append(Rejected(row["topic"], row["partition"], row["first"], row["reason"]))
         elif row["kind"] == _LOST:
             raise LostTaskError(row["reason"])
         else:

@@ -1,1 +1,1 @@
-"""Checks: which undecided transactions are due, the questions to producer groups, the policy behind the last one."""
+"""Checks: which undecided transactions are due, the check requests, the policy behind the last one."""

@@ -1,7 +1,7 @@
-"""The coordinator's side of checks: is anybody there to ask, and the questions themselves.
+"""Sends check requests, and the coordinator's own decisions.
 
-A question is sent only to a group that has a live producer, so that a group that is down for hours spends no checks,
-and finds no heap of stale questions when it comes back.
+A request is sent only to a group that has a live producer, so that a group that is down for hours spends no checks, and
+finds no heap of stale requests when it comes back.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
-from penstock.transactions.coordinator.half_partition import OwnedPartition
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
-from penstock.transactions.coordinator.state.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID
-from penstock.transactions.wire.records import Author, CheckRequest, Op, Verdict, encode_check_request, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer, Report
+from penstock.transactions.writing.acked_producer import AckedProducer
 from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -36,11 +38,11 @@ _ANSWER_S = 5.0
 #: How the reports of what a stop has cut off end.
 _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
 
-_NOT_ASKED = "questions to producers cannot be asked"
+_NOT_ASKED = "check requests to producers cannot be sent"
 
 
-class Asked(Enum):
-    """What became of a question."""
+class SendOutcome(Enum):
+    """What became of a check request."""
 
     SENT = "sent"
     #: The group has no live producer.
@@ -53,7 +55,7 @@ class Asked(Enum):
     REFUSED = "refused"
 
 
-class Asker:
+class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
     Args:
@@ -86,16 +88,16 @@ class Asker:
         self._alive: dict[str, tuple[float, bool]] = {}
         self._asked: dict[str, Future[Any]] = {}
 
-    def check(self, partition: OwnedPartition, pending: Pending, now: float) -> Asked:
+    def check(self, partition: HalfPartition, pending: Pending, now: float) -> SendOutcome:
         """Ask the producer group of a half about it."""
         half = pending.half
         alive = self._is_alive(half.group, now)
         if alive is None:
-            return Asked.LATER
+            return SendOutcome.LATER
         if not alive:
-            return Asked.NOBODY
+            return SendOutcome.NOBODY
         if pending.dropped is not None:
-            return Asked.UNREAD
+            return SendOutcome.UNREAD
         number = pending.check_count + 1
         request = CheckRequest(half, partition.number, pending.offset, number)
         # Each check of a half goes to another partition, and so to another producer, where there are several.
@@ -103,18 +105,18 @@ class Asker:
         headers, report = encode_check_request(request), partial(self._is_stored, half.transaction_id)
         try:
             if not self._sends.try_send(self._topics.check, to, half.key, half.value, headers=headers, report=report):
-                return Asked.LATER
+                return SendOutcome.LATER
         except KafkaException as error:
             return self._not_asked(pending, error)
         pending.requested = number
-        return Asked.SENT
+        return SendOutcome.SENT
 
-    def _not_asked(self, pending: Pending, error: KafkaException) -> Asked:
+    def _not_asked(self, pending: Pending, error: KafkaException) -> SendOutcome:
         half = pending.half
         if self._is_lacking(self._topics.check, _NOT_ASKED, error.args[0]):
-            return Asked.LATER
-        if not pending.is_unaskable:
-            pending.is_unaskable = True
+            return SendOutcome.LATER
+        if not pending.is_uncheckable:
+            pending.is_uncheckable = True
             _log.error(
                 "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
                 "question: %s; raise or leave out the coordinator's message.max.bytes, or settle it by `penstock "
@@ -124,10 +126,10 @@ class Asker:
                 pending.size_bytes,
                 reason(error),
             )
-        return Asked.REFUSED
+        return SendOutcome.REFUSED
 
     def _is_stored(self, transaction_id: str, error: KafkaError | None, _: Message) -> None:
-        """Take the report on a question, in the delivery thread: one that is not stored is asked again, and said."""
+        """Take the report on a request, in the delivery thread: one that is not stored is sent again, and logged."""
         if self._is_lacking(self._topics.check, _NOT_ASKED, error):
             return
         if error is not None and error.code() not in _CUT_OFF:
@@ -214,4 +216,4 @@ class Asker:
         return None
 
 
-__all__ = ["Asked", "Asker"]
+__all__ = ["CheckSender", "SendOutcome"]

@@ -15,9 +15,10 @@ from typing import NamedTuple, get_args
 
 from penstock.errors import ConfigurationError, raised
 from penstock.options import a_plain_function
-from penstock.transactions.bulkhead import Slots
+from penstock.transactions.bulkhead import BulkheadPool
 from penstock.transactions.model import DiscardPolicy, HalfMessage, TransactionState
-from penstock.transactions.wire.records import Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -81,7 +82,7 @@ class Discarding:
 
     def __init__(self, policy: DiscardPolicy, timeout_s: float, name: str) -> None:
         self._policy = policy
-        self._slots = Slots(_CALLS, timeout_s, f"penstock-discard-{name}")
+        self._pool = BulkheadPool(_CALLS, timeout_s, f"penstock-discard-{name}")
         # Guards what is below: the coordinator's thread asks and gives up, the slots answer.
         self._lock = threading.Lock()
         self._asked: dict[str, _Asked] = {}
@@ -95,7 +96,7 @@ class Discarding:
     @property
     def hung(self) -> int:
         """Calls of the function that were given up."""
-        return self._slots.hung
+        return self._pool.hung
 
     def settle(self, one: Exhausted) -> None:
         """Decide what becomes of a transaction. It is called again after a while if nothing has come of it."""
@@ -108,7 +109,7 @@ class Discarding:
             if asked is None:
                 self._asked[one.transaction_id] = _Asked.OPEN
         if asked is None:
-            self._slots.submit(
+            self._pool.submit(
                 f"the discard policy for transaction {one.transaction_id}",
                 partial(self._ask, policy, one),
                 partial(self._give_up, one),
@@ -116,19 +117,19 @@ class Discarding:
         elif asked is _Asked.GIVEN_UP:
             # What was decided then got lost on its way.
             self._settle(one, Verdict.DISCARD)
-        elif asked is _Asked.OPEN and self._slots.is_short:
+        elif asked is _Asked.OPEN and self._pool.is_short:
             # So many calls hang that it may never have its turn.
             self._give_up(one)
 
     def tend(self) -> None:
         """Give up calls that hang."""
-        self._slots.tend()
+        self._pool.tend()
 
     def close(self) -> None:
         """Drop the calls that wait; those that run are left behind, and their answers do not count."""
         with self._lock:
             self._closed = True
-        self._slots.close(0)
+        self._pool.close(0)
 
     def _give_up(self, one: Exhausted) -> None:
         with self._lock:

@@ -142,7 +142,7 @@ _MEANS = {
         "acknowledged ones among them: send them again. All that lies there now is read."
     ),
     OP: (
-        "Decisions that lay there and were not read, or had not taken effect, are gone: the producers of their "
+        "ReadyQueue that lay there and were not read, or had not taken effect, are gone: the producers of their "
         "transactions are asked. All that lies there now is read."
     ),
     DONE: (

@@ -1,4 +1,4 @@
-"""Reads payloads that were dropped from memory again: halves by their offsets, carries where the done log holds them.
+"""Reads payloads that were dropped from memory again: halves by their offsets, snapshots where the done log holds them.
 
 It has a thread and clients of its own, so that nobody's loop waits for it. A read that does not return in time is left
 behind with its clients, and the next one has others. Before each read the brokers tell which topics the logs are, and
@@ -25,10 +25,10 @@ from penstock.errors import MessageFormatError, PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
-from penstock.transactions.coordinator.state.ready.payloads import PAYLOAD_BYTES
+from penstock.transactions.coordinator.state.pending.payloads import PAYLOAD_BYTES
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.done_records import Carry, Unread, decode_done
-from penstock.transactions.wire.records import Half, decode_half
+from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot, decode_done
+from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 
@@ -54,13 +54,13 @@ class Wanted:
     Attributes:
         partition: its number.
         halves: offsets in the half log.
-        carries: by transaction id, an offset of the done log at or above which it is carried.
+        snapshots: by transaction id, an offset of the done log at or above which it is snapshotted.
         ids: topic ids of the logs, as far as they are known.
     """
 
     partition: int
     halves: frozenset[int]
-    carries: Mapping[str, int]
+    snapshots: Mapping[str, int]
     ids: Mapping[str, str]
 
 
@@ -71,16 +71,16 @@ class Read:
     Attributes:
         halves: by offset.
         gone: offsets of halves that the log does not have any more.
-        carries: by transaction id, each with the offset of its record.
+        snapshots: by transaction id, each with the offset of its record.
         absent: by transaction id, an offset of the done log below which it is not.
-        gone_carries: ids of those that the done log does not have any more.
+        gone_snapshots: ids of those that the done log does not have any more.
     """
 
     halves: dict[int, Half] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
-    carries: dict[str, tuple[int, Carry | Unread]] = field(default_factory=dict)
+    snapshots: dict[str, tuple[int, Snapshot | UnloadedSnapshot]] = field(default_factory=dict)
     absent: dict[str, int] = field(default_factory=dict)
-    gone_carries: set[str] = field(default_factory=set)
+    gone_snapshots: set[str] = field(default_factory=set)
 
 
 class PayloadsNotReadError(PenstockError):
@@ -129,7 +129,7 @@ class PayloadReader:
     def _new_clients(self) -> _Clients:
         return _Clients(self._new_consumer, self._new_admin, self._topics)
 
-    def share_bytes(self, owner: object) -> int:
+    def budget_bytes(self, owner: object) -> int:
         """Return how many bytes of payloads may be in memory for a half partition: its share of the budget."""
         self._owners.add(owner)
         return PAYLOAD_BYTES // len(self._owners)
@@ -232,10 +232,10 @@ def _read(clients: _Clients, topics: StoreTopics, wanted: Wanted) -> Read:
     try:
         if wanted.halves:
             _read_halves(consumer, topics.half, wanted, read, _bounds(look, HALF, wanted), deadline)
-        if wanted.carries:
+        if wanted.snapshots:
             # Some of it, even if the halves took all the time.
             deadline = max(deadline, time.monotonic() + _READ_S / 2)
-            _read_carries(consumer, topics.done, wanted, read, _bounds(look, DONE, wanted), deadline)
+            _read_snapshots(consumer, topics.done, wanted, read, _bounds(look, DONE, wanted), deadline)
     finally:
         consumer.unassign()
     return read
@@ -278,10 +278,10 @@ def _read_halves(  # noqa: PLR0917 - what one read is made of
                     read.gone.add(offset)
 
 
-def _read_carries(  # noqa: PLR0917 - as for halves
+def _read_snapshots(  # noqa: PLR0917 - as for halves
     consumer: Consumer, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
 ) -> None:
-    begins = dict(sorted(wanted.carries.items(), key=lambda one: one[1]))
+    begins = dict(sorted(wanted.snapshots.items(), key=lambda one: one[1]))
     position = -_NEAR
     while begins and time.monotonic() < deadline:
         first = max(bounds.low, next(iter(begins.values())))
@@ -296,21 +296,21 @@ def _read_carries(  # noqa: PLR0917 - as for halves
             if message is None:
                 deadline = 0.0
                 break
-            for carry in _carries(message):
-                transaction_id = carry.note.transaction_id
+            for snapshot in _snapshots(message):
+                transaction_id = snapshot.note.transaction_id
                 if begins.get(transaction_id, position) < position:
                     del begins[transaction_id]
-                    read.carries[transaction_id] = offset, carry
+                    read.snapshots[transaction_id] = offset, snapshot
     read.absent = {transaction_id: position for transaction_id, begin in begins.items() if begin <= position}
-    # What was carried when the end was asked for lay below it, and no open transaction hides it.
-    read.gone_carries.update(read.absent if position >= bounds.end else ())
+    # What was snapshotted when the end was asked for lay below it, and no open transaction hides it.
+    read.gone_snapshots.update(read.absent if position >= bounds.end else ())
 
 
-def _carries(message: Message) -> Sequence[Carry | Unread]:
+def _snapshots(message: Message) -> Sequence[Snapshot | UnloadedSnapshot]:
     try:
-        return decode_done(message.value()).carries
+        return decode_done(message.value()).snapshots
     except MessageFormatError:
-        # Said when the log was taken over.
+        # It was logged when the partition was recovered.
         return []
 
 

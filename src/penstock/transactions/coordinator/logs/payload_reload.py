@@ -8,8 +8,8 @@ from typing import Protocol
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
 from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
 from penstock.transactions.coordinator.state.check_schedule import CheckSchedule
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.coordinator.state.state_machine import Settlement
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.state_machine import PartitionState
 
 #: Seconds until a payload is looked for again that was not found yet, or was not there.
 _AGAIN_S = 0.2
@@ -21,7 +21,7 @@ _SURE_S = 3.0
 class Reader(Protocol):
     """Reads payloads: `payload_reader.PayloadReader`."""
 
-    def share_bytes(self, owner: object) -> int:
+    def budget_bytes(self, owner: object) -> int:
         """Return how many bytes of payloads may be in memory."""
 
     def read(self, owner: object, wanted: Wanted) -> bool:
@@ -31,22 +31,22 @@ class Reader(Protocol):
         """Return what was read, once it is there."""
 
 
-class Reloading:
+class PayloadReload:
     """Keeps the payloads of one half partition within the budget. Used by the coordinator's thread.
 
     Args:
         number: the half partition.
-        settlement: what is pending.
+        state: what is pending.
         schedule: its checks.
         reader: reads payloads again.
         ids: topic ids of the logs; the caller changes them.
     """
 
     def __init__(
-        self, number: int, settlement: Settlement, schedule: CheckSchedule, reader: Reader, ids: Mapping[str, str]
+        self, number: int, state: PartitionState, schedule: CheckSchedule, reader: Reader, ids: Mapping[str, str]
     ) -> None:
         self._number = number
-        self._settlement = settlement
+        self._settlement = state
         self._schedule = schedule
         self._reader = reader
         # What is being read.
@@ -54,16 +54,16 @@ class Reloading:
         self._ids = ids
         # Since when payloads are gone, in monotonic seconds.
         self._gone: dict[str, float] = {}
-        settlement.payloads.limit = reader.share_bytes(self)
+        state.payloads.limit = reader.budget_bytes(self)
 
-    def tend(self, now: float) -> Iterable[tuple[str, Pending]]:
+    def poll(self, now: float) -> Iterable[tuple[str, Pending]]:
         """Take in what was read, drop what is too much, and have read what is needed next; does not wait.
 
         Returns:
             What is lost: its payload is not in a log any more, each with the log.
         """
         payloads, lost = self._settlement.payloads, []
-        payloads.limit = self._reader.share_bytes(self)
+        payloads.limit = self._reader.budget_bytes(self)
         if self._reading:
             read = self._reader.take(self)
             if read is not None:
@@ -79,30 +79,30 @@ class Reloading:
         return lost
 
     def _take_in(self, transaction_id: str, read: Read, now: float) -> list[tuple[str, Pending]]:
-        settlement = self._settlement
-        pending = settlement.find(transaction_id)
+        state = self._settlement
+        pending = state.find(transaction_id)
         if pending is None or pending.dropped is None:
             return []
         place = None
-        if transaction_id in read.carries:
-            place, carry = read.carries[transaction_id]
-            halves = [(half.offset, half.half) for half in carry.halves]
+        if transaction_id in read.snapshots:
+            place, snapshot = read.snapshots[transaction_id]
+            halves = [(half.offset, half.half) for half in snapshot.halves]
         else:
             halves = [(offset, read.halves[offset]) for offset in pending.offsets if offset in read.halves]
-        if settlement.load(transaction_id, halves, place) is not None:
+        if state.load(transaction_id, halves, place) is not None:
             self._gone.pop(transaction_id, None)
-            if pending.verdict is None and settlement.payloads.is_wanted(transaction_id):
-                self._schedule.hurry(pending)
-        elif pending.carried_at is None:
+            if pending.verdict is None and state.payloads.is_wanted(transaction_id):
+                self._schedule.bring_forward(pending)
+        elif pending.snapshot_at is None:
             # What is there may be something else than what was stored.
             if len(halves) == len(pending.offsets) or not read.gone.isdisjoint(pending.offsets):
                 return self._not_there(pending, HALF, now)
-        elif transaction_id in read.gone_carries:
+        elif transaction_id in read.gone_snapshots:
             return self._not_there(pending, DONE, now)
         elif transaction_id in read.absent:
             # It goes on where reading came to: what was written a moment ago may not be visible yet.
-            pending.carried_at = max(pending.carried_at, read.absent[transaction_id])
-            settlement.payloads.failed(transaction_id, now + _AGAIN_S)
+            pending.snapshot_at = max(pending.snapshot_at, read.absent[transaction_id])
+            state.payloads.failed(transaction_id, now + _AGAIN_S)
         return []
 
     def _not_there(self, pending: Pending, log: str, now: float) -> list[tuple[str, Pending]]:
@@ -115,9 +115,9 @@ class Reloading:
 
 
 def _wanted(number: int, some: list[Pending], ids: Mapping[str, str]) -> Wanted:
-    carries = {one.half.transaction_id: one.carried_at for one in some if one.carried_at is not None}
-    halves = frozenset(offset for one in some if one.carried_at is None for offset in one.offsets)
-    return Wanted(number, halves, carries, dict(ids))
+    snapshots = {one.half.transaction_id: one.snapshot_at for one in some if one.snapshot_at is not None}
+    halves = frozenset(offset for one in some if one.snapshot_at is None for offset in one.offsets)
+    return Wanted(number, halves, snapshots, dict(ids))
 
 
-__all__ = ["Reader", "Reloading"]
+__all__ = ["PayloadReload", "Reader"]

@@ -31,7 +31,7 @@ _ANSWER_S = 10.0
 #: Seconds in which a topic that was just made shall be known to all brokers.
 _NEW_S = 10.0
 _POLL_S = 0.1
-#: What a record of the done log may take: a carried transaction, or the notes of a large group.
+#: What a record of the done log may take: a snapshotted transaction, or the notes of a large group.
 _DONE_BYTES = 1 << 20
 #: What it is raised to: as `topics` makes it.
 _DONE_ROOM = str(2 << 20)

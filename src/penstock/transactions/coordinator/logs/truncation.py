@@ -1,8 +1,8 @@
 """From where the done log is still needed. Pure.
 
-A note is needed as long as its halves, or the op that decided, may be read again; a carry, as long as its transaction
-is pending. Notes do not tell their own offsets, so the log is marked now and then: where it ended, and how far both
-other logs were read then. What lies below a mark speaks of nothing above those positions.
+A note is needed as long as its halves, or the op that decided, may be read again; a snapshot, as long as its
+transaction is pending. Notes do not tell their own offsets, so the log is marked now and then: where it ended, and how
+far both other logs were read then. What lies below a mark speaks of nothing above those positions.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class DoneMarks:
         if mark.done_end > self.end:
             self._marks.append(mark)
 
-    def low(self, half_checkpoint: int, op_checkpoint: int, carried: Iterable[int]) -> int:
+    def low(self, half_checkpoint: int, op_checkpoint: int, snapshotted: Iterable[int]) -> int:
         """Return the offset below which nothing is needed.
 
         Args:
             half_checkpoint: where reading of the half log starts after a restart.
             op_checkpoint: the same for the op log.
-            carried: offsets at or below the carries that are needed.
+            snapshotted: offsets at or below the snapshots that are needed.
         """
         marks = self._marks
         while marks[0].half_position <= half_checkpoint and marks[0].op_position <= op_checkpoint:
@@ -55,7 +55,7 @@ class DoneMarks:
             if len(marks) == 1:
                 break
             marks.popleft()
-        return min(self._low, min(carried, default=self._low))
+        return min(self._low, min(snapshotted, default=self._low))
 
 
 __all__ = ["DoneMarks", "Mark"]

@@ -42,7 +42,7 @@ class GroupGate:
         """Something failed: ask, before anything is tried again."""
         self.is_open = False
 
-    def tend(self, now: float) -> bool:
+    def poll(self, now: float) -> bool:
         """Ask, if it is shut, and take the answer; tell whether it has opened now."""
         question = self._question
         if question is None:

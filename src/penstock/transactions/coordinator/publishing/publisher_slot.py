@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -25,14 +26,14 @@ from penstock.clients.kafka import reason
 from penstock.errors import StoppedError
 from penstock.transactions.coordinator.publishing.publisher import (
     AbortedError,
-    IdLostError,
     InDoubtError,
     NotPublishedError,
     Publisher,
 )
-from penstock.transactions.coordinator.recovery.recovery import DoneRead
-from penstock.transactions.coordinator.state.state_machine import Share
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.writing.errors import IdLostError
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -61,7 +62,7 @@ ReadDone = Callable[[Mapping[int, int]], Mapping[int, DoneRead]]
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class CommitResult:
     """How a Kafka transaction ended.
 
     Attributes:
@@ -73,7 +74,20 @@ class Landing:
     took_s: float
 
 
-class Slot:
+class SlotState(Enum):
+    """Where a slot stands."""
+
+    #: There is no producer; one is made when the time has come.
+    CLOSED = "closed"
+    #: One is being made, and the done log read where something is in doubt.
+    OPENING = "opening"
+    #: A Kafka transaction can begin.
+    READY = "ready"
+    #: One is under way.
+    IN_FLIGHT = "in flight"
+
+
+class PublisherSlot:
     """One place for a Kafka transaction under way.
 
     Args:
@@ -95,16 +109,16 @@ class Slot:
         self._thread: Disposable | None = None
         # Made and used on the thread; here it is only asked what it does.
         self._publisher: Publisher | None = None
-        self._opening: Call[Mapping[int, DoneRead]] | None = None
-        self._flight: Call[None] | None = None
-        self._is_ready = False
+        self._state = SlotState.CLOSED
+        # What the thread does, where it opens or publishes.
+        self._call: Call[Any] | None = None
         self._not_before = 0.0
         # Where the done logs have to be read from once the next producer is open; empty: nothing is in doubt.
         self._doubt: dict[int, int] = {}
         self._answer: Mapping[int, DoneRead] | None = None
         # Threads that close failed producers, until they have.
         self._closing: list[tuple[Disposable, Publisher, Call[None]]] = []
-        self._said_at = 0.0
+        self._warned_at = 0.0
 
     @property
     def transactional_id(self) -> str:
@@ -114,30 +128,30 @@ class Slot:
     @property
     def is_used(self) -> bool:
         """Whether it was ever needed, and has something to look after."""
-        return self._thread is not None or self._opening is not None or bool(self._closing) or bool(self._doubt)
+        return self._state is not SlotState.CLOSED or bool(self._closing) or bool(self._doubt)
 
     @property
     def is_ready(self) -> bool:
         """Whether a Kafka transaction can begin."""
-        return self._is_ready and self._flight is None
+        return self._state is SlotState.READY
 
     @property
-    def flying(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a Kafka transaction is under way."""
-        return self._flight is not None
+        return self._state is SlotState.IN_FLIGHT
 
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not returned for long, and its age in seconds; an empty name where there is none."""
-        call = self._flight or self._opening
+        call = self._call
         if call is None or call.done() or call.age_s < SLOW_S:
             return "", 0.0
         publisher = self._publisher
         return (publisher.doing if publisher is not None else "") or call.label, call.age_s
 
-    def begin(self, shares: Mapping[int, Share], group_metadata: Any) -> None:
-        """Settle what the partitions' shares hold in one Kafka transaction; its end is told by `land`.
+    def begin(self, batches: Mapping[int, CommitBatch], group_metadata: Any) -> None:
+        """Settle what the partitions' batches hold in one Kafka transaction; its end is told by `result`.
 
-        What is decided in the shares must not change until then. It returns when all is in the client library's hands:
+        What is decided in the batches must not change until then. It returns when all is in the client library's hands:
         each record handed over lets go of the interpreter, and beside a thread that reads it takes five milliseconds to
         get it back. A group of 500 took most of a second so.
         """
@@ -148,44 +162,43 @@ class Slot:
 
         def publish() -> None:
             try:
-                publisher.publish(shares, group_metadata, produced.set)
+                publisher.publish(batches, group_metadata, produced.set)
             finally:
                 produced.set()
 
-        self._flight = thread.start("a Kafka transaction", publish)
+        self._call, self._state = thread.start("a Kafka transaction", publish), SlotState.IN_FLIGHT
         produced.wait(_PRODUCED_S)
 
-    def land(self, timeout_s: float = 0.0) -> Landing | None:
+    def result(self, timeout_s: float = 0.0) -> CommitResult | None:
         """Return how the Kafka transaction under way ended, or None while it is not known yet.
 
         Raises:
             Exception: what nobody foresaw: a mistake of penstock's.
         """
-        flight = self._flight
-        if flight is None:
+        call = self._call
+        if call is None or self._state is not SlotState.IN_FLIGHT:
             return None
-        if flight.done(timeout_s):
-            self._flight, took_s = None, flight.age_s
+        if call.done(timeout_s):
+            self._call, self._state, took_s = None, SlotState.READY, call.age_s
             try:
-                flight.result()
+                call.result()
             except NotPublishedError as error:
                 self._replace()
-                return Landing(error, took_s)
-            return Landing(None, took_s)
-        self._tell_if_slow(flight)
+                return CommitResult(error, took_s)
+            return CommitResult(None, took_s)
+        self._warn_if_slow(call)
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
         stands_s = time.monotonic() - publisher.since if publisher.doing == _IGNORES_TIME else 0.0
-        if flight.age_s < PUBLISH_LIMIT_S and stands_s < _STANDS_S:
+        if call.age_s < PUBLISH_LIMIT_S and stands_s < _STANDS_S:
             return None
         text = (
-            f"{publisher.doing or flight.label} of {self.transactional_id} has not returned for {flight.age_s:.1f} s: "
+            f"{publisher.doing or call.label} of {self.transactional_id} has not returned for {call.age_s:.1f} s: "
             "it is left behind, with its producer"
         )
-        given_up: NotPublishedError = AbortedError(text) if publisher.forbid_commit() else InDoubtError(text)
-        self._flight = None
+        given_up: NotPublishedError = AbortedError(text) if publisher.give_up() else InDoubtError(text)
         self._leave()
-        return Landing(given_up, flight.age_s)
+        return CommitResult(given_up, call.age_s)
 
     def ask(self, doubt: Mapping[int, int]) -> None:
         """Have the done logs read once the next producer is open: the last transaction ended in doubt.
@@ -200,26 +213,25 @@ class Slot:
         answer, self._answer = self._answer, None
         return answer
 
-    def tend(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Open what has to be opened; leave behind what does not answer.
 
         Raises:
             ConfigurationError: the client library refused the settings.
         """
-        self._tend_closing()
-        opening = self._opening
-        if opening is None:
-            if not self._is_ready and now >= self._not_before:
-                self._open()
+        self._poll_closing()
+        if self._state is SlotState.CLOSED and now >= self._not_before:
+            self._open()
+            return
+        opening = self._call
+        if opening is None or self._state is not SlotState.OPENING:
             return
         if not opening.done():
-            self._tell_if_slow(opening)
+            self._warn_if_slow(opening)
             if opening.age_s >= OPEN_LIMIT_S:
                 _log.warning("opening %s has not returned for %.0f s: it is left behind", self.name, opening.age_s)
-                self._opening = None
                 self._leave()
             return
-        self._opening = None
         try:
             found = opening.result()
         except IdLostError as error:
@@ -234,7 +246,7 @@ class Slot:
             self._replace()
             self._not_before = now + (_LACKING_S if is_lacking else _AGAIN_S)
         else:
-            self._is_ready = True
+            self._call, self._state = None, SlotState.READY
             if self._doubt:
                 self._doubt, self._answer = {}, found
 
@@ -245,8 +257,7 @@ class Slot:
 
     def close(self) -> None:
         """Have the producer closed by its thread; nobody waits for it."""
-        if self._flight is not None:
-            self._flight = None
+        if self._state is SlotState.IN_FLIGHT:
             self._leave()
         else:
             self._replace()
@@ -264,23 +275,23 @@ class Slot:
             publisher.doing = "reading the done log"
             return self._read_done(doubt)
 
-        self._opening = self._thread.start("opening a Kafka producer", open_it)
+        self._call, self._state = self._thread.start("opening a Kafka producer", open_it), SlotState.OPENING
 
     def _replace(self) -> None:
         """Have the producer closed on its thread, and open a successor when the time has come."""
         thread, publisher = self._thread, self._publisher
-        self._thread, self._publisher, self._is_ready = None, None, False
+        self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
         if thread is not None and publisher is not None:
             self._closing.append((thread, publisher, thread.start("closing a Kafka producer", publisher.close)))
             thread.close()
 
     def _leave(self) -> None:
         thread, publisher = self._thread, self._publisher
-        self._thread, self._publisher, self._is_ready = None, None, False
+        self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
         if thread is not None and publisher is not None:
             thread.leave(publisher.close)
 
-    def _tend_closing(self) -> None:
+    def _poll_closing(self) -> None:
         for one in list(self._closing):
             thread, publisher, call = one
             if not call.done():
@@ -289,12 +300,12 @@ class Slot:
                 thread.leave(publisher.close)
             self._closing.remove(one)
 
-    def _tell_if_slow(self, call: Call[Any]) -> None:
-        if call.age_s < SLOW_S or time.monotonic() - self._said_at < SLOW_S:
+    def _warn_if_slow(self, call: Call[Any]) -> None:
+        if call.age_s < SLOW_S or time.monotonic() - self._warned_at < SLOW_S:
             return
-        self._said_at = time.monotonic()
+        self._warned_at = time.monotonic()
         name, age_s = self.slow_call()
         _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)
 
 
-__all__ = ["OPEN_LIMIT_S", "PUBLISH_LIMIT_S", "SLOW_S", "AbortedError", "Landing", "Slot"]
+__all__ = ["OPEN_LIMIT_S", "PUBLISH_LIMIT_S", "SLOW_S", "AbortedError", "CommitResult", "PublisherSlot"]

@@ -1,9 +1,9 @@
-"""Whose Kafka transaction may be open in a partition, and the ending of those that a dead coordinator left.
+"""Fencing: the end of Kafka transactions that a dead coordinator left open in a partition.
 
-A coordinator writes the names of its transactional producers beside the half position it commits. Who takes the
-partition over and finds positions held back by an open transaction ends it under its owner's name, in place of waiting
-until it times out: initialising a producer of that name ends what is open and shuts the former one out. Where that one
-was alive after all, it loses one Kafka transaction, learns from the done log what became of it, and goes on.
+A coordinator writes its transactional ids beside the half position it commits. A new owner that finds positions held
+back by an open transaction ends it under the id of its owner, in place of waiting until it times out: initialising a
+producer of that id ends what is open and fences the former one. Where that one was alive after all, it loses one Kafka
+transaction, learns from the done log what became of it, and goes on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.kafka import reason
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.publishing.publisher import TRANSACTION_TIMEOUT_MS
 from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.producer_settings import TRANSACTION_TIMEOUT_MS
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -36,7 +36,7 @@ class Names:
     """What the transactional ids of one coordinator begin with.
 
     Attributes:
-        common: of the producers that publish for all, in turns.
+        common: of the producers that publish for all, one after the other.
         apart: of those that try what failed before, apart from the others.
     """
 

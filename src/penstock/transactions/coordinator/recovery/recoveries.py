@@ -1,9 +1,9 @@
-"""Partitions on their way to this coordinator: what they were left with is found out beside its loop.
+"""Recovery of partitions beside the coordinator's loop.
 
-Taking over may have to wait for a predecessor's transaction to end, and the other partitions shall not wait for it.
-Each attempt has a disposable thread and clients of its own. One that makes no step for long is left behind and
-another begins; one that failed begins again after a moment. What an attempt found counts as long as its partitions
-were not taken away since, also if they came back: then there is another attempt for them.
+It may have to wait for a predecessor's transaction to end, and the other partitions shall not wait for it. Each attempt
+has a disposable thread and clients of its own. One that makes no step for long is left behind and another begins; one
+that failed begins again after a moment. What an attempt found counts as long as its partitions were not revoked since,
+also if they came back: then there is another attempt for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.clients.kafka import reason
 from penstock.clients.rights import is_missing_right
 from penstock.errors import StoppedError
-from penstock.transactions.coordinator.recovery.recovery import Inheritance, Step
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovery import Step
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
@@ -31,7 +32,7 @@ _BACK_OFF_S = 0.2
 _LACKING_S = 1.0
 
 #: Finds out what partitions were left with.
-TakeOver = Callable[[Iterable[int], Step], dict[int, Inheritance]]
+Recover = Callable[[Iterable[int], Step], dict[int, RecoveredPartition]]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +41,8 @@ class _Attempt:
 
     partitions: list[int]
     thread: Disposable
-    call: Call[dict[int, Inheritance]] | None = None
-    doing: str = "taking partitions over"
+    call: Call[dict[int, RecoveredPartition]] | None = None
+    doing: str = "recovering partitions"
     begun: float = field(default_factory=time.monotonic)
     stepped_at: float = field(default_factory=time.monotonic)
 
@@ -51,17 +52,17 @@ class _Attempt:
         self.stepped_at = time.monotonic()
 
 
-class TakingOver:
-    """What is being taken over. Used by the coordinator's thread; waits for nothing.
+class Recoveries:
+    """The recoveries under way. Used by the coordinator's thread; waits for nothing.
 
     Args:
-        take_over: finds out what partitions were left with.
+        recover: finds out what partitions were left with.
         name: what the names of its threads end with.
         left: counts threads that were left behind.
     """
 
-    def __init__(self, take_over: TakeOver, name: str, left: LeftBehind) -> None:
-        self._take_over = take_over
+    def __init__(self, recover: Recover, name: str, left: LeftBehind) -> None:
+        self._recover = recover
         self._name = name
         self._left = left
         self._ration = RationedLog()
@@ -81,20 +82,20 @@ class TakingOver:
             return
         self._left.require_few()
         attempt = _Attempt(numbers, Disposable(f"penstock-takeover-{self._name}", self._left))
-        attempt.call = attempt.thread.start(attempt.doing, lambda: self._take_over(numbers, attempt.step))
+        attempt.call = attempt.thread.start(attempt.doing, lambda: self._recover(numbers, attempt.step))
         self._wanted.update(dict.fromkeys(numbers, attempt))
 
     def forget(self, partition: int) -> None:
         """A partition was taken away: what is found out about it counts no more."""
         self._wanted.pop(partition, None)
 
-    def found(self, now: float) -> list[tuple[int, Inheritance]]:
+    def found(self, now: float) -> list[tuple[int, RecoveredPartition]]:
         """Return what was found out about partitions that are still wanted, once; begin again what failed.
 
         Raises:
             Exception: what nobody foresaw: a mistake of penstock's.
         """
-        found: list[tuple[int, Inheritance]] = []
+        found: list[tuple[int, RecoveredPartition]] = []
         for attempt in dict.fromkeys(self._wanted.values()):
             call = attempt.call
             if call is None:
@@ -117,22 +118,22 @@ class TakingOver:
         return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)
 
     def _take_in(
-        self, attempt: _Attempt, call: Call[dict[int, Inheritance]], now: float
-    ) -> list[tuple[int, Inheritance]]:
+        self, attempt: _Attempt, call: Call[dict[int, RecoveredPartition]], now: float
+    ) -> list[tuple[int, RecoveredPartition]]:
         attempt.call = None
         attempt.thread.close()
         numbers = self._still_wanted(attempt)
         try:
-            inherited = call.result()
+            recovered_partition = call.result()
         except KafkaException as error:
-            self._ration.warn("later", "partitions %s cannot be taken over yet: %s", numbers, reason(error))
+            self._ration.warn("later", "partitions %s cannot be recovered yet: %s", numbers, reason(error))
             self._failed.append((now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S), attempt))
             return []
         except StoppedError:
             return []
         for number in numbers:
             del self._wanted[number]
-        return [(number, inherited[number]) for number in numbers]
+        return [(number, recovered_partition[number]) for number in numbers]
 
     def _still_wanted(self, attempt: _Attempt) -> list[int]:
         return [number for number in attempt.partitions if self._wanted.get(number) is attempt]
@@ -142,4 +143,4 @@ def _nothing() -> None:
     """Nothing is left to close: the call that hangs closes by itself."""
 
 
-__all__ = ["TakingOver"]
+__all__ = ["Recoveries"]

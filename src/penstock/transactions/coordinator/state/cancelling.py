@@ -7,7 +7,7 @@ COMMIT as long as the message waits for its `deliver_at`. What has become due is
 from __future__ import annotations
 
 from penstock.errors import TransactionError, TransactionRefusedError
-from penstock.transactions.wire.records import Author, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 
 _MAY_CANCEL = frozenset({Author.PRODUCER, Author.OPERATOR})
 

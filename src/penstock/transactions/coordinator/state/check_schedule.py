@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
 from penstock.options import positive, positive_int
-from penstock.transactions.coordinator.state.pending import Pending
-from penstock.transactions.wire.records import MAX_CHECK_NUMBER
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
 
 #: An interval that grows from check to check grows to no more than this, in seconds.
 _LONGEST_S = 3600.0
@@ -63,15 +63,25 @@ class CheckPolicy:
         grown = self.interval_s * self.backoff ** min(max(check_count - 1, 0), 64)
         return min(grown, max(self.interval_s, _LONGEST_S))
 
+    def next_due(self, birth_s: float, immunity_s: float, answered_s: float, check_count: int) -> float:
+        """Return when the next check of a transaction is due, in the clock of the times given.
+
+        Args:
+            birth_s: when its first half was stored.
+            immunity_s: its own immunity, 0 where it has none.
+            answered_s: when its last check was answered, 0 where none was.
+            check_count: how many were answered.
+        """
+        due = birth_s + max(self.timeout_s, immunity_s)
+        return max(due, answered_s + self.interval(check_count)) if answered_s else due
+
     def first_due(self, pending: Pending) -> float:
         """Return when the next check of a half that was just read is due."""
         born = pending.birth_ms / 1000
         if not pending.is_complete:
             return born + max(self.timeout_s, self.incomplete_s)
-        due = born + max(self.timeout_s, (pending.half.immunity_ms or 0) / 1000)
-        if pending.answered_ms:
-            due = max(due, pending.answered_ms / 1000 + self.interval(pending.check_count))
-        return due
+        immunity_s = (pending.half.immunity_ms or 0) / 1000
+        return self.next_due(born, immunity_s, pending.answered_ms / 1000, pending.check_count)
 
 
 class CheckSchedule:
@@ -97,7 +107,7 @@ class CheckSchedule:
         self._ticket = itertools.count()
         # Ids of what is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn
         # next.
-        self._ripe: OrderedDict[str, deque[str]] = OrderedDict()
+        self._due: OrderedDict[str, deque[str]] = OrderedDict()
         # Groups that are left alone until a time.
         self._parked: dict[str, float] = {}
 
@@ -124,10 +134,10 @@ class CheckSchedule:
             heapq.heapify(self._later)
             self._later_crowd = max(_CROWD, 2 * len(self._later))
 
-    def hurry(self, pending: Pending) -> None:
+    def bring_forward(self, pending: Pending) -> None:
         """Let a check be the next of its group: what it waited for is there."""
         pending.check_due = 0.0
-        self._ripe.setdefault(self.turn_of(pending), deque()).appendleft(pending.half.transaction_id)
+        self._due.setdefault(self.turn_of(pending), deque()).appendleft(pending.half.transaction_id)
 
     def _planned(self, transaction_id: str, due: float) -> Pending | None:
         """Return the transaction whose check is planned for that time still, or None."""
@@ -137,7 +147,7 @@ class CheckSchedule:
     def park(self, group: str, until: float) -> int:
         """Leave a group alone until a time, and return how many of its checks wait."""
         self._parked[group] = until
-        return len(self._ripe.get(group, ()))
+        return len(self._due.get(group, ()))
 
     def take_due(self, now: float, limit: int) -> Iterator[Pending]:
         """Yield halves whose check is due; each must be postponed, or it is not asked about again.
@@ -147,19 +157,19 @@ class CheckSchedule:
         self._ripen(now)
         for group in [group for group, until in self._parked.items() if until <= now]:
             del self._parked[group]
-        turns = deque(group for group in self._ripe if group not in self._parked)
+        turns = deque(group for group in self._due if group not in self._parked)
         while turns and limit > 0:
             group = turns.popleft()
             if group in self._parked:
                 # By the caller, since its last turn.
                 continue
-            waiting = self._ripe[group]
+            waiting = self._due[group]
             pending = self._find(waiting.popleft())
             if waiting:
                 turns.append(group)
-                self._ripe.move_to_end(group)
+                self._due.move_to_end(group)
             else:
-                del self._ripe[group]
+                del self._due[group]
             # What was planned anew since, also as another life of the same id, comes up at its time.
             if pending is not None and pending.verdict is None and pending.check_due <= now:
                 limit -= 1
@@ -177,7 +187,7 @@ class CheckSchedule:
     def _put(self, due: float, transaction_id: str) -> None:
         pending = self._planned(transaction_id, due)
         if pending is not None:
-            self._ripe.setdefault(self.turn_of(pending), deque()).append(transaction_id)
+            self._due.setdefault(self.turn_of(pending), deque()).append(transaction_id)
 
     def turn_of(self, pending: Pending) -> str:
         """Return the group whose turn it waits for; "" where nobody has to be asked."""
@@ -189,7 +199,7 @@ class CheckSchedule:
 
         A half that was decided since may be the reason: then nothing comes of it.
         """
-        times = [self._parked.get(group, float("-inf")) for group in self._ripe]
+        times = [self._parked.get(group, float("-inf")) for group in self._due]
         if self._first:
             times.append(self._first[0][0])
         if self._later:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.transactions.coordinator.state.pending import Pending, key_hashes, payload_of, without_payload
-from penstock.transactions.wire.done_records import Carry, Done, Dropped, Note, Unread
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.coordinator.state.pending.pending import Pending, key_hashes, payload_of, without_payload
+from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedPayloads, UnloadedSnapshot
+from penstock.transactions.wire.ops import Verdict
 
 
 @dataclass(slots=True)
-class Inherited:
+class RecoveredNotes:
     """Notes on halves that will be read again, and the places of decisions that will be read again.
 
     Attributes:
@@ -68,68 +68,68 @@ class Inherited:
             self.places.clear()
 
 
-def live_carries(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Carry | Unread]]:
-    """Return the carried transactions that have no end yet, with the offset of their last carry.
+def live_snapshots(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Snapshot | UnloadedSnapshot]]:
+    """Return the snapshotted transactions that have no end yet, with the offset of their last snapshot.
 
     Args:
         records: of the done log, in its order, with their offsets.
     """
-    live: dict[str, tuple[int, Carry | Unread]] = {}
+    live: dict[str, tuple[int, Snapshot | UnloadedSnapshot]] = {}
     for offset, record in records:
         for note in record.notes:
-            place, carry = live.get(note.transaction_id, (0, None))
-            if carry is None or note.half_offset < carry.note.half_offset:
+            place, snapshot = live.get(note.transaction_id, (0, None))
+            if snapshot is None or note.half_offset < snapshot.note.half_offset:
                 continue
             if note.verdict is not Verdict.UNKNOWN:
                 del live[note.transaction_id]
-            elif carry.note.verdict is Verdict.UNKNOWN:
-                # A count that was written after the carry.
-                live[note.transaction_id] = place, carry._replace(note=note)
-        for carry in record.carries:
-            live[carry.note.transaction_id] = offset, carry
+            elif snapshot.note.verdict is Verdict.UNKNOWN:
+                # A count that was written after the snapshot.
+                live[note.transaction_id] = place, snapshot._replace(note=note)
+        for snapshot in record.snapshots:
+            live[snapshot.note.transaction_id] = offset, snapshot
     return list(live.values())
 
 
 def without_payloads(record: Done) -> Done:
-    """Return a record of the done log whose carries have no payloads: those are read again when they are needed."""
-    if not record.carries:
+    """Return a record of the done log whose snapshots have no payloads: those are read again when they are needed."""
+    if not record.snapshots:
         return record
-    return Done(record.notes, [_without_payload(carry) for carry in record.carries])
+    return Done(record.notes, [_without_payload(snapshot) for snapshot in record.snapshots])
 
 
-def _without_payload(carry: Carry | Unread) -> Unread:
-    if isinstance(carry, Unread):
-        return carry
-    halves = [carried.half for carried in carry.halves]
-    dropped = Dropped(sum(map(payload_of, halves)), key_hashes(halves))
-    stubs = tuple(carried._replace(half=without_payload(carried.half)) for carried in carry.halves)
-    return Unread(carry.note, stubs, dropped)
+def _without_payload(snapshot: Snapshot | UnloadedSnapshot) -> UnloadedSnapshot:
+    if isinstance(snapshot, UnloadedSnapshot):
+        return snapshot
+    halves = [snapshotted.half for snapshotted in snapshot.halves]
+    dropped = UnloadedPayloads(sum(map(payload_of, halves)), key_hashes(halves))
+    stubs = tuple(snapshotted._replace(half=without_payload(snapshotted.half)) for snapshotted in snapshot.halves)
+    return UnloadedSnapshot(snapshot.note, stubs, dropped)
 
 
-def restored(place: int, carry: Carry | Unread) -> Pending:
-    """Return a carried transaction as it was.
+def restored(place: int, snapshot: Snapshot | UnloadedSnapshot) -> Pending:
+    """Return a snapshotted transaction as it was.
 
     Args:
-        place: offset of the carry in the done log.
-        carry: what it says.
+        place: offset of the snapshot in the done log.
+        snapshot: what it says.
     """
-    note = carry.note
+    note = snapshot.note
     # The half that was read first has the lowest offset; the parts have their own order.
-    halves = sorted(carry.halves, key=lambda half: half.offset)
+    halves = sorted(snapshot.halves, key=lambda half: half.offset)
     first = halves[0]
     pending = Pending(first.half, first.offset)
     for offset, _, half in halves[1:]:
         pending.add_part(offset, half)
-    if isinstance(carry, Unread):
-        pending.payload_bytes, pending.dropped = carry.dropped
+    if isinstance(snapshot, UnloadedSnapshot):
+        pending.payload_bytes, pending.dropped = snapshot.dropped
     pending.last_offset = note.half_offset
     pending.birth_ms = first.birth_ms
     pending.remember_checks(note)
-    pending.carried_at = place
+    pending.snapshot_at = place
     if note.verdict is not Verdict.UNKNOWN:
         pending.verdict = note.verdict
         pending.decided_at, pending.decided_index = note.op_offset, note.op_index
     return pending
 
 
-__all__ = ["Inherited", "live_carries", "restored", "without_payloads"]
+__all__ = ["RecoveredNotes", "live_snapshots", "restored", "without_payloads"]

@@ -10,128 +10,81 @@ ahead of its half and is held until the half arrives.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping
 
-from penstock.transactions.coordinator.state.cancelling import may_cancel
-from penstock.transactions.coordinator.state.pending import NOWHERE, Pending
-from penstock.transactions.coordinator.state.ready.payloads import Payloads
-from penstock.transactions.coordinator.state.ready.ready_queue import Decisions, Share
-from penstock.transactions.coordinator.state.recovered_state import Inherited, restored
-from penstock.transactions.wire.done_records import Carry, Note, Unread
-from penstock.transactions.wire.records import Author, Half, Op, Verdict
-
-#: The offset of an op record that is gone.
-_NO_PLACE = -1
-#: Decisions that move all messages of a transaction, and so need all of its halves.
-_NEED_ALL = frozenset({Verdict.COMMIT, Verdict.DISCARD})
-
-
-class Refusal(Enum):
-    """Why a record was refused."""
-
-    DUPLICATE_ID = "its transaction id belongs to another half"
-    SETTLED_OR_UNKNOWN = "no such transaction is pending: it is settled, or never was"
-    ALREADY_DECIDED = "the transaction was decided before: the first decision stands"
-    WRONG_GROUP = "it comes from another producer group than the half"
-    WRONG_PLACE = "it names other offsets than those of the half"
-    INCOMPLETE = (
-        "not all halves of the transaction are there, or they contradict each other: it can only be rolled back"
-    )
+from penstock.transactions.coordinator.state.ahead import Ahead, AheadOps
+from penstock.transactions.coordinator.state.judgement import (
+    NEED_ALL,
+    Refusal,
+    is_cancellation,
+    is_next_answer,
+    misfit,
+    overrules,
+)
+from penstock.transactions.coordinator.state.pending.log_places import by_offset
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending_transactions import PendingTransactions
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, restored
+from penstock.transactions.wire.done_records import Note, Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 
-@dataclass(slots=True)
-class _Ahead:
-    """A decision that runs ahead of its half."""
-
-    op: Op
-    offset: int
-    index: int
-    appended_ms: int
-    #: The half log must be read up to here before the decision can be called unknown; None where that is not known yet.
-    limit: int | None
-
-
-@dataclass(slots=True)
-class Settlement:
+class PartitionState(PendingTransactions):
     """What one coordinator knows of one half partition it owns. Not thread-safe: its coordinator's thread drives it.
 
-    Attributes:
+    Args:
         half_position: the next offset of the half log.
         op_position: the next offset of the op log.
-        pending: transactions not settled, by id, in the order of the half log.
-        decisions: those of them that have a decision.
-        answered: pending transactions with a count of answered checks that is not in the done log yet.
-        answers: how many answers of checks counted, whatever they said.
-        now_ms: the broker's time, for what is delayed; the caller moves it on.
     """
 
-    half_position: int
-    op_position: int
-    pending: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
-    decisions: Decisions = field(default_factory=Decisions)
-    answered: dict[str, Pending] = field(default_factory=dict)
-    answers: int = 0
-    now_ms: int = 0
-    _inherited: Inherited = field(default_factory=Inherited)
-    _ahead: dict[str, list[_Ahead]] = field(default_factory=dict)
-    # Decisions not applied, or ahead of their halves, by the offset of their op record: rising, for ops come so.
-    _open_ops: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    # Halves brought back from the discarded topic before it is known here that they went there: place, half, birth.
-    _reborn: dict[str, tuple[int, Half, int]] = field(default_factory=dict)
-    # Pending transactions that are in the half log alone, by rising offsets.
-    _uncarried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
-    # Pending transactions that shall be written down as soon as can be, for a log that held something of them is gone.
-    _at_risk: dict[str, Pending] = field(default_factory=dict)
-    # Those that the done log holds whole, in the order of their carries in it; and those of them whose decision is not
-    # in the carry, in the order of these.
-    _carried: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
-    _carried_open: OrderedDict[str, Pending] = field(default_factory=OrderedDict)
-    #: Which payloads are in memory.
-    payloads: Payloads = field(init=False)
+    def __init__(self, half_position: int, op_position: int) -> None:
+        super().__init__()
+        self.half_position = half_position
+        self.op_position = op_position
+        #: How many answers of checks counted, whatever they said.
+        self.answers = 0
+        #: The broker's time in milliseconds, for what is delayed; the caller moves it on.
+        self.now_ms = 0
+        self._recovered = RecoveredNotes()
+        self._ahead = AheadOps(self.pending.__contains__, self._waits, self._judge_ahead)
+        # Halves brought back from the discarded topic before it is known here that they went there: place, half, birth.
+        self._reborn: dict[str, tuple[int, Half, int]] = {}
 
-    def __post_init__(self) -> None:
-        self.payloads = Payloads(self.decisions, self._at_risk)
-
-    def find(self, transaction_id: str) -> Pending | None:
-        """Return a pending transaction, or None."""
-        return self.pending.get(transaction_id)
-
-    def remember(self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry | Unread]] = ()) -> list[Pending]:
+    def remember(
+        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
+    ) -> list[Pending]:
         """Take in what the done log says, before the half log is read from the half checkpoint.
 
         Args:
             notes: in the order of the done log.
-            carries: the live ones, by `inherited.live_carries`, each with its offset in the done log.
+            snapshots: the live ones, by `recovered_state.live_snapshots`, each with its offset in the done log.
 
         Returns:
-            What was carried and is pending, in the order of the half log.
+            What was snapshotted and is pending, in the order of the half log.
         """
-        self._inherited.remember(notes, self.half_position, self.op_position)
-        carried = []
-        for pending in sorted((restored(place, carry) for place, carry in carries), key=lambda one: one.offset):
+        self._recovered.remember(notes, self.half_position, self.op_position)
+        snapshotted = []
+        for pending in sorted((restored(place, snapshot) for place, snapshot in snapshots), key=lambda one: one.offset):
             self._keep(pending)
-            carried.append(pending)
-        by_place = sorted(carried, key=lambda one: one.carried_at or 0)
-        self._carried.update((pending.half.transaction_id, pending) for pending in by_place)
-        for pending in sorted(carried, key=lambda one: (one.decided_at, one.decided_index)):
+            snapshotted.append(pending)
+        self.places.restore(snapshotted)
+        for pending in sorted(snapshotted, key=lambda one: (one.decided_at, one.decided_index)):
             if pending.verdict is not None:
-                self.decisions.add(pending)
-        return carried
+                self.queue.add(pending)
+        return snapshotted
 
     def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
         """Take the next half in.
 
         Returns:
             The pending transaction; None when the half tells nothing new: the done log says that it is settled, or it
-            was carried; or why it is refused.
+            was snapshotted; or why it is refused.
         """
         self.half_position = offset + 1
         transaction_id = half.transaction_id
-        note = self._inherited.note_on(transaction_id, offset) if self._inherited.notes else None
+        note = self._recovered.note_on(transaction_id, offset) if self._recovered.notes else None
         if note is not None and note.verdict is not Verdict.UNKNOWN:
             return None
         pending = self.pending.get(transaction_id)
@@ -153,25 +106,19 @@ class Settlement:
         pending.birth_ms = birth_ms
         if note is not None:
             pending.remember_checks(note)
-        self._uncarried[half.transaction_id] = pending
+        self.places.add(pending)
         self._keep(pending)
         return pending
-
-    def _keep(self, pending: Pending) -> None:
-        self.pending[pending.half.transaction_id] = pending
-        self.payloads.add(pending)
-        if (line := pending.half.line) is not None:
-            self.decisions.keys.add(line, pending)
 
     def skip_half(self, offset: int) -> None:
         """Pass a record of the half log that is no half."""
         self.half_position = offset + 1
-        self._inherited.pass_halves(offset)
+        self._recovered.pass_halves(offset)
 
     def skip_op(self, offset: int) -> None:
         """Pass a record of the op log that is no op."""
         self.op_position = offset + 1
-        self._inherited.pass_ops(offset)
+        self._recovered.pass_ops(offset)
 
     def add_op(self, offset: int, op: Op, appended_ms: int, index: int = 0) -> Refusal | None:
         """Take the next decision in, and return why it is refused, or None.
@@ -183,7 +130,7 @@ class Settlement:
             index: which decision of its record it is.
         """
         self.op_position = offset + 1
-        places = self._inherited.places
+        places = self._recovered.places
         if places and places.get((offset, index)) == op.transaction_id:
             # Read again after a restart: what it decided is settled.
             return None
@@ -197,8 +144,8 @@ class Settlement:
             return Refusal.SETTLED_OR_UNKNOWN
         # A transaction that is there in part may become whole as long as the half log goes on.
         limit = last + 1 if op.half_offsets and pending is None else None
-        self._ahead.setdefault(op.transaction_id, []).append(_Ahead(op, offset, index, appended_ms, limit))
-        self._open(offset)
+        self._ahead.add(Ahead(op, offset, index, appended_ms, limit))
+        self.places.open_op(offset)
         return None
 
     def _waits_for_halves(self, pending: Pending, op: Op) -> bool:
@@ -212,36 +159,22 @@ class Settlement:
         if pending.parts is None or not pending.parts.missing:
             return False
         last = max(op.half_offsets, default=-1)
-        return op.verdict in _NEED_ALL or last >= self.half_position or op.transaction_id in self._ahead
+        return op.verdict in NEED_ALL or last >= self.half_position or op.transaction_id in self._ahead
+
+    def _waits(self, op: Op) -> bool:
+        return self._waits_for_halves(self.pending[op.transaction_id], op)
 
     def join_ahead(self, transaction_id: str) -> list[tuple[int, Refusal]]:
         """Apply the decisions that ran ahead of a half that has just arrived; return the refused ones by op offset."""
-        waiting = self._ahead.pop(transaction_id, None)
-        if waiting is None:
-            return []
-        refused = []
-        for at, ahead in enumerate(waiting):
-            pending = self.pending.get(transaction_id)
-            if pending is not None and self._waits_for_halves(pending, ahead.op):
-                # How far the half log must be read for the rest is not known yet.
-                ahead.limit = None
-                self._ahead.setdefault(transaction_id, []).extend(waiting[at:])
-                break
-            if pending is None and ahead.limit is not None and ahead.limit > self.half_position:
-                # This half was settled long ago; the decision is for a later one with the same id.
-                self._ahead.setdefault(transaction_id, []).append(ahead)
-                continue
-            refusal = self._judge_ahead(pending, ahead)
-            if refusal is not None:
-                refused.append((ahead.offset, refusal))
-        return refused
+        return self._ahead.join(transaction_id, self.half_position)
 
-    def _judge_ahead(self, pending: Pending | None, ahead: _Ahead) -> Refusal | None:
+    def _judge_ahead(self, ahead: Ahead) -> Refusal | None:
         refusal: Refusal | None = Refusal.SETTLED_OR_UNKNOWN
+        pending = self.pending.get(ahead.op.transaction_id)
         if pending is not None:
             refusal = self._judge(pending, ahead.offset, ahead.index, ahead.op, ahead.appended_ms)
         # After judging: what is open stays in its place among the others.
-        self._close(ahead.offset)
+        self.places.close_op(ahead.offset)
         return refusal
 
     def sweep_ahead(self, half_end: int, read_to: int | None = None) -> int:
@@ -253,61 +186,7 @@ class Settlement:
             read_to: the next offset of the op log when it was asked for: decisions at or above it are left; None: all
                 had been read.
         """
-        dropped = 0
-        for transaction_id in list(self._ahead):
-            kept: list[_Ahead] = []
-            for ahead in self._ahead[transaction_id]:
-                if read_to is not None and ahead.offset >= read_to:
-                    kept.append(ahead)
-                    continue
-                if ahead.limit is None:
-                    ahead.limit = half_end
-                if (
-                    kept
-                    or transaction_id in self._reborn
-                    or not (ahead.limit > half_end or ahead.limit <= self.half_position)
-                ):
-                    kept.append(ahead)
-                else:
-                    # The transaction may be there in part.
-                    dropped += self._judge_ahead(self.pending.get(transaction_id), ahead) is not None
-            if kept:
-                self._ahead[transaction_id] = kept
-            else:
-                del self._ahead[transaction_id]
-        return dropped
-
-    @property
-    def decided(self) -> Mapping[str, Pending]:
-        """Pending transactions that have a decision, in the order in which the decisions took effect."""
-        return self.decisions.all
-
-    @property
-    def uncarried(self) -> Iterable[Pending]:
-        """Pending transactions that are in the half log alone, lowest first."""
-        return self._uncarried.values()
-
-    @property
-    def carried(self) -> Iterable[Pending]:
-        """Pending transactions that the done log holds whole, in the order in which it does."""
-        return self._carried.values()
-
-    @property
-    def carried_open(self) -> Iterable[Pending]:
-        """Those of them that were decided since, in the order of the decisions."""
-        return self._carried_open.values()
-
-    @property
-    def at_risk(self) -> Iterable[Pending]:
-        """Pending transactions that a restart would lose, or would not know for pending: a log of theirs is gone."""
-        return self._at_risk.values()
-
-    def lose(self, some: Iterable[Pending]) -> list[Pending]:
-        """Forget those whose payloads are not in memory, for they are not in the logs either; return them."""
-        lost = [pending for pending in some if pending.dropped is not None]
-        for pending in lost:
-            self._forget(pending)
-        return lost
+        return self._ahead.sweep(half_end, self.half_position, read_to, self._reborn.__contains__)
 
     def lose_half_log(self, low: int) -> list[Pending]:
         """Take in that the half log was made again and begins at `low`: what is pending is here alone.
@@ -315,12 +194,11 @@ class Settlement:
         Returns:
             What is lost: its payload was there alone.
         """
-        lost = self.lose(self._uncarried.values())
+        lost = self.lose(self.only_in_half_log)
         self.half_position = low
-        self._at_risk.update(self._uncarried)
-        self._uncarried.clear()
+        self.places.lose_halves(list(self.only_in_half_log))
         self._reborn.clear()
-        self._inherited.forget_halves()
+        self._recovered.forget_halves()
         return lost
 
     def cut_half_log(self, low: int) -> list[Pending]:
@@ -330,35 +208,21 @@ class Settlement:
             What is lost: its payload was there alone.
         """
         self.half_position = max(self.half_position, low)
-        lost = self.lose(takewhile(lambda one: one.offset < low, self._uncarried.values()))
-        gone = {name: pending for name, pending in self._uncarried.items() if pending.offset < low}
-        for name in gone:
-            del self._uncarried[name]
-        self._at_risk.update(gone)
+        lost = self.lose(self.places.below(low))
+        self.places.lose_halves(self.places.below(low))
         return lost
 
     def lose_op_log(self, low: int) -> None:
         """Take in that the op log was made again and begins at `low`: places in the former one mean nothing."""
         self.op_position = low
-        self._open_ops.clear()
-        self._carried_open.clear()
-        self._inherited.places.clear()
-        for pending in self.pending.values():
-            pending.answered_at = NOWHERE
-            pending.is_op_open = False
-            if pending.verdict is not None:
-                pending.decided_at, pending.decided_index = NOWHERE
-                self._at_risk[pending.half.transaction_id] = pending
-        for waiting in self._ahead.values():
-            for ahead in waiting:
-                ahead.offset = _NO_PLACE
+        self._recovered.places.clear()
+        self.places.lose_op_log(self.pending.values())
+        self._ahead.lose_places()
 
     def cut_op_log(self, low: int) -> None:
         """Take in that the op log was deleted below `low`: decisions there that are not applied are here alone."""
         self.op_position = max(self.op_position, low)
-        for name, pending in self.decisions.all.items():
-            if pending.is_op_open and pending.decided_at < low:
-                self._at_risk[name] = pending
+        self.places.cut_op_log(low, self.decided.values())
 
     def lose_done_log(self, low: int | None = None) -> list[Pending]:
         """Take in that what the done log said is gone.
@@ -371,15 +235,8 @@ class Settlement:
         Returns:
             What is lost: its payload was there alone.
         """
-        lost = self.lose(self._carried.values()) if low is None else []
-        for name, pending in self.pending.items():
-            self._at_risk[name] = pending
-            if pending.carried_at is not None and pending.dropped is not None:
-                pending.carried_at = max(pending.carried_at, low or 0)
-            elif pending.carried_at is not None:
-                pending.carried_at = None
-                self._carried.pop(name, None)
-                self._carried_open.pop(name, None)
+        lost = self.lose(self.snapshotted) if low is None else []
+        self.places.lose_done_log(low or 0, self.pending.values())
         return lost
 
     @property
@@ -388,13 +245,11 @@ class Settlement:
         return bool(self._ahead)
 
     def _judge(self, pending: Pending, offset: int, index: int, op: Op, appended_ms: int) -> Refusal | None:
-        misfit = _misfit(pending, op)
-        if misfit is not None:
-            return misfit
+        wrong = misfit(pending, op)
+        if wrong is not None:
+            return wrong
         if op.verdict is Verdict.UNKNOWN:
-            # A late, repeated or forged answer carries a number that is not the next: it counts for nothing.
-            is_next = op.check_number == pending.check_count + 1 and (offset, index) > pending.answered_at
-            if pending.verdict is None and is_next:
+            if is_next_answer(pending, op, (offset, index)):
                 pending.check_count += 1
                 pending.answered_ms = appended_ms
                 pending.answered_at = offset, index
@@ -404,16 +259,18 @@ class Settlement:
         if pending.verdict is not None:
             if (pending.decided_at, pending.decided_index) == (offset, index):
                 return None
-            if not (_overrules(op, pending) or self._is_cancellation(pending, op, appended_ms)):
+            if not (overrules(op, pending) or self._is_cancellation(pending, op, appended_ms)):
                 return Refusal.ALREADY_DECIDED
-        if op.verdict in _NEED_ALL and not pending.is_complete:
+        if op.verdict in NEED_ALL and not pending.is_complete:
             return Refusal.INCOMPLETE
         if pending.verdict is not None:
-            self.decisions.withdraw(pending)
-            if pending.is_op_open:
-                self._close(pending.decided_at)
+            self.queue.withdraw(pending)
+            self.places.release_op(pending)
         self._decide(pending, op, offset, index)
         return None
+
+    def _is_cancellation(self, pending: Pending, op: Op, appended_ms: int) -> bool:
+        return op.transaction_id in self.queue.delays and is_cancellation(pending, op, appended_ms)
 
     def _decide(self, pending: Pending, op: Op, offset: int, index: int) -> None:
         """Let a decision take effect."""
@@ -422,112 +279,67 @@ class Settlement:
         pending.author = op.author
         pending.decided_at = offset
         pending.decided_index = index
-        pending.is_op_open = True
-        self._open(offset)
-        if pending.carried_at is not None:
-            self._carried_open[op.transaction_id] = pending
-            self._carried_open.move_to_end(op.transaction_id)
-        self.decisions.add(pending)
+        self.places.decided(pending)
+        self.queue.add(pending)
 
-    def _is_cancellation(self, pending: Pending, op: Op, appended_ms: int) -> bool:
-        """Tell whether a decision takes a COMMIT back, so that it counts though it is not the first.
-
-        By the broker's clock it was stored before the message was due, and nobody has begun to publish it. Delays end
-        only once all is read that was stored before a restart, so the restart changes nothing of it.
-        """
-        due_ms = pending.half.deliver_at_ms
-        return (
-            may_cancel(op.verdict, op.author)
-            and pending.verdict is Verdict.COMMIT
-            and op.transaction_id in self.decisions.delays
-            and due_ms is not None
-            and appended_ms < due_ms
-        )
-
-    def _open(self, op_offset: int) -> None:
-        """Note that a decision of an op record is not applied yet."""
-        self._open_ops[op_offset] = self._open_ops.get(op_offset, 0) + 1
-
-    def _close(self, op_offset: int) -> None:
-        left = self._open_ops.get(op_offset, 0) - 1
-        if left > 0:
-            self._open_ops[op_offset] = left
-        else:
-            self._open_ops.pop(op_offset, None)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether there is something to publish or to write down, apart from what waits."""
-        return bool(self.answered) or self.decisions.ready > 0
-
-    def share(
+    def next_batch(
         self,
         limit: int,
         out: Callable[[Pending], str | None],
-        carry: Iterable[Pending] = (),
+        snapshot: Iterable[Pending] = (),
         room_bytes: int = 1 << 40,
-    ) -> Share | None:
+    ) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles, or return None when there is nothing.
 
-        Nothing changes here, save what is set aside: the share takes effect by `apply`, once it is committed.
+        Nothing changes here, save what is set aside: the batch takes effect by `apply`, once it is committed.
 
         Args:
             limit: most decisions to take.
             out: names the topic for whose sake a transaction cannot be published with others now, or None.
-            carry: pending transactions to write down whole.
+            snapshot: pending transactions to write down whole.
             room_bytes: bytes of messages to take at most; one transaction alone may have more.
         """
-        self.decisions.release_due(self.now_ms)
-        chosen = self.decisions.choose(limit, out, room_bytes)
-        carried = {p.half.transaction_id: p for p in carry if p.half.transaction_id not in chosen}
-        passed = {**chosen, **carried} if carried else chosen
+        self.queue.release_due(self.now_ms)
+        chosen = self.queue.choose(limit, out, room_bytes)
+        snapshotted = {p.half.transaction_id: p for p in snapshot if p.half.transaction_id not in chosen}
+        passed = {**chosen, **snapshotted} if snapshotted else chosen
         answered = [pending for name, pending in self.answered.items() if name not in passed]
-        if not chosen and not answered and not carried:
+        if not chosen and not answered and not snapshotted:
             return None
-        return Share(
+        return CommitBatch(
             list(chosen.values()),
             answered,
             self._half_checkpoint(passed),
-            self._op_checkpoint(passed.values()),
+            self.places.op_checkpoint(passed.values(), self.op_position),
             [pending.count() for pending in answered],
-            [pending.carry() for pending in carried.values()],
+            [pending.snapshot() for pending in snapshotted.values()],
         )
 
     def checkpoints(self) -> tuple[int, int]:
         """Return where reading of the half and op logs would have to start if nothing more was settled."""
-        return self._half_checkpoint({}), self._op_checkpoint(())
+        return self._half_checkpoint({}), self.places.op_checkpoint((), self.op_position)
 
-    def _half_checkpoint(self, passed: dict[str, Pending]) -> int:
+    def _half_checkpoint(self, passed: Mapping[str, Pending]) -> int:
         reborn = min((offset for offset, _, _ in self._reborn.values()), default=self.half_position)
-        for transaction_id, pending in self._uncarried.items():
-            if transaction_id not in passed:
-                return min(pending.offset, reborn)
-        return reborn
+        return self.places.half_checkpoint(passed, reborn)
 
-    def _op_checkpoint(self, passed: Iterable[Pending]) -> int:
-        """Return the lowest op not applied: a decision not done, or ahead of its half; answers are in the notes."""
-        if not self._open_ops:
-            return self.op_position
-        applied = Counter(pending.decided_at for pending in passed if pending.is_op_open)
-        return next((at for at, count in self._open_ops.items() if count > applied[at]), self.op_position)
-
-    def apply(self, share: Share, done_from: int = 0) -> list[Pending]:
-        """Take in that a share was committed.
+    def apply(self, batch: CommitBatch, done_from: int = 0) -> list[Pending]:
+        """Take in that a batch was committed.
 
         Args:
-            share: as `share` returned it.
+            batch: as `next_batch` returned it.
             done_from: an offset of the done log at or below that of its records.
 
         Returns:
             What is pending now and was not before: it came back from the discarded topic meanwhile.
         """
-        for pending in share.decided:
+        for pending in batch.decided:
             self._forget(pending)
-        for note in share.counts:
+        for note in batch.counts:
             self._is_noted(note)
-        for carry in share.carried:
-            self._carry(done_from, carry)
-        return self._rebirths(share.decided)
+        for snapshot in batch.snapshots:
+            self._take_snapshot(done_from, snapshot)
+        return self._rebirths(batch.decided)
 
     def _rebirths(self, settled: Iterable[Pending]) -> list[Pending]:
         begun = []
@@ -537,22 +349,23 @@ class Settlement:
                 self.join_ahead(pending.half.transaction_id)
         if begun:
             # Others were read meanwhile, which lie above them.
-            self._uncarried = _by_offset(self._uncarried)
-            self.pending = _by_offset(self.pending)
+            self.places.sort()
+            for name in list(by_offset(self.pending)):
+                self.pending.move_to_end(name)
             for line in {line for pending in begun if (line := pending.half.line) is not None}:
-                self.decisions.sort(line)
+                self.queue.sort(line)
         return begun
 
     def settle(
-        self, notes: Iterable[Note], carries: Iterable[tuple[int, Carry | Unread]] = ()
+        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
     ) -> tuple[list[Pending], list[Pending]]:
         """Take in what the done log says after a Kafka transaction ended in doubt.
 
         Returns:
             What is settled, and what is pending now and was not before.
         """
-        for place, carry in carries:
-            self._carry(place, carry)
+        for place, snapshot in snapshots:
+            self._take_snapshot(place, snapshot)
         settled = []
         for note in notes:
             pending = self.pending.get(note.transaction_id)
@@ -564,92 +377,15 @@ class Settlement:
                 self._forget(pending)
         return settled, self._rebirths(settled)
 
-    def _is_noted(self, note: Note) -> None:
-        """Take in that the done log has a count of answered checks; one that grew since has to be written anew."""
-        pending = self.answered.get(note.transaction_id)
-        if pending is not None and pending.check_count == note.check_count:
-            del self.answered[note.transaction_id]
-
-    def _carry(self, done_from: int, carry: Carry | Unread) -> None:
+    def _take_snapshot(self, done_from: int, snapshot: Snapshot | UnloadedSnapshot) -> None:
         """Take in that the done log holds a pending transaction whole."""
-        pending = self.pending.get(carry.note.transaction_id)
-        if pending is None or pending.offset != min(half.offset for half in carry.halves):
+        pending = self.pending.get(snapshot.note.transaction_id)
+        if pending is None or pending.offset != min(half.offset for half in snapshot.halves):
             return
-        transaction_id = carry.note.transaction_id
-        pending.carried_at = done_from
-        self._uncarried.pop(transaction_id, None)
-        self._at_risk.pop(transaction_id, None)
-        self._carried[transaction_id] = pending
-        self._carried.move_to_end(transaction_id)
-        self._is_noted(carry.note)
-        self.payloads.unwant(transaction_id)
-        if not pending.is_op_open:
-            return
-        # A decision that came while the carry was under way is not in it, nor that another one was taken back.
-        if (carry.note.op_offset, carry.note.op_index) != (pending.decided_at, pending.decided_index):
-            self._carried_open[transaction_id] = pending
-        else:
-            self._carried_open.pop(transaction_id, None)
-            pending.is_op_open = False
-            self._close(pending.decided_at)
-
-    def _forget(self, pending: Pending) -> None:
-        transaction_id = pending.half.transaction_id
-        del self.pending[transaction_id]
-        self.payloads.forget(pending)
-        if pending.carried_at is None:
-            self._uncarried.pop(transaction_id, None)
-        else:
-            self._carried.pop(transaction_id, None)
-            self._carried_open.pop(transaction_id, None)
-        if self._at_risk:
-            self._at_risk.pop(transaction_id, None)
-        if self.answered:
-            self.answered.pop(transaction_id, None)
-        if pending.is_op_open:
-            pending.is_op_open = False
-            self._close(pending.decided_at)
-        self.decisions.forget(pending)
-
-    def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
-        """Take in the payload of a transaction, which was read again.
-
-        Args:
-            transaction_id: of the transaction.
-            halves: its halves, with their offsets in the half log.
-            place: offset of its carry in the done log, if they were read there.
-
-        Returns:
-            The transaction; None where it is settled, or was in memory, or the halves are not its own.
-        """
-        pending = self.pending.get(transaction_id)
-        if pending is None or not pending.load(halves):
-            return None
-        if place is not None and pending.carried_at is not None:
-            pending.carried_at = max(pending.carried_at, place)
-        self.payloads.take_in(pending)
-        return pending
+        decision = snapshot.note.op_offset, snapshot.note.op_index
+        self.places.take_snapshot(pending, done_from, decision)
+        self._is_noted(snapshot.note)
+        self.payloads.unwant(snapshot.note.transaction_id)
 
 
-def _misfit(pending: Pending, op: Op) -> Refusal | None:
-    """Say why an op record cannot be of a transaction, or return None."""
-    if op.group != pending.half.group:
-        return Refusal.WRONG_GROUP
-    is_usual = pending.parts is None and op.half_offsets == (pending.offset,)
-    return Refusal.WRONG_PLACE if op.half_offsets and not is_usual and not pending.is_named_by(op) else None
-
-
-def _overrules(op: Op, pending: Pending) -> bool:
-    """Tell whether a decision takes effect though there is one: an operator discards what cannot be published.
-
-    What is under way cannot be overruled: it may be visible by now.
-    """
-    is_discard = op.verdict is Verdict.DISCARD and op.author is Author.OPERATOR
-    return is_discard and pending.verdict is Verdict.COMMIT and not pending.in_flight
-
-
-def _by_offset(some: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
-    return OrderedDict(sorted(some.items(), key=lambda one: one[1].offset))
-
-
-__all__ = ["Pending", "Refusal", "Settlement", "Share"]
+__all__ = ["PartitionState"]

@@ -1,39 +1,64 @@
 """What an operator may do on a file store, in the process that has it.
 
-Another process is kept out by the lock; what it may do is look: see `looking`.
+Another process is kept out by the lock; it may read: see `reader`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from penstock.clients.kafka import admin_client
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
+from penstock.options import ClientConfig
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.operator.audit import VERBS, Act, AuditLog
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared
-from penstock.transactions.stores.file.ledger import Kept
-from penstock.transactions.stores.file.looking import described
-from penstock.transactions.stores.file.opened import OpenStore
-from penstock.transactions.stores.file.store import FileStore
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.stores.file.changes import Changes
+from penstock.transactions.stores.file.log.journal import Decide
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.open_store import OpenStore
+from penstock.transactions.stores.file.reader import described
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
+from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.writing.late_producer import LateProducer
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0
 
 
+class FileAccess(NamedTuple):
+    """The store, as its administration uses it."""
+
+    path: Path
+    #: Returns the open store, or raises `StoppedError`.
+    opened: Callable[[], OpenStore]
+    changes: Changes
+
+
+class KafkaAccess(NamedTuple):
+    """Kafka, as the administration of a store that is not there uses it: for the audit log and the discarded topic."""
+
+    bootstrap_servers: str
+    prefix: str
+    config: ClientConfig
+    may_publish_to: Callable[[str], bool]
+
+
 class FileAdministration:
     """Shows and settles what is pending in a file store that is started. Thread-safe."""
 
-    def __init__(self, store: FileStore) -> None:
+    def __init__(self, store: FileAccess, kafka: KafkaAccess) -> None:
         self._store = store
+        self._kafka = kafka
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first.
@@ -41,9 +66,9 @@ class FileAdministration:
         Raises:
             StoppedError: the store is not started in this process.
         """
-        opened = self._store.opened
+        opened = self._store.opened()
         with opened.lock:
-            return [_shown(opened, kept) for kept in opened.kept.values() if not kept.settled]
+            return [_shown(opened, stored) for stored in opened.pending.values() if not stored.settled]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None.
@@ -51,10 +76,10 @@ class FileAdministration:
         Raises:
             StoppedError: the store is not started in this process.
         """
-        opened = self._store.opened
+        opened = self._store.opened()
         with opened.lock:
-            kept = opened.kept.get(transaction_id)
-            return None if kept is None or kept.settled else _shown(opened, kept)
+            stored = opened.pending.get(transaction_id)
+            return None if stored is None or stored.settled else _shown(opened, stored)
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
         """Store an operator's decision; it counts if it is the first. So does a DISCARD of what Kafka refuses.
@@ -86,17 +111,17 @@ class FileAdministration:
         with self._kept_off(transaction_id) if discards_refused else nullcontext():
             with self._auditing() as (audit, _):
                 audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._store.path), why))
-            self._store.await_change(
-                transaction_id, shown.group, verdict, Author.OPERATOR, actor=actor, over_commit=discards_refused
-            )
+            now_ms = int(time.time() * 1000)
+            decision = Decide(transaction_id, shown.group, verdict, Author.OPERATOR, 0, now_ms, actor)
+            self._store.changes.await_decision(decision._replace(over_commit=discards_refused))
 
     @contextmanager
     def _kept_off(self, transaction_id: str) -> Iterator[None]:
         """Keep trials off what is to be discarded though it is committed."""
-        opened = self._store.opened
+        opened = self._store.opened()
         with opened.lock:
-            kept = opened.kept.get(transaction_id)
-            if kept is None or not opened.shelf.begin_discard(kept):
+            stored = opened.pending.get(transaction_id)
+            if stored is None or not opened.ready.begin_discard(stored):
                 raise TransactionRefusedError(
                     f"transaction {transaction_id}: its DISCARD was refused: COMMIT was decided before, and it is not "
                     "held, or is being published just now; what Kafka refuses can be discarded: look at what it waits "
@@ -106,7 +131,7 @@ class FileAdministration:
             yield
         finally:
             with opened.lock:
-                opened.shelf.end_discard(kept)
+                opened.ready.end_discard(stored)
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back from Kafka, undecided, with a fresh count of checks; return its messages.
@@ -125,18 +150,18 @@ class FileAdministration:
             PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
             StoppedError: the store is not started in this process.
         """
-        store, opened = self._store, self._store.opened
+        store, opened = self._store, self._store.opened()
         with opened.lock:
             # One that is settled and not durably so is here, too.
-            if transaction_id in opened.kept:
+            if transaction_id in opened.pending:
                 raise TransactionError(
                     f"transaction {transaction_id} is pending in {store.path}, or on its way to the discarded topic: "
                     "there is nothing to bring back; look again in a moment"
                 )
         halves = self._claimed(transaction_id, actor, why, again=again)
-        told: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
-        store.prepare(halves, told.put)
-        answer = told.get()
+        answers: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
+        store.changes.prepare(halves, answers.put)
+        answer = answers.get()
         if isinstance(answer, HalfNotStoredError):
             raise PenstockError(
                 f"transaction {transaction_id} was to be brought back, which is written down, but is not stored: "
@@ -146,15 +171,15 @@ class FileAdministration:
 
     def _claimed(self, transaction_id: str, actor: str, why: str, *, again: bool) -> list[Half]:
         with self._auditing() as (audit, inspection):
-            resuming = Resuming(StoreTopics(self._store.prefix), inspection, audit, self._store.may_publish_to)
+            resuming = Resuming(StoreTopics(self._kafka.prefix), inspection, audit, self._kafka.may_publish_to)
             return resuming.claim(transaction_id, actor, why, again=again)
 
     @contextmanager
     def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:
         """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
-        store, topics = self._store, StoreTopics(self._store.prefix)
-        servers, config = store.bootstrap_servers, store.config
-        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}"))
+        servers, prefix, config, _ = self._kafka
+        topics = StoreTopics(prefix)
+        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{prefix}"))
         admin, inspection = admin_client(servers, config), Inspection(servers, config, topics)
         try:
             yield (
@@ -165,17 +190,17 @@ class FileAdministration:
             sends.stop(_SEND_S)
 
 
-def _shown(opened: OpenStore, kept: Kept) -> PendingTransaction:
+def _shown(opened: OpenStore, stored: StoredTransaction) -> PendingTransaction:
     now_ms = time.time() * 1000
-    held_by = opened.shelf.held_by(kept) if kept.verdict is Verdict.COMMIT else None
-    delayed = kept.verdict is Verdict.COMMIT and kept.deliver_at_ms is not None and kept.deliver_at_ms > now_ms
+    held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
+    delayed = stored.verdict is Verdict.COMMIT and stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms
     waits_for = ""
-    if kept.verdict is Verdict.DISCARD:
+    if stored.verdict is Verdict.DISCARD:
         waits_for = "the discarded topic"
-    elif kept.verdict is not None and held_by is None and not delayed:
-        reason = opened.shelf.reason(kept)
+    elif stored.verdict is not None and held_by is None and not delayed:
+        reason = opened.ready.reason(stored)
         waits_for = "publication" if reason is None else f"Kafka to take it: {reason.why}"
-    return described(kept, now_ms, held_by, waits_for)
+    return described(stored, now_ms, held_by, waits_for)
 
 
-__all__ = ["FileAdministration"]
+__all__ = ["FileAccess", "FileAdministration", "KafkaAccess"]

@@ -1,7 +1,7 @@
 """The store in files, as producers see it. It lives in one process; its messages go to Kafka like any others.
 
 Halves and decisions are durable in a folder of this machine, without Kafka having to be there; what commits is
-published exactly once: see `outbound`, whose done log settles what a crash leaves in doubt.
+published exactly once: by a relay, whose done log settles what a crash leaves in doubt.
 """
 
 from __future__ import annotations
@@ -10,53 +10,40 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from penstock.clients.kafka import admin_client, partition_counts, require_topics
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.kafka import admin_client
 from penstock.errors import (
     ConfigurationError,
-    DecisionNotStoredError,
-    HalfNotStoredError,
     StoppedError,
     StoreFailedError,
-    TransactionError,
     TransactionRefusedError,
 )
 from penstock.options import ClientConfig, not_empty, positive_int, seconds
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
-from penstock.transactions.store import (
-    Administration,
-    CoordinatorOptions,
-    Prepared,
-    Settler,
-    ToldDecided,
-    ToldPrepared,
-    ToldSettled,
-)
-from penstock.transactions.stores.file.folder import OsFolder
-from penstock.transactions.stores.file.journal import Decide, Journal, Outcome, Prepare
-from penstock.transactions.stores.file.lock import FolderLock
-from penstock.transactions.stores.file.opened import OpenStore
-from penstock.transactions.stores.file.questions import Source
-from penstock.transactions.stores.file.redo import NoRoomError
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
+from penstock.transactions.stores.file.administration import FileAccess, FileAdministration, KafkaAccess
+from penstock.transactions.stores.file.changes import Changes
+from penstock.transactions.stores.file.check_sources import FileCheckSource
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.journal import Decide, Journal
+from penstock.transactions.stores.file.log.lock import FolderLock
+from penstock.transactions.stores.file.log.redo import NoRoomError
+from penstock.transactions.stores.file.open_store import OpenStore
+from penstock.transactions.stores.file.shard import FileShard
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
+from penstock.transactions.stores.target_topics import TargetTopics
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics, require_prefix
 
 #: Bytes of a segment of the redo log.
 SEGMENT_BYTES = 64 << 20
 _LEAST_SEGMENT_BYTES = 4_096
 _MAX_PENDING_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class KeptHalves:
-    """The halves of one transaction, stored in the file store."""
-
-    halves: Sequence[Half]
 
 
 class FileStore:
@@ -99,18 +86,20 @@ class FileStore:
         self.prefix = prefix
         self.config = config or {}
         self._segment_bytes = segment_bytes
-        self._send_timeout_s = send_timeout
+        #: What it is called in messages.
+        self.label = f"the file store in {self.path}"
+        self._changes = Changes(self.path, lambda: self.opened, send_timeout)
         self._lock = FolderLock(self.path)
         self._topics = StoreTopics(prefix)
-        self._admin = admin_client(bootstrap_servers, self.config)
+        admin = admin_client(bootstrap_servers, self.config)
+        #: Raises unless a message can be published to a topic: `TargetTopics.require`.
+        self.require_target = TargetTopics(admin, bootstrap_servers, self.config, self.may_publish_to).require
         # Guards starting, stopping and the fields below; `_opened` is read without it.
         self._start_lock = threading.Lock()
         self._starts = 0
         self._pid = 0
         self._opened: OpenStore | None = None
         self._folder: OsFolder | None = None
-        # Partition counts of target topics found so far. Replaced as a whole.
-        self._targets: dict[str, int] = {}
 
     def start(self) -> None:
         """Take the folder's lock and open the store; a start more is counted.
@@ -133,7 +122,7 @@ class FileStore:
             try:
                 journal = Journal(folder, self._segment_bytes)
                 journal.open()
-                opened = OpenStore(self.path, journal, self.path.name, _MAX_PENDING_BYTES)
+                opened = OpenStore(journal, self.path.name, _MAX_PENDING_BYTES)
             except BaseException:
                 folder.close()
                 self._lock.release()
@@ -147,7 +136,7 @@ class FileStore:
         self._opened = opened
 
     def stop(self, timeout_s: float) -> None:
-        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and lets go.
+        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and unlocks.
 
         Raises:
             StoppedError: a write did not end in time; the folder stays locked until the process ends.
@@ -162,8 +151,6 @@ class FileStore:
             self._opened = None
             if not opened.writer.stop(timeout_s):
                 raise StoppedError(f"the file store in {self.path} is still writing after {timeout_s:g} s")
-            with opened.lock:
-                opened.table.close()
             if self._folder is not None:
                 self._folder.close()
             self._lock.release()
@@ -193,96 +180,20 @@ class FileStore:
         """Tell whether a message may name a topic as its target."""
         return self._topics.may_publish_to(topic) and not topic.startswith(f"{self.prefix}.file.")
 
-    def require_target(self, topic: str, partition: int | None) -> None:
-        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
-
-        Raises:
-            TopicNotFoundError: there is no such topic.
-            MissingRightError: this client may not see it, if it is there.
-            ConfigurationError: the topic has no such partition, or belongs to the store.
-            BrokerConnectionError: no broker answered.
-        """
-        if not self.may_publish_to(topic):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        count = self._targets.get(topic)
-        if count is None or (partition is not None and partition >= count):
-            self._targets = partition_counts(self._admin, self.bootstrap_servers)
-            count = self._targets.get(topic)
-        if count is None:
-            # It tells whether there is none, or none that may be seen.
-            principal = principal_of(self.config)
-            count = require_topics(
-                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
-            )[topic]
-        if partition is not None and not 0 <= partition < count:
-            raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
-
-    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - there is one partition
-        """Store the halves of one transaction, all or none, and tell once they are durable."""
-        first = halves[0]
-
-        def changed(outcome: Outcome | Exception) -> None:
-            why = outcome if isinstance(outcome, Exception) else outcome.refused
-            if why is None:
-                told(KeptHalves(halves))
-                return
-            error = HalfNotStoredError(
-                f"transaction {first.transaction_id} for {first.topic}: its half is not stored in {self.path}: {why}; "
-                "the local transaction did not run, send it again"
-            )
-            error.__cause__ = why if isinstance(why, Exception) else None
-            told(error)
-
-        try:
-            writer = self.opened.writer
-        except StoppedError as error:
-            changed(error)
-            return
-        writer.submit(Prepare(tuple(halves), int(time.time() * 1000)), changed)
-
-    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
-        """Store the producer's decision, and tell once it is durable. The first counts; a second is only counted."""
-        half = prepared.halves[0]
-        self.change(half.transaction_id, half.group, verdict, Author.PRODUCER, told)
-
-    def change(
+    def prepare(
         self,
-        transaction_id: str,
-        group: str,
-        verdict: Verdict,
-        author: Author,
-        told: ToldDecided,
-        *,
-        check_number: int = 0,
-        actor: str = "",
-        cancels: bool = False,
-        over_commit: bool = False,
+        halves: Sequence[Half],
+        callback: PreparedCallback,
+        ordering_key: bytes | None = None,  # noqa: ARG002 - there is one partition
     ) -> None:
-        """Store anybody's decision, or that a check was answered UNKNOWN, and tell once it is durable.
+        """Store the halves of one transaction, all or none, and call back once they are durable."""
+        self._changes.prepare(halves, callback)
 
-        `over_commit` lets an operator's DISCARD stand over a COMMIT: nothing of that may be under way.
-        """
-
-        def changed(outcome: Outcome | Exception) -> None:
-            if not isinstance(outcome, Exception):
-                told(_refusal(transaction_id, verdict, outcome))
-                return
-            error = DecisionNotStoredError(
-                f"transaction {transaction_id}: its {verdict.name} is not known to be stored in {self.path}: {outcome}"
-            )
-            error.__cause__ = outcome
-            told(error)
-
-        try:
-            writer = self.opened.writer
-        except StoppedError as error:
-            changed(error)
-            return
-        now_ms = int(time.time() * 1000)
-        decision = Decide(
-            transaction_id, group, verdict, author, check_number, now_ms, actor, cancels, over_commit=over_commit
-        )
-        writer.submit(decision, changed)
+    def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
+        """Store the producer's decision, and call back once it is durable. The first one stands."""
+        half = prepared.halves[0]
+        decision = Decide(half.transaction_id, half.group, verdict, Author.PRODUCER, 0, int(time.time() * 1000))
+        self._changes.decide(decision, callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -290,71 +201,36 @@ class FileStore:
         Raises:
             DecisionNotStoredError: it is not known to be durable; the check is asked again.
         """
-        half = request.half
+        half, now_ms = request.half, int(time.time() * 1000)
         # An answer that came second is counted as refused, and nothing is wrong with it.
         with contextlib.suppress(TransactionRefusedError):
-            self.await_change(half.transaction_id, half.group, verdict, author, check_number=request.check_number)
+            self._changes.await_decision(
+                Decide(half.transaction_id, half.group, verdict, author, request.check_number, now_ms)
+            )
 
     def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - nobody is waited for
         """Take a committed message back that is not due yet, by this machine's clock; see `Store.cancel`."""
         opened = self.opened
         try:
-            self.await_change(transaction_id, group, Verdict.ROLLBACK, Author.PRODUCER, cancels=True)
+            now_ms = int(time.time() * 1000)
+            self._changes.await_decision(
+                Decide(transaction_id, group, Verdict.ROLLBACK, Author.PRODUCER, 0, now_ms, cancels=True)
+            )
         except TransactionRefusedError as error:
             with opened.lock:
-                kept = opened.kept.get(transaction_id)
-            stands = opened.journal.end_of(transaction_id) if kept is None else kept.verdict
-            if kept.group != group if kept is not None else stands is None:
+                stored = opened.pending.get(transaction_id)
+            stands = opened.journal.end_of(transaction_id) if stored is None else stored.verdict
+            if stored.group != group if stored is not None else stands is None:
                 raise not_pending(transaction_id, group) from error
             raise not_cancelled(transaction_id, stands) from error
 
-    def await_change(
-        self,
-        transaction_id: str,
-        group: str,
-        verdict: Verdict,
-        author: Author,
-        *,
-        check_number: int = 0,
-        actor: str = "",
-        cancels: bool = False,
-        over_commit: bool = False,
-    ) -> None:
-        """Store a decision and return once it is durable.
+    def checks(self, group: str) -> FileCheckSource:
+        """Return the checks of a producer group, of this process alone."""
+        return self.opened.check_sources.add(group)
 
-        Raises:
-            TransactionRefusedError: another one stands.
-            DecisionNotStoredError: it is not known to be durable.
-        """
-        told: list[TransactionError | None] = []
-        done = threading.Event()
-
-        def tell(error: TransactionError | None) -> None:
-            told.append(error)
-            done.set()
-
-        options: dict[str, Any] = {
-            "check_number": check_number,
-            "actor": actor,
-            "cancels": cancels,
-            "over_commit": over_commit,
-        }
-        self.change(transaction_id, group, verdict, author, tell, **options)
-        if not done.wait(self._send_timeout_s):
-            raise DecisionNotStoredError(
-                f"transaction {transaction_id}: its {verdict.name} was not stored in {self.path} within "
-                f"{self._send_timeout_s:g} s"
-            )
-        if told[0] is not None:
-            raise told[0]
-
-    def checks(self, group: str) -> Source:
-        """Return the questions to a producer group, of this process alone."""
-        return self.opened.questions.source(group)
-
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled."""
-        self.opened.watch(transaction_id, told)
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled."""
+        self.opened.watch(transaction_id, callback)
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up; one of a store that was stopped is gone."""
@@ -370,25 +246,16 @@ class FileStore:
             return ""
         return "" if shown is None else shown.waits_for
 
-    def settler(self, options: CoordinatorOptions) -> Settler:
-        """Return a coordinator for this store, not started. A store has one at a time."""
-        # It builds on the store.
-        from penstock.transactions.stores.file.settler import FileSettler
+    def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> FileShard:
+        """Return what the coordinator works on, once the store was started. A store has one coordinator at a time."""
+        return FileShard(self.opened, self.label, self.prefix, checks, self._changes, wake)
 
-        return FileSettler(self, options)
-
-    def administration(self) -> Administration:
+    def administration(self) -> FileAdministration:
         """Return what an operator may do, in this process and while the store is started."""
-        from penstock.transactions.stores.file.administration import FileAdministration
-
-        return FileAdministration(self)
-
-
-def _refusal(transaction_id: str, verdict: Verdict, outcome: Outcome) -> TransactionRefusedError | None:
-    """Return what stands against a decision; one that says the same and came first does no harm."""
-    if outcome.refused is None or outcome.stands is verdict:
-        return None
-    return TransactionRefusedError(f"transaction {transaction_id}: its {verdict.name} was refused: {outcome.refused}")
+        return FileAdministration(
+            FileAccess(self.path, lambda: self.opened, self._changes),
+            KafkaAccess(self.bootstrap_servers, self.prefix, self.config, self.may_publish_to),
+        )
 
 
-__all__ = ["SEGMENT_BYTES", "FileStore", "KeptHalves"]
+__all__ = ["SEGMENT_BYTES", "FileStore"]

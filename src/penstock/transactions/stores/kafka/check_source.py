@@ -1,4 +1,4 @@
-"""The questions to a producer group, as a store in Kafka has them: the group's share of the check topic."""
+"""The checks of a producer group, as a store in Kafka has them: the group's share of the check topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.clients.rights import Operation, group_right, is_missing_right, to
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.records import CheckRequest, decode_check_request
+from penstock.transactions.wire.check_request import CheckRequest, decode_check_request
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 from penstock.transactions.writing.missing_rights import MissingRights
@@ -39,7 +39,7 @@ class KafkaCheckSource:
             "group.id": topics.checkers(group),
             # A request that came before the first start of the group shall be answered, too.
             "auto.offset.reset": "earliest",
-            # A producer that died gives its questions up after this long; until then they are asked for nothing.
+            # A producer that died gives its share up after this long; until then its checks are sent in vain.
             # Partitions added later are noticed within seconds.
             "topic.metadata.refresh.interval.ms": 10_000,
             "session.timeout.ms": 6000,
@@ -49,7 +49,7 @@ class KafkaCheckSource:
         self._consumer.subscribe([topics.check])
 
     def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the questions that are there, waiting at most `timeout_s` seconds for the first.
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
 
         What does not read as a request is logged and skipped.
         """
@@ -65,7 +65,7 @@ class KafkaCheckSource:
     def _read(self, message: Message) -> CheckRequest | None:
         error = message.error()
         if error is not None:
-            self._tell_not_read(error)
+            self._report_not_read(error)
             # Errors come back at once: without a pause this would spin.
             time.sleep(0.1)
             return None
@@ -75,7 +75,7 @@ class KafkaCheckSource:
             _log.warning("%s[%s]@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
             return None
 
-    def _tell_not_read(self, error: KafkaError) -> None:
+    def _report_not_read(self, error: KafkaError) -> None:
         if is_missing_right(error):
             is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
             checkers = group_right(self._topics.checkers(self._group))
@@ -86,7 +86,7 @@ class KafkaCheckSource:
             self._ration.warn("check", text, self._topics.check, reason(error))
 
     def close(self) -> None:
-        """Leave the group, so that another producer gets its questions at once."""
+        """Leave the group, so that another producer gets its checks at once."""
         self._consumer.close()
 
 

@@ -15,8 +15,8 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.errors import DecisionNotStoredError, StoppedError
-from penstock.transactions.store import ToldDecided
-from penstock.transactions.wire.records import Op, encode_ops
+from penstock.transactions.store import DecidedCallback
+from penstock.transactions.wire.ops import Op, encode_ops
 from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
@@ -26,7 +26,7 @@ _MOST = 2_000
 #: Records of one lane that may be under way.
 _UNDER_WAY = 2
 
-Waiting = tuple[Op, ToldDecided]
+Waiting = tuple[Op, DecidedCallback]
 
 
 class _Lane:
@@ -56,8 +56,8 @@ class OpBatches:
         # Lanes to look at after the reports under way. Any thread adds, the delivery thread takes.
         self._dirty: deque[_Lane] = deque()
 
-    def add(self, op: Op, told: ToldDecided) -> None:
-        """Have a decision written, and told once it is durable or that is not known."""
+    def add(self, op: Op, callback: DecidedCallback) -> None:
+        """Have a decision written; call back once it is durable, or that is not known."""
         place = (op.group, op.half_partition)
         lane = self._lanes.get(place)
         if lane is None:
@@ -66,12 +66,12 @@ class OpBatches:
             # Reports come in crowds: what they lead to goes together.
             with lane.lock:
                 first = not lane.waiting
-                lane.waiting.append((op, told))
+                lane.waiting.append((op, callback))
             if first:
                 self._dirty.append(lane)
             return
         with lane.lock:
-            lane.waiting.append((op, told))
+            lane.waiting.append((op, callback))
             if lane.under_way:
                 return
             refused = self._flush(lane)
@@ -122,15 +122,15 @@ class OpBatches:
         if error is not None:
             self._refuse(batch, self._sends.why(self._topic, error))
             return
-        for _, told in batch:
+        for _, callback in batch:
             try:
-                told(None)
-            except Exception:  # noqa: BLE001 - the others of the record must be told
-                _log.exception("who waits for a decision raised when told of it")
+                callback(None)
+            except Exception:  # noqa: BLE001 - the others of the record must be completed
+                _log.exception("a callback of a decision raised")
 
     def _refuse(self, batch: list[Waiting], cause: str) -> None:
-        for op, told in batch:
-            told(
+        for op, callback in batch:
+            callback(
                 DecisionNotStoredError(
                     f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
                     f"{self._topic}[{op.half_partition}]: {cause}"

@@ -1,4 +1,4 @@
-"""Who waits until a message is visible: the done log read as every committed reader reads, and whom to tell.
+"""Callbacks of those who wait until a message is visible: the done log, read as every committed reader reads.
 
 A note in `done` stands in the same Kafka transaction as the message it speaks of: once a committed reader sees the one,
 it sees the other.
@@ -18,9 +18,9 @@ from penstock.clients.rights import MissingRightError, Operation, is_missing_rig
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.store import ToldSettled
+from penstock.transactions.store import SettledCallback
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.records import Verdict
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.missing_rights import MissingRights
 
@@ -32,7 +32,7 @@ _RECORDS = 1_000
 
 
 class DoneWatch:
-    """Follows the done log from its end and tells who waits. `add` and `remove` are thread-safe.
+    """Follows the done log from its end and completes who waits. `add` and `remove` are thread-safe.
 
     Args:
         bootstrap_servers: Kafka's addresses.
@@ -51,7 +51,7 @@ class DoneWatch:
         self._rights = MissingRights(config)
         self._ration = RationedLog()
         # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
-        self._waiting: dict[str, ToldSettled] = {}
+        self._waiting: dict[str, SettledCallback] = {}
         self._stopping = threading.Event()
         self._consumer = clients.consumer(
             bootstrap_servers,
@@ -65,7 +65,7 @@ class DoneWatch:
             },
         )
         try:
-            # Where the log ends for a committed reader now: what is told of from here on comes behind.
+            # Where the log ends for a committed reader now: what is settled from here on comes behind.
             places = [TopicPartition(topics.done, number) for number in range(topics.partitions)]
             deadline = time.monotonic() + _ANSWER_S
             for place in places:
@@ -88,16 +88,16 @@ class DoneWatch:
         """What it may not do, so that it sees nothing; empty where it may."""
         return next(iter(self._rights.told().values()), "")
 
-    def add(self, transaction_id: str, told: ToldSettled) -> None:
-        """Have someone told how a transaction is settled."""
-        self._waiting[transaction_id] = told
+    def add(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled."""
+        self._waiting[transaction_id] = callback
 
     def remove(self, transaction_id: str) -> None:
-        """Tell nobody."""
+        """Do not call back."""
         self._waiting.pop(transaction_id, None)
 
     def stop(self) -> None:
-        """End. Who still waits is told nothing here; the producer gives those up."""
+        """End. Callbacks that still wait are not called; the producer gives those transactions up."""
         self._stopping.set()
         self._thread.join()
 
@@ -142,9 +142,9 @@ class DoneWatch:
             return
         for note in notes:
             if note.verdict is not Verdict.UNKNOWN:
-                told = self._waiting.pop(note.transaction_id, None)
-                if told is not None:
-                    told(note.verdict)
+                callback = self._waiting.pop(note.transaction_id, None)
+                if callback is not None:
+                    callback(note.verdict)
 
 
 __all__ = ["DoneWatch"]

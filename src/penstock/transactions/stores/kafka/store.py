@@ -1,4 +1,4 @@
-"""The store in Kafka topics, as producers see it: halves and decisions in, questions out."""
+"""The store in Kafka topics, as producers see it: halves and decisions in, checks out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,39 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.kafka import admin_client, partition_counts, require_topics
+from penstock.clients.kafka import admin_client
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import ConfigurationError, HalfNotStoredError, StoppedError, TransactionError
+from penstock.errors import HalfNotStoredError, StoppedError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.operator.cancelling_in_kafka import cancel
 from penstock.transactions.operator.inspection import Inspection
-from penstock.transactions.store import Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.op_batches import OpBatches
+from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
-from penstock.transactions.stores.kafka.why_unseen import WhyUnseen, looker
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Op, Verdict, encode_half
+from penstock.transactions.stores.target_topics import TargetTopics
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
-from penstock.transactions.writing.acked_producer import AckedProducer, Report
+from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 
 _STOP_POLL_S = 0.005
+
+#: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on
+#: one more, and is told so when it does.
+_NEEDS = {
+    "half": (Operation.WRITE,),
+    "op": (Operation.WRITE,),
+    "done": (Operation.DESCRIBE,),
+    "check": (Operation.DESCRIBE,),
+    "discarded": (Operation.DESCRIBE,),
+}
 
 
 class StoredHalves(NamedTuple):
@@ -49,13 +63,24 @@ def _log_lost(error: TransactionError | None) -> None:
 class _Storing:
     """Halves on their way into the log. Reports come from the delivery thread, refusals from the sending one."""
 
-    __slots__ = ("_describe", "_left", "_lock", "_offsets", "_told", "_why", "error", "halves", "partition", "posted")
+    __slots__ = (
+        "_callback",
+        "_describe",
+        "_left",
+        "_lock",
+        "_offsets",
+        "_why",
+        "error",
+        "halves",
+        "partition",
+        "posted",
+    )
 
     def __init__(
         self,
         halves: Sequence[Half],
         partition: int,
-        told: ToldPrepared,
+        callback: PreparedCallback,
         describe: Callable[[_Storing], HalfNotStoredError],
         why: Callable[[KafkaError], str],
     ) -> None:
@@ -64,7 +89,7 @@ class _Storing:
         #: How many were handed to the client library.
         self.posted = len(halves)
         self.error: str | None = None
-        self._told = told
+        self._callback = callback
         self._describe = describe
         self._why = why
         self._offsets = [0] * len(halves)
@@ -77,7 +102,7 @@ class _Storing:
         if len(self.halves) > 1:
             self.report_part(0, error, message)
         elif error is None:
-            self._told(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
+            self._callback(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
         else:
             self._settle(1, self._why(error))
 
@@ -98,9 +123,9 @@ class _Storing:
             if self._left:
                 return
         if self.error is None:
-            self._told(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
+            self._callback(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
         else:
-            self._told(self._describe(self))
+            self._callback(self._describe(self))
 
 
 class KafkaStore:
@@ -139,13 +164,11 @@ class KafkaStore:
         # Set by start() before any other call; it writes to the op topic of these topics.
         self._ops = OpBatches(self._sends, self._topics.op)
         # Set by start() before any other call.
-        self._why: WhyUnseen
+        self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
         self._watch_lock = threading.Lock()
-        # Partition counts of allowed target topics found so far. Replaced as a whole under the lock, read without it.
-        self._targets: dict[str, int] = {}
-        self._targets_lock = threading.Lock()
+        self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
 
     def start(self) -> None:
         """Create the store's topics where they are absent and start sending.
@@ -160,14 +183,14 @@ class KafkaStore:
             self._bootstrap_servers,
             self._prefix,
             self._partitions,
-            needs={"half": [Operation.WRITE], "op": [Operation.WRITE]},
+            needs=_NEEDS,
             principal=principal,
         )
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
-        look = looker(self._admin, self._bootstrap_servers, inspection, self._topics)
-        self._why = WhyUnseen(look, self._prefix)
+        read = observer_of(self._admin, self._bootstrap_servers, inspection, self._topics)
+        self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
 
@@ -198,36 +221,20 @@ class KafkaStore:
             StoppedError: the store belongs to the process that this one was forked from.
         """
         self._sends.require_own()
-        count = self._targets.get(topic)
-        if count is not None and partition is None:
-            return
-        if not self._topics.may_publish_to(topic):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        if count is None or (partition is not None and partition >= count):
-            with self._targets_lock:
-                found = partition_counts(self._admin, self._bootstrap_servers)
-                self._targets = {name: count for name, count in found.items() if self._topics.may_publish_to(name)}
-            count = self._targets.get(topic)
-        if count is None:
-            # It tells whether there is none, or none that may be seen.
-            principal = principal_of(self._config)
-            count = require_topics(
-                self._admin, self._bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
-            )[topic]
-        if partition is not None and not 0 <= partition < count:
-            raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
+        if partition is not None or topic not in self._targets.counts:
+            self._targets.require(topic, partition)
 
-    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
-        """Store halves in one half partition and tell once they are durable.
+    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
+        """Store halves in one half partition and call back once they are durable.
 
-        Where one is not known to be durable, `HalfNotStoredError` is told and a ROLLBACK written after them, so that
-        they are settled without a check should they turn up after all.
+        Where one is not known to be durable, the callback gets `HalfNotStoredError`, and a ROLLBACK is written after
+        them, so that they are settled without a check should they turn up after all.
         """
         first = halves[0]
         key = first.key if ordering_key is None else ordering_key
         partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
         why = partial(self._sends.why, self._topics.half)
-        storing = _Storing(halves, partition, told, self._not_stored, why)
+        storing = _Storing(halves, partition, callback, self._not_stored, why)
         report: Report = storing.report
         for number, half in enumerate(halves):
             if number:
@@ -251,12 +258,12 @@ class KafkaStore:
             f"{self._topics.half}[{partition}]: {storing.error}; the local transaction did not run, send it again"
         )
 
-    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
-        """Store the producer's decision, and tell once it is durable, or why that is not known."""
+    def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
+        """Store the producer's decision; call back once it is durable, or why that is not known."""
         assert isinstance(prepared, StoredHalves)  # noqa: S101 - a store gets back what it gave out
         half = prepared.halves[0]
         place = (prepared.partition, prepared.offsets)
-        self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), told)
+        self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -270,9 +277,9 @@ class KafkaStore:
 
     def _await_stored(self, op: Op) -> None:
         """Store a decision and return once it is durable, or raise `DecisionNotStoredError`."""
-        heard: SimpleQueue[TransactionError | None] = SimpleQueue()
-        self._ops.add(op, heard.put)
-        error = heard.get()
+        answers: SimpleQueue[TransactionError | None] = SimpleQueue()
+        self._ops.add(op, answers.put)
+        error = answers.get()
         if error is not None:
             raise error
 
@@ -291,12 +298,12 @@ class KafkaStore:
             wait_s=wait_s,
         )
 
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled, as soon as a committed reader of the done log sees it."""
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""
         with self._watch_lock:
             if self._watch is None:
                 self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name)
-            self._watch.add(transaction_id, told)
+            self._watch.add(transaction_id, callback)
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
@@ -309,7 +316,7 @@ class KafkaStore:
         return f"a right to be seen: {lacking}" if lacking else self._why.cause(transaction_id, topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
-        """Return the questions to a producer group: its share of `<prefix>.check`."""
+        """Return the checks of a producer group: its share of `<prefix>.check`."""
         return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
 
 

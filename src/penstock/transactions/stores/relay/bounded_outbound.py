@@ -54,12 +54,6 @@ class BoundedOutbound:
         """Whether a call was started whose end was not asked for."""
         return self._call is not None
 
-    @property
-    def running(self) -> tuple[str, float] | None:
-        """The call under way and its age in seconds, or None. Safe from any thread."""
-        call = self._call
-        return None if call is None or call.done() else (call.label, call.age_s)
-
     def start(self, label: str, work: Callable[[Outbound], T]) -> None:
         """Have something done with the outbound; one is made if there is none."""
         thread = self._thread

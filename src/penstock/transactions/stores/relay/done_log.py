@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import struct
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from penstock import clients
 from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.clients.rights import Operation, is_missing_right, principal_of, topic_right
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
+from penstock.transactions.end_reader import EndReader
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
 from penstock.transactions.writing.missing_rights import MissingRights
 
@@ -28,7 +27,6 @@ _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-
 #: Seconds in which the broker shall have said where the log begins and ends, and have given it all.
 _ANSWER_S = 5.0
 _READ_S = 15.0
-_POLL_S = 0.1
 _HEAD = struct.Struct(">BI")
 _VERSION = 1
 
@@ -59,18 +57,7 @@ class DoneLog:
         self._rights = MissingRights(config) if rights is None else rights
         self.topic = topic
         self.partition = partition
-        self._place = TopicPartition(topic, partition)
-        self._bootstrap_servers = bootstrap_servers
-        self._settings: dict[str, Any] = {
-            **config,
-            "group.id": topic,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,
-        }
-        # These consumers are nobody's member.
-        self._settings.pop("group.instance.id", None)
+        self._reader = EndReader(bootstrap_servers, config, topic)
         #: Asks brokers of this log, and of what was published with it.
         self.admin = admin_client(bootstrap_servers, config)
         self._forgotten_to = 0
@@ -85,31 +72,13 @@ class DoneLog:
             KafkaException: a broker does not answer.
             TimeoutError: the end was not reached in time.
         """
-        low, end = self._bounds()
+        low, end = self._reader.bounds(self.topic, [self.partition], _ANSWER_S)[self.partition]
         found: set[str] = set()
-        position, deadline = low, time.monotonic() + _READ_S
-        consumer = self._consumer("read_committed")
-        try:
-            consumer.assign([TopicPartition(self.topic, self.partition, low)])
-            while position < end:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"{self.topic}[{self.partition}] was read only to {position} of {end} within {_READ_S:g} s"
-                    )
-                goes_on()
-                message = consumer.poll(_POLL_S)
-                error = None if message is None else message.error()
-                if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise KafkaException(error)
-                if message is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):  # noqa: SLF001 - the library's public constants look so
-                    continue
-                offset = message.offset() or 0
-                # Markers give no message: only the end of the partition tells that they were passed.
-                position = offset if error is not None else offset + 1
-                if error is None:
-                    found.update(_ids(message))
-        finally:
-            consumer.close()
+        starts, ends = {self.partition: low}, {self.partition: end}
+        for message in self._reader.read(
+            self.topic, starts, ends, failed=_raise_forbidden, step=lambda _behind, _idle_s: goes_on(), limit_s=_READ_S
+        ):
+            found.update(_ids(message))
         self._forgotten_to = low
         return end, frozenset(found)
 
@@ -128,20 +97,9 @@ class DoneLog:
         if error is None:
             self._rights.granted(right)
         elif isinstance(error, KafkaException) and is_missing_right(error):
-            self._rights.refused(f"topic {self.topic} cannot be trimmed, so that it grows", right)
+            self._rights.refused(f"topic {self.topic} cannot be truncated, so that it grows", right)
         else:
-            _log.warning("%s[%d] could not be trimmed: %s; it is tried again", self.topic, self.partition, error)
-
-    def _bounds(self) -> tuple[int, int]:
-        # A reader of committed records would be told how far it may read, which can be less.
-        consumer = self._consumer("read_uncommitted")
-        try:
-            return consumer.get_watermark_offsets(self._place, _ANSWER_S)
-        finally:
-            consumer.close()
-
-    def _consumer(self, isolation: str) -> Consumer:
-        return clients.consumer(self._bootstrap_servers, {**self._settings, "isolation.level": isolation})
+            _log.warning("%s[%d] could not be truncated: %s; it is tried again", self.topic, self.partition, error)
 
 
 def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, partitions: int) -> int:
@@ -178,6 +136,12 @@ def decode_ids(value: bytes | None) -> list[str]:
             f"a record of a done log of version {version}, with {count} ids in {len(content)} bytes; it is ignored"
         )
     return [id_text(content[start : start + ID_BYTES]) for start in range(_HEAD.size, len(content), ID_BYTES)]
+
+
+def _raise_forbidden(error: KafkaError) -> None:
+    """Raise where the log may not be read; all else the client mends by itself, or the time limit tells."""
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise KafkaException(error)
 
 
 def _ids(message: Message) -> list[str]:

@@ -1,7 +1,7 @@
 """What one shard's main path leaves out: topics that took nothing, or refused messages, and what must not pass those.
 
 A Kafka transaction fails as a whole: so what was refused is tried apart from what is well. What is here is published by
-trials only, or discarded; when a topic is tried, and for how long it stays apart, is told by `target_quarantine`. Two
+trials only, or discarded; when a topic is tried, and for how long it stays apart, `target_quarantine` decides. Two
 kinds of trials are never mixed: those that may well fail (one transaction of each topic that took nothing, one refused
 one of each other topic) and all the rest, in their order. Pure; times are monotonic seconds.
 """
@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.transactions.stores.relay.outbound import Outcome, Publishable, lanes_of
+from penstock.transactions.stores.relay.publishable import Outcome, Publishable, lanes_of
 from penstock.transactions.writing.faults import Fault
 from penstock.transactions.writing.target_quarantine import TargetQuarantine
 
@@ -256,7 +256,7 @@ class Quarantine:
                 self._is_new = True
 
     def remove(self, names: Iterable[str]) -> None:
-        """Let go of what was published or discarded: what waited behind it is free."""
+        """Remove what was published or discarded: what waited behind it is free."""
         for name in names:
             held = self._held.pop(name, None)
             self._targets.forget(name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,9 +24,11 @@ from penstock.clients.bounded_calls import LeftBehind, NotAnsweredError
 from penstock.clients.kafka import reason
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.relay.backlog import Backlog
 from penstock.transactions.stores.relay.bounded_outbound import BoundedOutbound
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound, Outcome, Publishable
-from penstock.transactions.stores.relay.quarantine import Quarantine, Reason
+from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.publishable import Outcome, Publishable
+from penstock.transactions.stores.relay.quarantine import Quarantine
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -44,34 +46,6 @@ class MakeOutbound(Protocol):
 
     def __call__(self, transactional_id: str, *, apart: bool) -> Outbound:
         """Return one, not open: `apart` tells whether it is for trials."""
-
-
-class Backlog(Protocol):
-    """What a shard of a store holds, as its relay needs it. Used by one thread; a name is that of the done log."""
-
-    def may_open(self) -> bool:
-        """Make sure that the shard is still one's own: whoever publishes it now is shut out next."""
-
-    def take(self) -> Sequence[Publishable]:
-        """Return what to publish next on the main path, in its order; nothing that was held is among it."""
-
-    def published(self, names: Collection[str]) -> None:
-        """Mark as settled what is published. Some may be so already, or unknown."""
-
-    def give_back(self, names: Collection[str]) -> None:
-        """Take back what `take` returned and is not published: it is free."""
-
-    def hold(self, reasons: Mapping[str, Reason]) -> None:
-        """Keep what `take` returned for trials, or note why it is kept."""
-
-    def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
-        """Return what is held, for a trial; until `put_back` or `published` nobody decides it in another way.
-
-        None stands for what is not held any more. What is missing here is busy: it is asked for again.
-        """
-
-    def put_back(self, names: Collection[str]) -> None:
-        """A trial is over: what it had is held again."""
 
 
 @dataclass(slots=True)
@@ -97,7 +71,7 @@ class _Path:
 
 
 class Relay:
-    """Publishes one shard. Used by one thread, save for `running`.
+    """Publishes one shard. Used by one thread.
 
     Args:
         backlog: what the shard holds.
@@ -105,7 +79,6 @@ class Relay:
         make: makes what publishes.
         left: counts threads that are left behind.
         wake: called from other threads when `step` has something to do.
-        wants_visible: tells whether it is waited for until what is published can be seen.
     """
 
     def __init__(
@@ -115,13 +88,10 @@ class Relay:
         make: MakeOutbound,
         left: LeftBehind,
         wake: Callable[[], object],
-        *,
-        wants_visible: Callable[[Sequence[Publishable]], bool] = lambda _: True,
     ) -> None:
         self._backlog = backlog
         self._name = transactional_id
         self._trial_name = f"{transactional_id}.q"
-        self._wants_visible = wants_visible
         self._main = _Path(BoundedOutbound(lambda: make(transactional_id, apart=False), transactional_id, left, wake))
         self._trial = _Path(BoundedOutbound(lambda: make(self._trial_name, apart=True), self._trial_name, left, wake))
         self._quarantine = Quarantine()
@@ -150,11 +120,6 @@ class Relay:
     def has_main_busy(self) -> bool:
         """Whether the main path takes nothing now."""
         return self._main.bound.is_busy or not self._main.is_open
-
-    @property
-    def running(self) -> list[tuple[str, float]]:
-        """The calls under way, each with its age in seconds. Safe from any thread."""
-        return [one for one in (self._main.bound.running, self._trial.bound.running) if one is not None]
 
     def step(self, *, takes: bool = True) -> bool:
         """Go on as far as that goes without waiting, and tell whether something was done.
@@ -200,7 +165,7 @@ class Relay:
             self._backlog.hold(stopped)
         if not entries:
             return bool(stopped)
-        visible = self._wants_visible(entries)
+        visible = self._backlog.wants_visible(entries)
         self._start(main, entries, self._main_published, visible=visible)
         return True
 
@@ -250,6 +215,10 @@ class Relay:
         stopped = self._quarantine.main_ended(main.entries, outcome, now)
         self._settle(outcome, known_to, groups)
         main.clear()
+        if outcome.is_spent:
+            # Both paths open together: the done log is read once for what either has.
+            self._main.is_open, self._main.open_at = False, now
+            self._leave_both()
         if stopped:
             self._refused_at = now
             self._say(outcome)
@@ -338,7 +307,7 @@ class Relay:
         entries = [entry for name in names if (entry := found.get(name)) is not None]
         self._quarantine.give_back([name for name in names if name not in found])
         if entries:
-            self._start(self._trial, entries, self._trial_published, visible=self._wants_visible(entries))
+            self._start(self._trial, entries, self._trial_published, visible=self._backlog.wants_visible(entries))
         return bool(entries or gone)
 
     def _trial_published(self, result: tuple[Outcome, int, int]) -> None:
@@ -349,6 +318,7 @@ class Relay:
         published = set(outcome.published)
         left = [name for name in self._trial.names if name not in published]
         self._trial.clear()
+        self._trial.is_open = not outcome.is_spent
         if left:
             self._refused_at = now
             self._say(outcome)
@@ -374,8 +344,8 @@ class Relay:
             wait = min(wait, max(opens_in, 0.0 if self._trial.entries else self._quarantine.wait_s(now), 0.0))
         return wait
 
-    def forget(self) -> None:
-        """Let the done log go as far as all it tells is settled; all that was told as published is durably so."""
+    def trim(self) -> None:
+        """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
         floors = [path.floor for path in (self._main, self._trial) if path.floor is not None]
         offset = min([self._high, *floors])
         if offset > self._forgotten and self._main.is_open and not self._main.bound.is_busy:
@@ -406,4 +376,4 @@ class Relay:
             path.is_open = False
 
 
-__all__ = ["Backlog", "MakeOutbound", "Relay"]
+__all__ = ["MakeOutbound", "Relay"]

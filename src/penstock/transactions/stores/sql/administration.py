@@ -8,13 +8,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.errors import DecisionNotStoredError, TransactionError, TransactionRefusedError
+from penstock.transactions.connections import cause_of
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction, TransactionState
 from penstock.transactions.operator.audit import Act, Audited
 from penstock.transactions.stores.sql import schema
-from penstock.transactions.stores.sql.claims import reason_of_discard
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.writer import Decision, cause_of
-from penstock.transactions.wire.records import Author, Verdict
+from penstock.transactions.stores.sql.shards.relay_queries import reason_of_discard
+from penstock.transactions.stores.sql.writer import Decision
+from penstock.transactions.wire.ops import Author, Verdict
 
 _STATES = {schema.COMMIT: TransactionState.COMMIT, schema.ROLLBACK: TransactionState.ROLLBACK}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from penstock.errors import DecisionNotStoredError
+from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.writer import cause_of
-from penstock.transactions.wire.records import Author, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 
 
 def cancel(database: Database, transaction_id: str, group: str) -> None:

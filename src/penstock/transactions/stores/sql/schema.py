@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 #: A transaction that nobody decided. The other states are the verdicts' numbers.
 PREPARED = 0

@@ -1,6 +1,6 @@
 """The store in a database: a row for each transaction, SQLite or PostgreSQL.
 
-The first decision wins by a conditional update. Publication is exactly once into Kafka, by `outbound`: the coordinators
+The first decision wins by a conditional update. Publication is exactly once into Kafka, by a relay: the coordinators
 share the shards, and each shard is published by one of them at a time, fenced in the database and in Kafka.
 """
 
@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 import sqlalchemy as sa
 from xxhash import xxh3_64_intdigest
 
-from penstock.clients.kafka import admin_client, partition_counts, require_topics
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.kafka import admin_client
 from penstock.errors import (
-    ConfigurationError,
     DecisionNotStoredError,
     HalfNotStoredError,
     StoppedError,
@@ -28,17 +26,22 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.options import ClientConfig, positive_int
-from penstock.transactions.store import CoordinatorOptions, Prepared, ToldDecided, ToldPrepared, ToldSettled
+from penstock.transactions.connections import cause_of
+from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
+from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
 from penstock.transactions.stores.sql.cancelling import cancel
+from penstock.transactions.stores.sql.check_source import SqlCheckSource
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.outbox import Outbox
-from penstock.transactions.stores.sql.questions import SqlCheckSource
-from penstock.transactions.stores.sql.settler import SqlSettler
-from penstock.transactions.stores.sql.watching import SettledWatch
-from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer, cause_of
-from penstock.transactions.wire.records import Author, CheckRequest, Half, Verdict
+from penstock.transactions.stores.sql.settled_watch import SettledWatch
+from penstock.transactions.stores.sql.shards.shards import SqlShards
+from penstock.transactions.stores.sql.writer import Decision, NewTransaction, Request, Writer
+from penstock.transactions.stores.target_topics import TargetTopics
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics, require_prefix
 
 _log = logging.getLogger("penstock.transactions")
@@ -57,19 +60,19 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class _Preparing(NewTransaction):
-    """A transaction on its way into the database, and whom to tell."""
+    """A transaction on its way into the database, and its callback."""
 
-    told: ToldPrepared
+    callback: PreparedCallback
     store: SqlStore
 
-    def tell(self, error: Exception | None) -> None:
+    def complete(self, error: Exception | None) -> None:
         half = self.halves[0]
         if error is None:
-            self.told(StoredRow(self.halves, self.shard))
+            self.callback(StoredRow(self.halves, self.shard))
             return
         # Should its transaction have been committed all the same.
-        self.store.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER, told=_nobody))
-        self.told(
+        self.store.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER))
+        self.callback(
             HalfNotStoredError(
                 f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in the "
                 f"database: {cause_of(error)}; the local transaction did not run, send it again"
@@ -79,27 +82,23 @@ class _Preparing(NewTransaction):
 
 @dataclass(slots=True)
 class _Deciding(Decision):
-    """A decision on its way into the database, and whom to tell."""
+    """A decision on its way into the database, and its callback."""
 
-    told: ToldDecided | None = None
+    callback: DecidedCallback | None = None
 
-    def tell(self, error: Exception | None) -> None:
-        told: TransactionError | None = None
+    def complete(self, error: Exception | None) -> None:
+        answer: TransactionError | None = None
         if error is not None:
-            told = DecisionNotStoredError(
+            answer = DecisionNotStoredError(
                 f"transaction {self.transaction_id}: its {self.verdict.name} is not known to be stored in the "
                 f"database: {cause_of(error)}"
             )
         elif (refusal := self.refusal()) is not None:
             _log.warning("%s", refusal)
             # One that says the same and came first does no harm.
-            told = None if self.refused_by == self.verdict else TransactionRefusedError(refusal)
-        if self.told is not None:
-            self.told(told)
-
-
-def _nobody(_: object) -> None:
-    """Nobody waits."""
+            answer = None if self.refused_by == self.verdict else TransactionRefusedError(refusal)
+        if self.callback is not None:
+            self.callback(answer)
 
 
 class SqlStore:
@@ -121,6 +120,9 @@ class SqlStore:
         ConfigurationError: an argument is wrong. Nothing was started.
     """
 
+    #: What it is called in messages.
+    label = "the SQL store"
+
     def __init__(
         self,
         url: str,
@@ -135,9 +137,12 @@ class SqlStore:
         self.database = Database(url)
         self.bootstrap_servers = bootstrap_servers
         self.config: ClientConfig = config or {}
+        self.prefix = prefix
         self.topics = StoreTopics(prefix)
         self._wanted_shards = shards
-        self._admin = admin_client(bootstrap_servers, self.config)
+        admin = admin_client(bootstrap_servers, self.config)
+        #: Raises unless a message can be published to a topic: `TargetTopics.require`.
+        self.require_target = TargetTopics(admin, bootstrap_servers, self.config, self._may_publish_to).require
         # Guards starting, stopping and the watch.
         self._lock = threading.Lock()
         self._starts = 0
@@ -150,8 +155,9 @@ class SqlStore:
         self.shards = shards
         # Whether `shards` is what the tables have. Set once.
         self._knows_shards = False
-        # Partition counts of target topics found so far. Replaced as a whole, read without a lock.
-        self._targets: dict[str, int] = {}
+
+    def _may_publish_to(self, topic: str) -> bool:
+        return self.topics.may_publish_to(topic) and not topic.startswith(f"{self.prefix}.sql-")
 
     def start(self) -> None:
         """Connect, and create the tables where they are absent.
@@ -190,39 +196,14 @@ class SqlStore:
             writer.stop(timeout_s)
         self.database.close()
 
-    def require_target(self, topic: str, partition: int | None) -> None:
-        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
+    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
+        """Store the halves of one transaction, and call back once they are durable."""
+        self.submit(_Preparing(halves, self.shard_of(halves[0], ordering_key), callback, self))
 
-        Raises:
-            TopicNotFoundError: there is no such topic.
-            MissingRightError: this client may not see it, if it is there.
-            ConfigurationError: the topic has no such partition, or belongs to a store.
-        """
-        count = self._targets.get(topic)
-        if count is not None and (partition is None or 0 <= partition < count):
-            return
-        if not self.topics.may_publish_to(topic) or topic.startswith(f"{self.topics.prefix}.sql-"):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        self._targets = found = partition_counts(self._admin, self.bootstrap_servers)
-        if topic not in found:
-            # It tells whether there is none, or none that may be seen.
-            principal = principal_of(self.config)
-            self._targets = found = found | require_topics(
-                self._admin, self.bootstrap_servers, [topic], to=Operation.DESCRIBE, principal=principal
-            )
-        if partition is not None and not 0 <= partition < found[topic]:
-            raise ConfigurationError(
-                f"topic {topic} has partitions 0 to {found[topic] - 1}, but partition is {partition}"
-            )
-
-    def prepare(self, halves: Sequence[Half], told: ToldPrepared, ordering_key: bytes | None = None) -> None:
-        """Store the halves of one transaction, and tell once they are durable."""
-        self.submit(_Preparing(halves, self.shard_of(halves[0], ordering_key), told, self))
-
-    def decide(self, prepared: Prepared, verdict: Verdict, told: ToldDecided) -> None:
-        """Store the producer's decision, and tell once it is durable."""
+    def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
+        """Store the producer's decision, and call back once it is durable."""
         half = prepared.halves[0]
-        self.submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, told=told))
+        self.submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, callback=callback))
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable.
@@ -234,9 +215,9 @@ class SqlStore:
         if verdict is Verdict.UNKNOWN:
             self._count_check(half, request.check_number)
         else:
-            heard: SimpleQueue[TransactionError | None] = SimpleQueue()
-            self.submit(_Deciding(half.transaction_id, half.group, verdict, author, told=heard.put))
-            error = heard.get()
+            answers: SimpleQueue[TransactionError | None] = SimpleQueue()
+            self.submit(_Deciding(half.transaction_id, half.group, verdict, author, callback=answers.put))
+            error = answers.get()
             # An answer that came second is counted as refused, and nothing is wrong with it.
             if isinstance(error, DecisionNotStoredError):
                 raise error
@@ -246,15 +227,15 @@ class SqlStore:
         cancel(self.database, transaction_id, group)
 
     def checks(self, group: str) -> SqlCheckSource:
-        """Return the questions to a producer group."""
+        """Return the checks of a producer group."""
         return SqlCheckSource(self.database, group)
 
-    def watch(self, transaction_id: str, told: ToldSettled) -> None:
-        """Tell how a transaction is settled."""
+    def watch(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Call back once a transaction is settled."""
         with self._lock:
             if self._watch is None:
                 self._watch = SettledWatch(self.database, self.topics.prefix)
-            self._watch.add(transaction_id, told)
+            self._watch.add(transaction_id, callback)
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
@@ -278,9 +259,10 @@ class SqlStore:
         """
         return Outbox(self, connection)
 
-    def settler(self, options: CoordinatorOptions) -> SqlSettler:
-        """Return a coordinator for this store, not started. It starts the store, and stops it."""
-        return SqlSettler(self, options)
+    def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> SqlShards:  # noqa: ARG002 - it is looked into
+        """Return what a coordinator works on, once the store was started."""
+        name = f"{self.prefix}.sql-{self.uuid}"
+        return SqlShards(self.database, name, self.shards, self.topics.discarded, checks)
 
     def administration(self) -> SqlAdministration:
         """Return what an operator may do. The tables exist once a store was started."""
@@ -325,12 +307,12 @@ class SqlStore:
             ) from error
 
     def submit(self, request: Request) -> None:
-        """Have a request written. A store that is not running tells it so: who asks may be a callback."""
+        """Have a request written. One to a store that is not running is completed with `StoppedError`."""
         writer = self._writer
         if writer is None:
-            request.tell(StoppedError("the SQL store is not started, or was stopped"))
+            request.complete(StoppedError("the SQL store is not started, or was stopped"))
         elif self._pid != os.getpid():
-            request.tell(
+            request.complete(
                 StoppedError(
                     f"the SQL store was started in process {self._pid}, from which this one was forked: its threads "
                     "and connections are not here; make a store in this process"

@@ -13,10 +13,12 @@ from typing import Protocol, cast
 import sqlalchemy as sa
 
 from penstock.errors import StoppedError
+from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.state.cancelling import may_cancel
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.wire.records import Author, Half, Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -30,7 +32,7 @@ class Request(Protocol):
     def write(self, database: Database, connection: sa.Connection) -> None:
         """Write it; a second time after an error changes nothing."""
 
-    def tell(self, error: Exception | None) -> None:
+    def complete(self, error: Exception | None) -> None:
         """Take what became of it; called once."""
 
 
@@ -226,7 +228,7 @@ class Writer:
             if taken:
                 self._requests.put(request)
         if not taken:
-            _tell(request, _refusal())
+            _complete(request, _refusal())
 
     def _run(self) -> None:
         while True:
@@ -251,17 +253,17 @@ class Writer:
         error = _refusal() if self._too_late else self._attempt(batch)
         if error is None:
             for request in batch:
-                _tell(request, None)
+                _complete(request, None)
             return
         if self._too_late:
             for request in batch:
-                _tell(request, error)
+                _complete(request, error)
             return
         if len(batch) > 1:
             _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(error))
         for request in batch:
             # Repeated alone: what one of them did wrong is no fault of the others', and a lost connection comes back.
-            _tell(request, _refusal() if self._too_late else self._attempt([request]))
+            _complete(request, _refusal() if self._too_late else self._attempt([request]))
 
     def _attempt(self, batch: list[Request]) -> Exception | None:
         try:
@@ -274,9 +276,9 @@ class Writer:
                     for request in run:
                         request.write(self._database, connection)
                 if self._too_late:
-                    # It waited for the database, and those who asked were told that it is not stored.
+                    # It waited for the database, and its requests were completed as not stored.
                     raise _refusal()  # noqa: TRY301 - so that it is rolled back
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001 - whatever it is, the requests are completed with it
             return error
         return None
 
@@ -285,18 +287,11 @@ def _refusal() -> StoppedError:
     return StoppedError("the SQL store was stopped")
 
 
-def _tell(request: Request, error: Exception | None) -> None:
+def _complete(request: Request, error: Exception | None) -> None:
     try:
-        request.tell(error)
-    except Exception:  # noqa: BLE001 - one that is told wrongly shall not keep the others waiting
-        _log.exception("a request of the SQL store could not be told of; this is an error in penstock")
+        request.complete(error)
+    except Exception:  # noqa: BLE001 - one that fails shall not keep the others waiting
+        _log.exception("a request of the SQL store could not be completed; this is an error in penstock")
 
 
-def cause_of(error: Exception) -> str:
-    """Return what a database said, for an error of ours: without the statement and its parameters."""
-    cause: object = getattr(error, "orig", None) or error
-    lines = str(cause).splitlines()
-    return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"
-
-
-__all__ = ["Decision", "NewTransaction", "Request", "Writer", "cause_of"]
+__all__ = ["Decision", "NewTransaction", "Request", "Writer"]

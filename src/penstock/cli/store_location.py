@@ -1,0 +1,82 @@
+"""Where commands find a store of transactions: the options that say so, and what an operator can do there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from penstock.cli.tx_file import FileOperator
+    from penstock.cli.tx_sql import SqlOperator
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+
+    Operator = KafkaAdministration | SqlOperator | FileOperator
+
+#: As for every command, but a store that is not in Kafka needs no broker.
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        envvar="PENSTOCK_BOOTSTRAP_SERVERS",
+        help="Addresses of the brokers, HOST:PORT, separated by commas.",
+    ),
+]
+Sql = Annotated[
+    str | None,
+    typer.Option("--sql", help="A store in a database instead: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME."),
+]
+File = Annotated[Path | None, typer.Option("--file", help="A file store instead, by its folder: to look at.")]
+Prefix = Annotated[str, typer.Option(help="First part of the names of the store's topics.")]
+
+
+class StoreLocation(NamedTuple):
+    """Where the store is: in Kafka, in a database, or in a folder."""
+
+    bootstrap_servers: str | None
+    prefix: str
+    sql: str | None
+    file: Path | None
+    #: Settings of the Kafka clients.
+    config: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """What the store is called."""
+        return "the database" if self.sql is not None else str(self.file or self.prefix)
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether it is in Kafka, where payloads, discarded messages and acts can be seen."""
+        return self.sql is None and self.file is None
+
+    def open(self) -> Operator:
+        """Return what can be done there, as a context manager."""
+        if self.sql is not None and self.file is not None:
+            raise ConfigurationError("--sql and --file name two stores; leave one of them out")
+        if self.file is not None:
+            from penstock.cli.tx_file import FileOperator
+
+            return FileOperator(self.file, self.bootstrap_servers, self.prefix, self.config)
+        if self.sql is not None:
+            from penstock.cli.tx_sql import SqlOperator
+
+            return SqlOperator(self.sql)
+        if self.bootstrap_servers is None:
+            raise ConfigurationError(
+                "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
+            )
+        from penstock.transactions.operator.kafka_operator import KafkaAdministration
+
+        return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config)
+
+    def require_kafka(self, option: str) -> None:
+        """Refuse an option that only a store in Kafka has."""
+        if not self.is_kafka:
+            raise ConfigurationError(f"{option} is for a store in Kafka: leave it out, or --sql and --file")
+
+
+__all__ = ["File", "Prefix", "Servers", "Sql", "StoreLocation"]

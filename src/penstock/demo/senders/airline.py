@@ -1,0 +1,193 @@
+"""The airline service, a process of its own: sends its flights in transactions and answers their checks.
+
+    python -m penstock.demo airline SETTINGS_AS_JSON
+
+Each flight is one transaction: the half, then the row in the `flights` table as the local transaction, then
+the decision. Sender threads share the aircraft among them. Reports `progress`, and `standing` when it has come
+to the flight at which it is to be killed. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock.demo.children import Reporter
+from penstock.demo.flights import Flight, read_schedule
+from penstock.demo.senders.database import FlightBook, RefusedError
+from penstock.demo.senders.plan import SENDERS, left_unknown
+from penstock.demo.senders.schedule import Share, share_of
+from penstock.demo.topics import PublishedFlights
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionError
+from penstock.transactions import HalfMessage, TransactionalProducer, TransactionState
+
+GROUP = "airline"
+
+#: Sender threads of one process. A transaction waits for two acknowledgements, during which others go on.
+_THREADS = 16
+
+#: How often a flight is sent anew before its sender gives up.
+_ATTEMPTS = 10
+
+#: Seconds between two looks of a sender whose aircraft all wait.
+_HELD_LOOK_S = 0.02
+
+_REPORT_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class AirlineSettings:
+    """What a sending process is told."""
+
+    bootstrap_servers: str
+    topic: str
+    schedule: str
+    database: str
+    #: Which of the sending processes it is.
+    number: int
+    #: Sequence of the flight at which it stops between local commit and decision, or None.
+    stand_at: int | None
+
+    def to_json(self) -> str:
+        """Return the settings as a command-line argument."""
+        return json.dumps(asdict(self))
+
+
+class Airline:
+    """One sending process: a producer, a table, and threads that each work off a share of the schedule."""
+
+    def __init__(self, settings: AirlineSettings, reporter: Reporter, book: FlightBook) -> None:
+        self._settings = settings
+        self._reporter = reporter
+        self._book = book
+        self._failure: BaseException | None = None
+        self._published = PublishedFlights(settings.bootstrap_servers, settings.topic, self._fail)
+        self._producer = TransactionalProducer(GROUP, bootstrap_servers=settings.bootstrap_servers, check=self._check)
+
+    def run(self) -> None:
+        """Send what the table does not hold yet, and answer checks until the parent wants the end or a thread fails."""
+        shares, total = self._shares()
+        threads = [
+            threading.Thread(target=self._work_off, args=(share,), name=f"penstock-demo-sender-{number}", daemon=True)
+            for number, share in enumerate(shares)
+        ]
+        with self._producer:
+            self._published.start()
+            for thread in threads:
+                thread.start()
+            while not self._reporter.ending.wait(_REPORT_S) and self._failure is None:
+                left = sum(share.left for share in shares)
+                self._reporter.report(
+                    "progress",
+                    sent=total - left,
+                    held=sum(share.held for share in shares if not share.finished),
+                    finished=not any(thread.is_alive() for thread in threads),
+                )
+            self._reporter.ending.set()
+            for thread in threads:
+                thread.join()
+            self._published.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def _shares(self) -> tuple[list[Share], int]:
+        """Part this process's flights among its threads, each aircraft from behind its last recorded flight.
+
+        A flight without aircraft is sent unless recorded. A cancelled flight leaves no row: the last ones before
+        a kill may be sent, and rolled back, once more.
+        """
+        mine = [
+            flight
+            for flight in read_schedule(Path(self._settings.schedule))
+            if share_of(flight, SENDERS) == self._settings.number
+        ]
+        last = self._book.last_recorded()
+        without_tail = self._book.recorded_without_tail()
+        coming: list[list[Flight]] = [[] for _ in range(_THREADS)]
+        waiting: list[dict[str, int]] = [{} for _ in range(_THREADS)]
+        for flight in mine:
+            thread = share_of(flight, SENDERS * _THREADS) // SENDERS
+            if flight.tail is None:
+                if flight.sequence not in without_tail:
+                    coming[thread].append(flight)
+            elif flight.sequence > last.get(flight.tail, -1):
+                coming[thread].append(flight)
+            else:
+                # The decision of the last recorded flight may never have been sent: wait until it is published.
+                waiting[thread][flight.tail] = last[flight.tail]
+        shares = [
+            Share(flights, self._published.sequences, held) for flights, held in zip(coming, waiting, strict=True)
+        ]
+        return shares, len(mine)
+
+    def _work_off(self, share: Share) -> None:
+        try:
+            while not (share.finished or self._reporter.ending.is_set()):
+                flight = share.take()
+                if flight is None:
+                    self._reporter.ending.wait(_HELD_LOOK_S)
+                elif not self._send(flight) and flight.departed:
+                    share.hold(flight)
+        except BaseException as error:  # noqa: BLE001 - raised by the main thread
+            self._fail(error)
+
+    def _send(self, flight: Flight) -> bool:
+        """Send one flight in a transaction; tell whether it is decided.
+
+        A transaction whose half is not known to be stored, or that a check has rolled back before its local part
+        ran, comes to nothing: the flight is sent in another one.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._send_once(flight)
+            except (HalfNotStoredError, RefusedError):
+                continue
+            except DecisionNotStoredError:
+                return False
+        raise TransactionError(
+            f"flight {flight.sequence} could not be sent to {self._settings.topic} in {_ATTEMPTS} transactions; "
+            "look at the broker's log"
+        )
+
+    def _send_once(self, flight: Flight) -> bool:
+        with self._producer.transaction(self._settings.topic, key=flight.key, value=flight.to_json()) as tx:
+            self._book.record(flight, tx.transaction_id)
+            if flight.sequence == self._settings.stand_at:
+                self._stand_still(flight, tx.transaction_id)
+            if left_unknown(flight):
+                tx.unknown()
+            elif not flight.departed:
+                tx.rollback()
+        return not left_unknown(flight)
+
+    def _stand_still(self, flight: Flight, transaction_id: str) -> None:
+        """Wait, between local commit and decision, for the SIGKILL of the parent."""
+        self._reporter.report("standing", sequence=flight.sequence, transaction_id=transaction_id)
+        self._reporter.ending.wait()
+        raise HalfNotStoredError(
+            f"transaction {transaction_id} was to be interrupted by a SIGKILL that never came; run the demo again"
+        )
+
+    def _check(self, half: HalfMessage) -> TransactionState:
+        departed = self._book.answer(half.transaction_id)
+        return TransactionState.COMMIT if departed else TransactionState.ROLLBACK
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a sending process until the parent wants the end."""
+    settings = AirlineSettings(**json.loads(arguments[0]))
+    reporter = Reporter()
+    reporter.watch_parent()
+    with FlightBook(Path(settings.database)) as book:
+        Airline(settings, reporter, book).run()
+    return 0
+
+
+__all__ = ["Airline", "AirlineSettings", "main"]

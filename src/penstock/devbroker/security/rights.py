@@ -1,0 +1,188 @@
+"""Rights of users on an embedded broker: given and taken through the admin API, and read from the authorizer's log."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from penstock.clients.kafka import answered, reason
+from penstock.devbroker.security.protocols import SCRAM_MECHANISMS
+from penstock.errors import ConfigurationError, DevBrokerError
+
+#: Seconds a broker may take to do what an administrator asks, and to apply it.
+_ANSWER_TIMEOUT_S = 30.0
+_LOOK_INTERVAL_S = 0.005
+
+#: The fewest that Kafka takes: these passwords guard nothing.
+_SCRAM_ITERATIONS = 4096
+
+#: Kafka's name of the one cluster there is to have rights on.
+_CLUSTER = "kafka-cluster"
+
+_RESOURCES = {"Topic": "topic", "Group": "group", "TransactionalId": "transactional_id", "Cluster": "cluster"}
+
+#: A line of Kafka's `StandardAuthorizerData.buildAuditMessage`.
+_ASKED = re.compile(
+    r"Principal = User:(?P<user>.+?) is (?P<verdict>Allowed|Denied) operation = (?P<operation>\w+) "
+    r"from host = \S+ on resource = (?P<resource>\w+):LITERAL:(?P<name>.*?) for request = (?P<request>\w+) "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRight:
+    """A right that the broker looked up for a user because a request needed it.
+
+    Attributes:
+        operation: Kafka's name of the operation, as `READ`.
+        resource: `topic`, `group`, `transactional_id` or `cluster`.
+        name: name of the resource; of the cluster it is `kafka-cluster`.
+        allowed: whether the user had it.
+        request: Kafka's name of the request that needed it, as `Fetch`.
+    """
+
+    operation: str
+    resource: str
+    name: str
+    allowed: bool
+    request: str
+
+
+class Rights:
+    """Gives and takes rights, and makes users, and returns when the broker has applied it. For one thread at a time."""
+
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
+
+    def allow(self, bindings: Iterable[AclBinding]) -> None:
+        """Give rights and wait until the broker's authorizer has them."""
+        wanted = list(bindings)
+        _done("give a right", self._admin.create_acls(wanted).values())
+        # The authorizer of the controller, in the same process, is told before that of the broker, which answers here.
+        self._await("give a right", lambda: all(self._found(binding) for binding in wanted))
+
+    def disallow(self, bindings: Iterable[AclBinding]) -> None:
+        """Take rights and wait until the broker's authorizer has forgotten them."""
+        unwanted = list(bindings)
+        _done("take a right", self._admin.delete_acls([_exactly(binding) for binding in unwanted]).values())
+        self._await("take a right", lambda: not any(self._found(binding) for binding in unwanted))
+
+    def set_password(self, user: str, password: str) -> None:
+        """Let the user log in with the password by both kinds of SCRAM. The broker applies it a moment later."""
+        for mechanism in SCRAM_MECHANISMS:  # one request takes one change of a user
+            kind = ScramMechanism[mechanism.replace("-", "_")]
+            change = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, _SCRAM_ITERATIONS), password.encode())
+            _done("make a user", self._admin.alter_user_scram_credentials([change]).values())
+
+    def _found(self, binding: AclBinding) -> bool:
+        return bool(answered(self._admin.describe_acls(_exactly(binding)), _ANSWER_TIMEOUT_S))
+
+    def _await(self, what: str, applied: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        while not applied():
+            if time.monotonic() > deadline:
+                raise DevBrokerError(f"the embedded broker did not {what} within {_ANSWER_TIMEOUT_S:g} s; read its log")
+            time.sleep(_LOOK_INTERVAL_S)
+
+
+def bindings(
+    user: str,
+    operations: Iterable[str],
+    topic: str | None,
+    group: str | None,
+    transactional_id: str | None,
+    *,
+    cluster: bool,
+    prefix: bool,
+) -> Iterator[AclBinding]:
+    """Return Kafka's bindings for each operation on each resource; `ConfigurationError` where either is not named."""
+    named = [
+        (ResourceType.TOPIC, topic),
+        (ResourceType.GROUP, group),
+        (ResourceType.TRANSACTIONAL_ID, transactional_id),
+        (ResourceType.BROKER, _CLUSTER if cluster else None),
+    ]
+    resources = [(kind, name) for kind, name in named if name is not None]
+    wanted = [_operation(name) for name in operations]
+    if not resources or not wanted:
+        raise ConfigurationError(
+            "a right is an operation on something: name operations, as 'read', and "
+            "topic=, group=, transactional_id= or cluster=True"
+        )
+    pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
+    return (
+        AclBinding(
+            kind,
+            name,
+            ResourcePatternType.LITERAL if kind is ResourceType.BROKER else pattern,
+            f"User:{user}",
+            "*",
+            operation,
+            AclPermissionType.ALLOW,
+        )
+        for kind, name in resources
+        for operation in wanted
+    )
+
+
+def asked_rights(log_path: Path, user: str) -> list[AskedRight]:
+    """Return what was looked up for the user so far, each once, in the order of the first times."""
+    text = log_path.read_text(errors="replace") if log_path.exists() else ""
+    return list(
+        dict.fromkeys(
+            AskedRight(
+                match["operation"],
+                _RESOURCES.get(match["resource"], match["resource"]),
+                match["name"],
+                match["verdict"] == "Allowed",
+                match["request"],
+            )
+            for match in _ASKED.finditer(text)
+            if match["user"] == user
+        )
+    )
+
+
+def _operation(name: str) -> AclOperation:
+    known = [one.name for one in AclOperation if one.name not in {"UNKNOWN", "ANY"}]
+    if name.upper() not in known:
+        raise ConfigurationError(f"an operation must be one of {', '.join(known)}, but is {name!r}")
+    return AclOperation[name.upper()]
+
+
+def _exactly(binding: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        binding.restype,
+        binding.name,
+        binding.resource_pattern_type,
+        binding.principal,
+        binding.host,
+        binding.operation,
+        binding.permission_type,
+    )
+
+
+def _done(what: str, futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        try:
+            answered(future, _ANSWER_TIMEOUT_S)
+        except KafkaException as error:
+            raise DevBrokerError(f"the embedded broker did not {what}: {reason(error)}; read its log") from error

@@ -1,0 +1,243 @@
+"""Publishes rows and the next offsets of their sources in one Kafka transaction.
+
+Whoever publishes takes these steps, and starts again at 1 whenever one of them fails or its outcome is not known:
+
+1. A new producer takes the transactional id. Whoever had it before is fenced, and what it left open is ended.
+2. The ledger is read, up to where it ended after step 1; rows below it are left out.
+3. Rows and new ledger records are written and committed, in one transaction.
+
+A producer serves for one transaction: an order to commit that arrives late, of which the client library knows nothing,
+finds another epoch and ends nothing (KAFKA-17754).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import tenacity
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from penstock import clients
+from penstock.clients import kafka
+from penstock.clients.rights import MissingRightError, Resource, principal_of
+from penstock.errors import SinkError
+from penstock.spark_sink.ledger.kafka_ledger import (
+    ANSWER_S,
+    POLL_S,
+    TRANSACTION_TIMEOUT_S,
+    Entry,
+    KafkaLedger,
+    ledger_key,
+    ledger_partition,
+)
+from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for
+from penstock.spark_sink.ledger.state import refuse_late
+from penstock.spark_sink.source import planning
+
+_log = logging.getLogger("penstock.spark_sink")
+
+_TRIES = 6
+#: Seconds to wait after the first failure, twice as many after each other; by chance between a half and the whole, for
+#: two that fence each other shall not do so in step.
+_WAIT = tenacity.wait_exponential(multiplier=0.1) + tenacity.wait_random_exponential(multiplier=0.1)
+
+#: Trying again does not help against these.
+_FINAL = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_TRANSACTION_TIMEOUT,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client library's public constants look so
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
+    }
+)
+#: What befalls records because of another one, or because the producer was shut out.
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the same
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What went wrong in one transaction. Written by callbacks, in the thread that polls."""
+
+    error: KafkaError | None = None
+
+    def reported(self, error: KafkaError | None, _record: Message) -> None:
+        if error is not None and not self.has_cause:
+            self.error = error
+
+    @property
+    def has_cause(self) -> bool:
+        """Whether it is known what went wrong, not only that something did."""
+        return self.error is not None and self.error.code() not in _PURGED
+
+
+def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: KafkaLedger) -> int:
+    """Publish rows and the ledger after them in one transaction, and return how many of the rows were applied before.
+
+    All rows of an offset come in one call, and per source partition in the order of their offsets.
+
+    Raises:
+        ConfigurationError: the client library refuses the settings.
+        MissingRightError: the client may not; as with `SinkError`.
+        SinkError: they cannot be published; none of those that were not applied before is visible.
+    """
+    try:
+        for attempt in tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(_TRIES),
+            wait=_WAIT,
+            retry=tenacity.retry_if_exception(lambda error: _may_pass(target, rows, error)),
+            before_sleep=partial(_warn_retry, transactional_id),
+            reraise=True,
+        ):
+            with attempt:
+                return _published(target, transactional_id, rows, ledger)
+    except KafkaException as error:
+        missing = missing_for(target, {row.target_topic for row in rows}, error)
+        if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
+            _end_what_is_open(target, transactional_id)
+        if missing:
+            principal = principal_of(target.config)
+            raise MissingRightError(f"sink {target.name}: {_places(rows)}", missing, principal) from error
+        raise _refused(target, rows, error, tries=attempt.retry_state.attempt_number) from error
+    raise AssertionError("tenacity ends with a result or an error")
+
+
+def _may_pass(target: Target, rows: Sequence[Row], error: BaseException) -> bool:
+    """Tell whether another try may help: not where a right is missing, nor against an error that stays."""
+    if not isinstance(error, KafkaException):
+        return False
+    cause = error.args[0]
+    if isinstance(cause, KafkaError) and cause.code() in _FINAL:
+        return False
+    return not missing_for(target, {row.target_topic for row in rows}, error)
+
+
+def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if isinstance(error, KafkaException):
+        _log.warning("%s: publishing failed and is tried again: %s", transactional_id, kafka.reason(error))
+
+
+def _published(target: Target, transactional_id: str, rows: Sequence[Row], ledger: KafkaLedger) -> int:
+    producer = _producer(target, transactional_id)
+    try:
+        producer.init_transactions(ANSWER_S)
+        held = ledger.read(list(dict.fromkeys(row.source for row in rows)))
+        left = [row for row in rows if row.offset >= held[row.source].next_offset]
+        _refuse_late(target, held, {row.source for row in rows if row.offset < held[row.source].next_offset})
+        if left:
+            _in_one_transaction(producer, target, left)
+        return len(rows) - len(left)
+    finally:
+        producer.purge()
+        producer.close()
+
+
+def _refuse_late(
+    target: Target, held: Mapping[planning.TopicPartition, Entry], below: Iterable[planning.TopicPartition]
+) -> None:
+    """Refuse rows below the ledger that an earlier batch of this run went past: no repetition explains them.
+
+    Of this very batch there may be some: a task that was tried again finds what the one before it has published.
+    """
+    run, _, number = target.batch.partition("/")
+    if run:
+        others = {source: held[source].batch for source in below if held[source].batch != target.batch}
+        refuse_late(others, others, run, int(number), f"sink {target.name}")
+
+
+def _in_one_transaction(producer: Producer, target: Target, rows: Sequence[Row]) -> None:
+    attempt = _Attempt()
+    producer.begin_transaction()
+    offsets: planning.Offsets = {}
+    for row in rows:
+        _send(producer, attempt, row.target_topic, row.value, row.key, headers=row.headers)
+        offsets[row.source] = row.offset + 1
+    for source, offset in offsets.items():
+        key = ledger_key(target.name, source)
+        text = json.dumps(Entry(offset, target.batch)._asdict()).encode()
+        _send(producer, attempt, target.ledger, text, key, partition=ledger_partition(key))
+    deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+    while len(producer) and not attempt.has_cause and time.monotonic() < deadline:
+        producer.flush(POLL_S)
+    if attempt.error is not None:
+        raise KafkaException(attempt.error)
+    producer.commit_transaction(ANSWER_S)
+
+
+def _send(
+    producer: Producer,
+    attempt: _Attempt,
+    topic: str,
+    value: bytes | None,
+    key: bytes | None,
+    *,
+    partition: int = -1,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+) -> None:
+    """Hand a record to the client library; wait for room in its buffer."""
+    while attempt.error is None:
+        try:
+            producer.produce(topic, value, key, partition, attempt.reported, headers=cast("Any", list(headers)))
+        except BufferError:
+            producer.poll(POLL_S)
+        else:
+            producer.poll(0)
+            return
+
+
+def _end_what_is_open(target: Target, transactional_id: str) -> None:
+    """End a transaction that was given up, so that readers do not wait for its timeout. As far as possible."""
+    try:
+        producer = _producer(target, transactional_id)
+        producer.init_transactions(ANSWER_S)
+        producer.close()
+    except KafkaException as error:
+        _log.warning("%s: what is open ends by its timeout: %s", transactional_id, kafka.reason(error))
+
+
+def _places(rows: Sequence[Row]) -> str:
+    first, last = rows[0], rows[-1]
+    return (
+        f"rows from {first.source[0]}[{first.source[1]}] offset {first.offset} to {last.source[0]}[{last.source[1]}] "
+        f"offset {last.offset} were not published to {', '.join(sorted({row.target_topic for row in rows}))}"
+    )
+
+
+def _refused(target: Target, rows: Sequence[Row], error: KafkaException, *, tries: int) -> SinkError:
+    return SinkError(
+        f"sink {target.name}: {_places(rows)}: {kafka.reason(error)}, tries: {tries}; mend the topic or the row, or "
+        "stop the other query of this name, and start the query anew"
+    )
+
+
+def _producer(target: Target, transactional_id: str) -> Producer:
+    settings = {
+        "linger.ms": 5,
+        "message.max.bytes": 100_000_000,
+        # Java's: keys go to the partitions in which Spark's own sink and Java's producers put them.
+        "partitioner": "murmur2_random",
+        # The waits after CONCURRENT_TRANSACTIONS would be the latency of everything.
+        "retry.backoff.ms": 5,
+        "retry.backoff.max.ms": 100,
+        "topic.metadata.propagation.max.ms": 5_000,
+        **target.config,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
+        # The client library wants it to be no longer than the transaction's.
+        "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000) - 5_000,
+    }
+    return clients.producer(target.servers, settings)
+
+
+__all__ = ["publish"]

@@ -1,0 +1,102 @@
+"""The position of rows: `topic`, `partition` and `offset` of the messages they come from, which every frame carries.
+
+For Arrow tables, on the driver as on executors; `frames` does the same to frames of Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.source.planning import Offsets, TopicPartition
+
+#: The columns that say where a row comes from.
+POSITION = ("topic", "partition", "offset")
+
+
+def require_columns(present: Iterable[str], target: str, more: Iterable[str] = ()) -> None:
+    """Raise `SchemaMismatchError` where the frame for a target lacks its position or one of `more`."""
+    held = set(present)
+    missing = [name for name in (*POSITION, *more) if name not in held]
+    if missing:
+        raise SchemaMismatchError(
+            f"the frame for {target} lacks {', '.join(missing)}; keep topic, partition and offset of the source in "
+            "the query's select, and every column that the sink's settings name"
+        )
+
+
+def require_position_types(schema: pa.Schema, target: str) -> None:
+    """Raise `SchemaMismatchError` where topic, partition or offset of a frame is not of the source's kind."""
+
+    def is_text(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+    wanted = (("topic", "text", is_text), ("partition", "an integer", pa.types.is_integer),
+              ("offset", "an integer", pa.types.is_integer))  # fmt: skip
+    for name, kind, fits in wanted:
+        found = schema.field(name).type
+        if not fits(found):
+            raise SchemaMismatchError(
+                f"column {name} of the frame for {target} is {found}, and the source's is {kind}; select it as it is"
+            )
+
+
+def require_position(nulls: Mapping[str, int], target: str) -> None:
+    """Raise `SchemaMismatchError` where rows have no position: they could neither be stored once nor be named.
+
+    Args:
+        nulls: in how many rows each column of the position is NULL.
+        target: what the sink writes to.
+    """
+    for name in POSITION:
+        if nulls[name]:
+            raise SchemaMismatchError(
+                f"column {name} of the frame for {target} is NULL in {nulls[name]} rows; it must come from the source "
+                "as it is"
+            )
+
+
+def null_counts(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array]) -> dict[str, int]:
+    """Return in how many rows each column of the position is NULL."""
+    return {name: rows[name].null_count for name in POSITION}
+
+
+def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:
+    """Return the lowest and the highest offset of each partition."""
+    found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+    return {(one["topic"], one["partition"]): Span(one["offset_min"], one["offset_max"]) for one in found.to_pylist()}
+
+
+def unapplied(
+    rows: pa.Table, spans: Mapping[TopicPartition, Span], ledger: Offsets
+) -> tuple[pa.Table, dict[TopicPartition, int]]:
+    """Return the rows at or above the ledger, and of each partition how many are below it.
+
+    Args:
+        rows: the rows.
+        spans: their offsets.
+        ledger: the next offset of each partition.
+    """
+    applied: dict[TopicPartition, int] = {}
+    for part, span in spans.items():
+        if span.first < ledger.get(part, 0):
+            own = pc.and_(pc.equal(rows["topic"], part[0]), pc.equal(rows["partition"], part[1]))
+            below = pc.and_(own, pc.less(rows["offset"], ledger[part]))
+            applied[part] = pc.sum(below).as_py()
+            rows = rows.filter(pc.invert(below))
+    return rows, applied
+
+
+__all__ = [
+    "POSITION",
+    "null_counts",
+    "offset_spans",
+    "require_columns",
+    "require_position",
+    "require_position_types",
+    "unapplied",
+]

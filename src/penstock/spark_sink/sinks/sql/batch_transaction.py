@@ -1,0 +1,167 @@
+"""The one database transaction that applies a staged batch: upsert, dead letters, and the advance of the ledger."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from penstock.errors import SinkError
+from penstock.spark_sink.ledger.sql_ledger import Owner, advance_ledger
+from penstock.spark_sink.ledger.state import LedgerState, advanced, refuse_late, warn_replayed
+from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.sinks.sql.deduplication import BatchStatistics
+from penstock.spark_sink.sinks.sql.row_validator import Rejected, RowRefusedError, concerns_a_row, in_halves
+from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
+from penstock.spark_sink.sinks.sql.upsert import NUMBER, Upsert, numbered, remove_messages
+
+_log = logging.getLogger("penstock.spark_sink")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Where a batch goes: the way into the target table, and the ledger."""
+
+    upsert: Upsert
+    ledger: sa.Table
+
+
+@dataclass(slots=True)
+class BatchTransaction:
+    """Applies one batch, in as many tries as it takes.
+
+    Attributes:
+        settings: the sink's.
+        owner: whose rows of the ledger the batch moves.
+        batch_id: number of the batch.
+        run: id of the query's run, where it is known.
+        is_commit_requested: whether a try has asked for a commit, so that what the ledger says of this batch may be
+            that try's.
+    """
+
+    settings: SqlSinkSettings
+    owner: Owner
+    batch_id: int
+    run: str | None
+    is_commit_requested: bool = False
+
+    def apply(
+        self,
+        connection: sa.Connection,
+        tables: Tables,
+        state: LedgerState,
+        staged: sa.FromClause,
+        statistics: BatchStatistics,
+        *,
+        exact: bool,
+    ) -> None:
+        """Upsert what is staged, write dead letters, advance the ledger; the transaction and the lock are there.
+
+        Raises:
+            RowRefusedError: a row was refused; to be called anew with all rows, and `exact`.
+            SinkError: more rows were refused than may be, or dead letters could not be written.
+        """
+        settings, run = self.settings, self.run
+        batch = None if run is None else f"{run}/{self.batch_id}"
+        # A commit whose answer was lost is no second call of the sink.
+        others = {part: one for part, one in state.batches.items() if not (self.is_commit_requested and one == batch)}
+        refuse_late(others, statistics.offsets.applied, run, self.batch_id, f"table {settings.table}")
+        warn_replayed(self.batch_id, f"table {settings.table}", statistics.offsets, state.offsets)
+        rejected = list(statistics.rejected)
+        if len(rejected) <= settings.most_rejects:
+            if exact:
+                rejected += self._upsert_in_pieces(connection, tables.upsert, staged, rejected)
+            elif rejected:
+                # Other rows of those messages may be in what was deduplicated: they are to be left out as well.
+                raise RowRefusedError
+            else:
+                _upsert_at_once(connection, tables.upsert, staged)
+        if rejected:
+            self._write_dead_letters(sorted(rejected))
+        offsets = advanced(state.offsets, statistics.offsets.spans)
+        if offsets:
+            advance_ledger(connection, tables.ledger, self.owner, offsets, batch)
+        self.is_commit_requested = True
+
+    def _upsert_in_pieces(
+        self, connection: sa.Connection, upsert: Upsert, staged: sa.FromClause, before: list[Rejected]
+    ) -> list[Rejected]:
+        """Upsert all rows but those of messages of which one is refused, now or before; return what is refused now.
+
+        A message is stored whole or not at all: its dead letter may be sent again.
+        """
+        ordered, count = numbered(connection, staged, ORDERED)
+        remove_messages(connection, ordered, {one.place for one in before})
+        rejected: list[Rejected] = []
+        while True:
+            with connection.begin_nested() as tried:
+                most = self.settings.most_rejects - len(before) - len(rejected)
+                found = _refused_rows(connection, upsert, ordered, count, most)
+                rejected += found
+                rows = remove_messages(connection, ordered, {one.place for one in found})
+                if rows == len(found) or len(found) > most:
+                    return rejected
+                tried.rollback()
+            # Other rows of those messages may be stored by now.
+            remove_messages(connection, ordered, {one.place for one in found})
+
+    def _write_dead_letters(self, rejected: list[Rejected]) -> None:
+        """Write refused rows to the dead letters, or refuse the batch for their sake."""
+        settings = self.settings
+        if len(rejected) > settings.most_rejects or settings.dead_letters is None:
+            remedy = (
+                "give the sink dead_letters=DeadLetters(...) to let batches go on without such rows"
+                if settings.dead_letters is None
+                else f"more than max_rejects={settings.max_rejects} in one batch hint at a table that does not fit"
+            )
+            raise SinkError(
+                f"batch {self.batch_id} was refused by table {settings.table}: a row from {rejected[0]}; nothing of "
+                f"the batch was stored; correct the query or the table, or {remedy}"
+            )
+        settings.dead_letters.write(rejected)
+        _log.warning(
+            "batch %d: %d rows were refused by table %s and are dead letters, the first from %s",
+            self.batch_id,
+            len(rejected),
+            settings.table,
+            rejected[0],
+        )
+
+
+def _refused_rows(
+    connection: sa.Connection, upsert: Upsert, ordered: sa.Table, count: int, most: int
+) -> list[Rejected]:
+    """Upsert numbered rows in pieces and return those that are refused, and no more than one above `most`."""
+    number = ordered.c[NUMBER]
+    rejected: list[Rejected] = []
+
+    def apply(first: int, last: int) -> None:
+        _apply(connection, upsert, sa.select(ordered).where(number.between(first, last)).subquery())
+
+    def set_aside(row: int, reason: str) -> bool:
+        place = connection.execute(sa.select(*(ordered.c[name] for name in POSITION)).where(number == row)).one()
+        rejected.append(Rejected(place[0], place[1], place[2], reason))
+        return len(rejected) <= most
+
+    in_halves(connection, count, apply, set_aside)
+    return rejected
+
+
+def _upsert_at_once(connection: sa.Connection, upsert: Upsert, staged: sa.FromClause) -> None:
+    try:
+        _apply(connection, upsert, staged)
+    except sa.exc.SQLAlchemyError as error:
+        if not concerns_a_row(error):
+            raise
+        raise RowRefusedError from None
+
+
+def _apply(connection: sa.Connection, upsert: Upsert, staged: sa.FromClause) -> None:
+    upsert.apply(connection, staged)
+    if connection.dialect.name == "postgresql":
+        # What would be refused at the commit is refused here, where it can be found which row it was.
+        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+__all__ = ["BatchTransaction", "Tables"]

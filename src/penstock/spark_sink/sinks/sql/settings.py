@@ -1,0 +1,230 @@
+"""The settings of a `SqlSink`, and what they ask of the frames that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from penstock.errors import ConfigurationError
+from penstock.options import names, not_empty, positive_int
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
+from penstock.spark_sink.sinks.sink import arrow_schema
+from penstock.spark_sink.sinks.sql.databases import parse_url
+from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
+from penstock.spark_sink.sinks.sql.rights import NeededRights
+from penstock.spark_sink.sinks.sql.schema import SQLITE_DIGITS
+from penstock.spark_sink.sinks.sql.staging import ATTEMPT
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+#: Names of the temporary tables of a transaction.
+STAGING = "penstock_stage"
+ORDERED = "penstock_ordered"
+
+#: Beginning of the names of columns and tables that the sink makes for itself.
+_OWN = ATTEMPT.partition("_")[0] + "_"
+
+#: Bytes of a name in PostgreSQL.
+_LONGEST_NAME = 63
+
+
+@dataclass(frozen=True, slots=True)
+class SqlSinkSettings:
+    """The settings of a `SqlSink`.
+
+    Attributes:
+        url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
+            hold a password. Errors show host, port and database of it.
+        table: table to write, of PostgreSQL also as `schema.table`; made from the frame's columns if it does not exist,
+            and checked if it does: where the query starts by `start_sink` and `App.sink`, at the first batch by plain
+            `foreachBatch`.
+        key: columns that identify a row, never NULL; empty to append.
+        sum_columns: number columns that are added to what the table holds instead of replacing it, for totals. A table
+            that is made has the widest type of their kind for them: BIGINT, DOUBLE PRECISION or NUMERIC(38). SQLite
+            adds no decimals.
+        delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
+            key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        ledger_table: table of the ledger, which many sinks may share.
+        name: of the query, in the ledger; Spark's name of the query that hands the batches over if None. Spark Connect
+            does not tell it, but for queries that `start_sink` starts.
+        schema: schema of PostgreSQL that holds the table and the ledger; the connection's own if None.
+        dead_letters: where the messages of refused rows go.
+        max_rejects: refused rows that a batch may have; more end it.
+        staging: for PostgreSQL, whether rows come from the executors or through the driver. Behind a pooler that
+            gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
+        max_connections: connections that executors may have at a time.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
+            never are.
+        tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses
+            the connection, or breaks a deadlock or a conflict of transactions at this batch's cost.
+    """
+
+    url: str = field(repr=False)
+    table: str
+    key: Sequence[str] = ()
+    sum_columns: Sequence[str] = field(default=(), kw_only=True)
+    delete: str | None = field(default=None, kw_only=True)
+    keep_position: bool = field(default=False, kw_only=True)
+    ledger_table: str = field(default="penstock_ledger", kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
+    schema: str | None = field(default=None, kw_only=True)
+    dead_letters: DeadLetters | None = field(default=None, kw_only=True)
+    max_rejects: int = field(default=1_000, kw_only=True)
+    staging: Literal["executors", "driver"] = field(default="executors", kw_only=True)
+    max_connections: int = field(default=16, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
+    tries: int = field(default=8, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong; it is named.
+        """
+        url = parse_url(self.url)
+        not_empty("table", self.table)
+        self._split_table(url)
+        not_empty("ledger_table", self.ledger_table)
+        if self.name is not None:
+            not_empty("name", self.name)
+        if len({self.table, self.ledger_table, STAGING, ORDERED}) < 4:  # noqa: PLR2004 - four names, all different
+            raise ConfigurationError(
+                f"table and ledger_table must differ from each other and from {STAGING} and {ORDERED}; rename one"
+            )
+        # Tuples, so that a frozen sink cannot be changed through a list that the caller still holds.
+        object.__setattr__(self, "key", names("key", self.key) if self.key else ())
+        object.__setattr__(self, "sum_columns", names("sum_columns", self.sum_columns) if self.sum_columns else ())
+        if self.sum_columns and not self.key:
+            raise ConfigurationError("sum_columns needs a key: without one every row is appended; give key=[...]")
+        both = sorted(set(self.sum_columns) & set(self.key))
+        if both:
+            raise ConfigurationError(
+                f"sum_columns names {', '.join(both)}, which is part of the key; take it out of one"
+            )
+        self._check_delete()
+        if self.schema is not None:
+            not_empty("schema", self.schema)
+            if url.get_backend_name() == "sqlite":
+                raise ConfigurationError("schema is set, but an SQLite file has none; leave it out")
+        positive_int("max_rejects", self.max_rejects)
+        positive_int("max_connections", self.max_connections)
+        positive_int("tries", self.tries)
+        if self.staging not in ("executors", "driver"):
+            raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
+
+    def _split_table(self, url: sa.URL) -> None:
+        """Take `schema.table` for what everybody means by it; with `schema` set, a dot is a part of the name."""
+        if self.schema is not None or "." not in self.table:
+            return
+        schema, _, table = self.table.partition(".")
+        if url.get_backend_name() == "sqlite" or not schema or not table or "." in table:
+            raise ConfigurationError(
+                f"table is {self.table!r}, which is no name of a table and a schema; for PostgreSQL give schema and "
+                "table apart, for SQLite a name without a dot"
+            )
+        object.__setattr__(self, "schema", schema)
+        object.__setattr__(self, "table", table)
+
+    def _check_delete(self) -> None:
+        if self.delete is None:
+            return
+        not_empty("delete", self.delete)
+        if not self.key or self.sum_columns:
+            raise ConfigurationError(
+                "delete needs a key, whose row it deletes, and goes with no sum_columns: a deleted total has no place "
+                "to begin again from; give key=[...], and a sink of its own to the totals"
+            )
+        if self.delete in self.key or self.delete in POSITION:
+            raise ConfigurationError(f"delete names {self.delete}, which the sink needs itself; name a column for it")
+
+    @property
+    def most_rejects(self) -> int:
+        """Refused rows that a batch may have: none without dead letters."""
+        return 0 if self.dead_letters is None else self.max_rejects
+
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether the database is PostgreSQL, not SQLite."""
+        return parse_url(self.url).get_backend_name() == "postgresql"
+
+    def arrow_frame(self, schema: StructType) -> pa.Schema:
+        """Return the Arrow columns of frames of this schema.
+
+        Raises:
+            SchemaMismatchError: they lack what the sink needs, or hold what it cannot store.
+        """
+        frame = arrow_schema(schema)
+        self._require_columns(frame)
+        if self.is_postgresql:
+            self._require_short_names(frame)
+        else:
+            self._require_sums_of_sqlite(frame)
+        return frame
+
+    def needed_rights(self) -> NeededRights:
+        """Return what the sink needs to be allowed in PostgreSQL."""
+        of_target = ["INSERT"] if not self.key else ["SELECT", "INSERT", "UPDATE"]
+        if self.delete is not None:
+            of_target.append("DELETE")
+        return NeededRights(
+            schema=self.schema,
+            tables=[(self.table, tuple(of_target)), (self.ledger_table, ("SELECT", "INSERT", "UPDATE"))],
+            creates=self.staging == "executors",
+            temporary=self.staging == "driver" or self.dead_letters is not None,
+            adds_columns=self.evolve,
+        )
+
+    def _require_columns(self, schema: pa.Schema) -> None:
+        gone = [] if self.delete is None else [self.delete]
+        require_columns(schema.names, f"table {self.table}", (*self.key, *self.sum_columns, *gone))
+        require_position_types(schema, f"table {self.table}")
+        hidden = [] if self.keep_position else [name for name in (*self.key, *self.sum_columns) if name in POSITION]
+        if hidden:
+            raise SchemaMismatchError(
+                f"table {self.table} has {', '.join(hidden)} in key or sum_columns, but keep_position is off; set it"
+            )
+        own = [name for name in schema.names if name.startswith(_OWN)]
+        if own:
+            raise SchemaMismatchError(
+                f"the frame has {', '.join(own)}; names that begin with {_OWN} are the sink's, rename it"
+            )
+        wrong = [name for name in self.sum_columns if not _is_number(schema.field(name).type)]
+        if wrong:
+            raise SchemaMismatchError(
+                f"sum_columns names {', '.join(wrong)}, which holds no numbers; cast it, or take it out of sum_columns"
+            )
+        if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
+            raise SchemaMismatchError(
+                f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL"
+            )
+
+    def _require_sums_of_sqlite(self, schema: pa.Schema) -> None:
+        decimals = [name for name in self.sum_columns if pa.types.is_decimal(schema.field(name).type)]
+        if decimals:
+            raise SchemaMismatchError(
+                f"sum_columns names {', '.join(decimals)}, a decimal of the frame, and SQLite adds decimals as floats "
+                f"of {SQLITE_DIGITS} digits; cast it to a whole number of its smallest unit, or to a double"
+            )
+
+    def _require_short_names(self, schema: pa.Schema) -> None:
+        given = (self.schema or "", self.table, self.ledger_table, *schema.names)
+        long = [name for name in given if len(name.encode()) > _LONGEST_NAME]
+        if long:
+            raise SchemaMismatchError(
+                f"PostgreSQL cuts names at {_LONGEST_NAME} bytes, so table {self.table} cannot take the frame with "
+                f"{', '.join(long)}; give shorter names"
+            )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+__all__ = ["ORDERED", "STAGING", "SqlSinkSettings"]

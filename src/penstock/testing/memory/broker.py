@@ -1,0 +1,322 @@
+"""`TestBroker`: a Kafka in memory, for tests: no process, no background thread, and only the time you make.
+
+It is a `Cluster`, so an engine runs on it unchanged. The same seed and the same calls give the same results: fetches
+break at places that the seed decides, and so do faults that come by chance.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from confluent_kafka import KafkaError, Message
+
+from penstock.clients.granted_rights import Rights
+from penstock.clients.kafka import TopicSpec
+from penstock.clients.rights import Right
+from penstock.clients.topic_ids import TopicIds
+from penstock.errors import TopicNotFoundError
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.consumer_client import MemoryConsumer
+from penstock.testing.memory.coordinator import Commit, Coordinator, Offset
+from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
+from penstock.testing.memory.log import Headers
+from penstock.testing.memory.producer_client import MemoryProducer
+from penstock.testing.memory.state import BrokerState
+from penstock.testing.memory.topics import Topics
+from penstock.testing.memory.transaction import TestTransaction
+
+T = TypeVar("T")
+
+
+class Answered(Generic[T]):
+    """An answer that is there at once."""
+
+    def __init__(self, found: T) -> None:
+        self._found = found
+
+    def answer(self) -> T:
+        """Return it."""
+        return self._found
+
+    wait = answer
+
+
+class TestBroker:
+    """A Kafka in memory. All methods may be called from any thread.
+
+    Args:
+        seed: decides everything that is left to chance.
+        max_fetch: messages that one fetch brings at most; how many it brings is drawn between one and this.
+    """
+
+    __test__ = False  # pytest would take the name for a test case
+
+    def __init__(self, seed: int = 0, *, max_fetch: int = 500) -> None:
+        if max_fetch < 1:
+            raise ValueError(f"max_fetch must be at least 1, but is {max_fetch}; a fetch brings one message or more")
+        self._clock = TestClock()
+        self._chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
+        self._lock = threading.RLock()
+        self._topics = Topics(self._clock)
+        self._coordinator = Coordinator(self._clock, self._topics, self._chance)
+        self._topics.on_change = self._coordinator.topic_changed
+        #: What goes wrong; `faults.happened` counts what went wrong.
+        self.faults = Faults(self._chance)
+        #: Rights that its clients are told to lack when they ask. What is refused besides is planned with `fail`.
+        self.missing_rights: set[Right] = set()
+        self._state = BrokerState(
+            self._clock, self._lock, self._topics, self._coordinator, self.faults, self._chance, max_fetch
+        )
+
+    @property
+    def principal(self) -> str:
+        """Whom it takes its clients for."""
+        return "User:test"
+
+    @property
+    def clock(self) -> TestClock:
+        """The only time there is."""
+        return self._clock
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, and let happen what is due by then: sessions end, late requests arrive."""
+        with self._lock:
+            self._clock.advance(seconds)
+            self._coordinator.tick(self._clock.monotonic())
+
+    def next_due(self) -> float:
+        """Return when the clock alone makes something happen, on `clock.monotonic`; infinity where it does not."""
+        with self._lock:
+            return self._coordinator.next_due()
+
+    # The cluster an engine sees
+
+    def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:
+        """Make a consumer. `config` holds librdkafka's keys and the callback `on_commit`; unknown keys are ignored."""
+        return MemoryConsumer(config, self._state)
+
+    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:  # noqa: ARG002 - a cluster's method takes it
+        """Make a producer. No key of `config` changes anything here."""
+        return MemoryProducer(self._state)
+
+    def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many partitions each topic has; `TopicNotFoundError` names all that are absent."""
+        with self._lock:
+            counts, wanted = self._topics.counts(), list(topics)
+        missing = sorted(topic for topic in wanted if topic not in counts)
+        if missing:
+            raise TopicNotFoundError(f"no such topic on the test broker: {', '.join(missing)}; create it first")
+        return {topic: counts[topic] for topic in wanted}
+
+    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
+        """Create the topics that are absent."""
+        with self._lock:
+            counts = self._topics.counts()
+            for spec in specs:
+                if spec.name not in counts:
+                    self._topics.create(spec.name, spec.partitions, spec.config)
+
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:  # noqa: ARG002 - a cluster's method takes them
+        """Return nothing: no message is too large here."""
+        return {}
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> Answered[TopicIds]:
+        """Return the answer to which topics there are."""
+        with self._lock:
+            known, wanted = dict(self._topics.ids), list(topics)
+        absent = frozenset(topic for topic in wanted if topic not in known)
+        ids = {topic: known[topic] for topic in wanted if topic in known}
+        return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
+
+    def ask_rights(self, needed: Iterable[Right]) -> Answered[Rights]:
+        """Return the answer to which rights are missing."""
+        with self._lock:
+            wanted, missing = list(needed), set(self.missing_rights)
+        lacked = tuple(right for right in wanted if right in missing)
+        return Answered(Rights(tuple(right for right in wanted if right not in missing), lacked))
+
+    # Topics and records
+
+    def create_topic(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic. Of its config, `message.timestamp.type` has a meaning here.
+
+        `PenstockError` where it exists, `ValueError` where it would have no partition.
+        """
+        with self._lock:
+            self._topics.create(topic, partitions, config or {})
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """Let a topic have so many partitions in all; groups that read it rebalance."""
+        with self._lock:
+            self._topics.grow(topic, partitions)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its records and the groups' offsets in it; groups that read it rebalance."""
+        with self._lock:
+            self._topics.delete(topic)
+
+    def recreate_topic(self, topic: str) -> None:
+        """Delete a topic and create it again at once: the groups' offsets in it go, and clients that read it go on.
+
+        So it is in Kafka where no metadata showed a client that the topic was gone: it reads the new log from where it
+        stood in the old one.
+        """
+        with self._lock:
+            self._topics.recreate(topic)
+            self._coordinator.forget_offsets(topic)
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Message:
+        """Append a record and return it.
+
+        Args:
+            topic: name of the topic.
+            value: the body, or None for a tombstone.
+            key: decides the partition, where none is given.
+            headers: pairs of name and content.
+            partition: number of the partition.
+            timestamp_ms: create time since the epoch; the clock's when left out.
+
+        Raises:
+            TopicNotFoundError: there is no such topic or partition.
+        """
+        with self._lock:
+            return self._topics.append(topic, value, key, headers, partition=partition, timestamp_ms=timestamp_ms)[0]
+
+    def transaction(self) -> TestTransaction:
+        """Begin a transaction: a context manager, or ended by hand, or left open."""
+        return TestTransaction(self._topics, self._lock)
+
+    def records(self, topic: str, partition: int | None = None, *, committed_only: bool = True) -> list[Message]:
+        """Return the records of a topic as a reader gets them, partition by partition."""
+        with self._lock:
+            logs = self._topics.logs_of(topic) if partition is None else [self._topics.log(topic, partition)]
+            return [record for log in logs for record in log.records(committed_only=committed_only)]
+
+    def records_from(self, topic: str, partition: int, offset: int) -> list[Message]:
+        """Return the records of one partition as a reader of committed messages gets them from an offset on."""
+        with self._lock:
+            log = self._topics.log(topic, partition)
+            return log.read(max(log.start, offset), log.end - log.start, committed_only=True)[0]
+
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has."""
+        with self._lock:
+            return self._topics.counts()
+
+    def ends(self, topic: str, partition: int = 0) -> tuple[int, int, int]:
+        """Return the first offset of a log, its last stable offset, and its end."""
+        with self._lock:
+            log = self._topics.log(topic, partition)
+            return log.start, log.last_stable, log.end
+
+    def compact(self, topic: str, partition: int = 0, *, keep: Callable[[Message], bool] | None = None) -> None:
+        """Compact a log: holes where records were. By default the newest of each key stays."""
+        with self._lock:
+            self._topics.log(topic, partition).compact(keep)
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """Let a log begin at offset `before`, as retention does."""
+        with self._lock:
+            self._topics.log(topic, partition).delete_before(before)
+
+    def truncate(self, topic: str, partition: int, end: int) -> None:
+        """Let a log end before offset `end`, as after the loss of a leader: offsets are given anew."""
+        with self._lock:
+            self._topics.log(topic, partition).truncate(end)
+
+    # Groups
+
+    def committed(self, group: str) -> dict[Place, Offset]:
+        """Return a group's offsets, with metadata, by topic and partition."""
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+            return dict(self._coordinator.offsets.get(group, {}))
+
+    def commit_log(self, group: str) -> Sequence[Commit]:
+        """Return every commit of a group that was accepted, in order."""
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+            return tuple(self._coordinator.history.get(group, ()))
+
+    def members(self, group: str) -> dict[str, tuple[Place, ...]]:
+        """Return the partitions of each member of a group, as its last generation gave them."""
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+            return {name: member.assigned for name, member in self._coordinator.group(group).members.items()}
+
+    def generation(self, group: str) -> int:
+        """Return the number of a group's last generation."""
+        with self._lock:
+            return self._coordinator.group(group).generation
+
+    def rebalance(self, group: str, *, shuffle: bool = True) -> None:
+        """Force a rebalance; shuffled, partitions go to members by chance, so that some of them move."""
+        with self._lock:
+            self._coordinator.group(group).rebalance(shuffle=shuffle)
+
+    # Faults
+
+    def fail(self, operation: Operation | str, error: KafkaError | int, times: int = 1) -> None:
+        """Let the next `times` calls of an operation be refused with an error, or the error of a code.
+
+        `operation` is one of `Operation`, or its value, as "commit". "queue" needs no error.
+        """
+        self._plan(operation, Fault(Effect.REFUSED, as_error(error)), times)
+
+    def fail_by_chance(self, operation: Operation | str, error: KafkaError | int, probability: float) -> None:
+        """Let each call of an operation be refused with this probability from now on; 0 ends it."""
+        with self._lock:
+            self.faults.by_chance(operation, Fault(Effect.REFUSED, as_error(error)), probability)
+
+    def lose_answer(self, operation: Operation | str, times: int = 1) -> None:
+        """Let the next commits or deliveries succeed while the client hears of an error of transport."""
+        self._plan(operation, Fault(Effect.ANSWER_LOST, NO_ERROR), times)
+
+    def delay_answer(self, operation: Operation | str, seconds: float, times: int = 1) -> None:
+        """Let the next commits or deliveries succeed at once, and the client hear of it so much later."""
+        self._plan(operation, Fault(Effect.ANSWER_LATE, NO_ERROR, seconds), times)
+
+    def delay_request(self, operation: Operation | str, seconds: float, times: int = 1) -> None:
+        """Let the next commits or messages arrive so much later."""
+        self._plan(operation, Fault(Effect.ARRIVES_LATE, NO_ERROR, seconds), times)
+
+    def repeat_request(self, operation: Operation | str, seconds: float, times: int = 1) -> None:
+        """Let the next commits or messages arrive, and so much later arrive once more."""
+        self._plan(operation, Fault(Effect.REPEATED, NO_ERROR, seconds), times)
+
+    def _plan(self, operation: Operation | str, fault: Fault, times: int) -> None:
+        with self._lock:
+            self.faults.plan(operation, fault, times)
+
+    def coordinator_away(self, seconds: float) -> None:
+        """Let the coordinator of all groups be away so long: commits wait, nobody joins, no session ends."""
+        with self._lock:
+            self._coordinator.away_until = self._clock.monotonic() + seconds
+
+    def kill(self, consumer: MemoryConsumer) -> None:
+        """End a consumer as if its process were killed: the group hears nothing, until its session ends."""
+        consumer.die()
+
+    def cut_off(self, consumer: MemoryConsumer) -> None:
+        """Let nothing of a consumer reach the broker, until `heal`; its session ends by the clock."""
+        consumer.cut_off()
+
+    def heal(self, consumer: MemoryConsumer) -> None:
+        """Let a consumer reach the broker again: its held requests arrive, in order."""
+        consumer.heal()
+
+
+__all__ = ["TestBroker"]

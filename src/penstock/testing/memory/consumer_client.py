@@ -1,0 +1,279 @@
+"""The consumer client in memory: confluent-kafka's `Consumer`, as far as penstock calls it.
+
+Nothing happens between its calls. What a real client does in the background (joining, heartbeats, fetching) happens at
+the beginning of `poll` and `consume`; callbacks are called from within those and `close`, without the broker's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaException, Message, TopicPartition
+
+from penstock.clients.cluster import RebalanceCallback
+from penstock.testing.memory import codes
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.committing import ANSWER_S, Committing, failed
+from penstock.testing.memory.faults import Operation
+from penstock.testing.memory.fetching import FetchedPartition, Fetcher
+from penstock.testing.memory.membership import Membership
+from penstock.testing.memory.state import BrokerState
+
+
+class MemoryConsumer:
+    """A consumer on the broker in memory: made by `TestBroker.consumer`. For one thread, as the real one is here."""
+
+    def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
+        self._group = str(config["group.id"])
+        self._clock = state.clock
+        self._lock = state.lock
+        self._coordinator = state.coordinator
+        self._logs = state.topics.logs
+        self._faults = state.faults
+        self._chance = state.chance
+        self._closed = False
+        # Whether nothing of it reaches the broker.
+        self._cut_off = False
+        self._fetcher = Fetcher(
+            state,
+            reset=str(config.get("auto.offset.reset", "latest")),
+            committed_only=config.get("isolation.level", "read_committed") == "read_committed",
+            stored=self._stored,
+        )
+        self._committing = Committing(self._group, config.get("on_commit"), state, lambda: self._cut_off)
+        self._membership = Membership(
+            config, self, state, self._fetcher, lambda: not (self._cut_off or self._coordinator.away)
+        )
+
+    def _stored(self, place: Place) -> int | None:
+        found = self._coordinator.offsets.get(self._group, {}).get(place)
+        return None if found is None else found.offset
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+
+    # Membership
+
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
+    ) -> None:
+        """Join the group; the callbacks are called from within `poll`, `consume` and `close`."""
+        self._require_open()
+        self._membership.subscribe(topics, on_assign, on_revoke, on_lost)
+
+    def memberid(self) -> str:
+        """Return the id that the coordinator gave, or an empty text."""
+        member = self._membership.member
+        return "" if member is None else member.name
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Begin with these partitions, at their offsets; `KafkaException` where one is assigned already."""
+        self._require_open()
+        with self._lock:
+            for one in partitions:
+                if (one.topic, one.partition) in self._fetcher.assigned:
+                    text = f"{one.topic} [{one.partition}] is already part of the current assignment"
+                    raise failed(codes.CONFLICT, text)
+            for one in partitions:
+                self._fetcher.assign((one.topic, one.partition), one.offset)
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Stop with these partitions; `KafkaException` where one is not assigned."""
+        self._require_open()
+        with self._lock:
+            for one in partitions:
+                if (one.topic, one.partition) not in self._fetcher.assigned:
+                    text = f"{one.topic} [{one.partition}] can't be unassigned: it is not in the current assignment"
+                    raise failed(codes.INVALID_ARGUMENT, text)
+            for one in partitions:
+                self._fetcher.unassign((one.topic, one.partition))
+
+    # Messages
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        """Return the next message or error; None where there is none, after the clock went on by `timeout`."""
+        found = self.consume(1, timeout)
+        return found[0] if found else None
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """Return up to so many messages of what is there.
+
+        Where nothing is there the clock goes on by `timeout` seconds, and what is there then is returned.
+
+        Raises:
+            RuntimeError: it is closed; or nothing is there and there is no timeout, so that it would wait for ever.
+        """
+        self._require_open()
+        found = self._turn(num_messages)
+        if found or timeout == 0:
+            return found
+        if timeout < 0:
+            raise RuntimeError("nothing is there, and on a test broker nobody else will bring it; give a timeout")
+        self._clock.sleep(timeout)
+        return self._turn(num_messages)
+
+    def _turn(self, wanted: int) -> list[Message]:
+        membership, fetcher = self._membership, self._fetcher
+        early: list[Message] = []
+        before: dict[Place, FetchedPartition] = {}
+        with self._lock:
+            now = self._clock.monotonic()
+            self._coordinator.tick(now)
+            member = membership.member
+            if member is not None:
+                member.polled_at = now
+                if not (member.needs_client or self._committing.answers or membership.errors):
+                    if not self._cut_off:
+                        fetcher.refill()
+                    return fetcher.take(wanted)
+                if member.change is not None and wanted > 1 and self._chance.getrandbits(1):
+                    # The callbacks come in the middle: some messages are counted out, but not handed over yet.
+                    before = dict(fetcher.assigned)
+                    early = fetcher.take(self._chance.randrange(wanted))
+        self._committing.serve()
+        membership.serve()
+        with self._lock:
+            # Of a partition that the callbacks gave back nothing is handed over.
+            found = [one for one in early if fetcher.assigned.get(_place(one)) is before.get(_place(one))]
+            while membership.errors and len(found) < wanted:
+                found.append(membership.errors.popleft())
+            if not self._cut_off:
+                fetcher.refill()
+            return found + fetcher.take(wanted - len(found))
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Hand over nothing of these partitions, and forget what was fetched of them."""
+        self._require_open()
+        with self._lock:
+            for one in partitions:
+                self._fetcher.pause((one.topic, one.partition))
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Hand over again, from the position."""
+        self._require_open()
+        with self._lock:
+            for one in partitions:
+                self._fetcher.resume((one.topic, one.partition))
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from an offset, or a logical one, and forget what was fetched; `KafkaException` if unassigned."""
+        self._require_open()
+        place = (partition.topic, partition.partition)
+        with self._lock:
+            if place not in self._fetcher.assigned:
+                raise failed(codes.STATE, f"Failed to seek to offset {partition.offset}: Local: Erroneous state")
+            self._fetcher.seek(place, partition.offset)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the next offset to hand over; -1001 before the first message and for what is not assigned."""
+        self._require_open()
+        with self._lock:
+            assigned, found = self._fetcher.assigned, []
+            for one in partitions:
+                part = assigned.get((one.topic, one.partition))
+                offset = codes.INVALID if part is None else part.position
+                found.append(TopicPartition(one.topic, one.partition, offset))
+            return found
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int] | None:
+        """Return the first offset of the log and the one after its last.
+
+        For a reader of committed messages the end is the last stable offset, unless `cached`.
+
+        Raises:
+            KafkaException: there is no such partition, or the broker did not answer.
+        """
+        self._require_open()
+        place = (partition.topic, partition.partition)
+        with self._lock:
+            log = self._logs.get(place)
+            if cached:
+                known = log is not None and place in self._fetcher.assigned
+                return (log.start, log.end) if log is not None and known else (codes.INVALID, codes.INVALID)
+            fault = self._faults.take(Operation.WATERMARKS)
+            if fault is not None:
+                raise KafkaException(fault.error)
+            if self._cut_off:
+                self._clock.sleep(timeout if timeout >= 0 else ANSWER_S)
+                raise failed(codes.TIMED_OUT, "Failed to get watermark offsets: Local: Timed out")
+            if log is None:
+                raise failed(codes.UNKNOWN_PARTITION, "Failed to get watermark offsets: Local: Unknown partition")
+            return log.start, self._fetcher.end_of(log)
+
+    # Offsets
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
+        """Commit offsets with their metadata; the answer to an asynchronous one comes to `on_commit`.
+
+        Raises:
+            KafkaException: it was refused, whole or in part, or no answer came within 60 s of the clock.
+        """
+        self._require_open()
+        points = [one for one in offsets if one.offset >= 0]
+        if not points:
+            raise failed(codes.NO_OFFSET, "Commit failed: Local: No offset stored")
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+            if self._membership.fenced:
+                raise failed(codes.FATAL, "Commit failed: Local: Fatal error")
+            if not asynchronous:
+                return self._committing.send_and_wait(self._membership.member, points)
+            self._committing.send(self._membership.member, points)
+            return None
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return the group's offsets with their metadata; an offset of -1001 where there is none.
+
+        `KafkaException` where the coordinator did not answer within `timeout` seconds of the clock.
+        """
+        self._require_open()
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+            return self._committing.committed(partitions, timeout)
+
+    # The end
+
+    def close(self) -> None:
+        """Revoke what is assigned and leave the group; with an instance id the group waits for the return."""
+        if self._closed:
+            return
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+        self._membership.close()
+        self._committing.serve()
+        self._closed = True
+
+    def die(self) -> None:
+        """End as a process that is killed: no callback, no word to the group. For the broker."""
+        with self._lock:
+            self._closed = True
+            self._membership.hear_no_more()
+
+    def cut_off(self) -> None:
+        """Let nothing of it reach the broker from now on. For the broker."""
+        with self._lock:
+            self._cut_off = True
+            self._membership.hear_no_more()
+
+    def heal(self) -> None:
+        """Let it reach the broker again; what was held arrives. For the broker."""
+        with self._lock:
+            self._coordinator.tick(self._clock.monotonic())
+            self._cut_off = False
+            self._membership.hear_again()
+            self._coordinator.tick(self._clock.monotonic())
+
+
+def _place(message: Message) -> Place:
+    return message.topic() or "", message.partition() or 0
+
+
+__all__ = ["MemoryConsumer"]

@@ -1,0 +1,126 @@
+"""The producer client in memory: confluent-kafka's `Producer`, as far as penstock calls it.
+
+A message is in the log when `produce` returns; the delivery is reported in `poll` or `flush`, as by the real client.
+After a refusal whose error is fatal it takes nothing more, also as the real one: `poll` raises what it was, once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from penstock.clients.cluster import DeliveryCallback
+from penstock.errors import TopicNotFoundError
+from penstock.testing.memory import codes
+from penstock.testing.memory.faults import Effect, Operation
+from penstock.testing.memory.state import BrokerState
+
+
+class MemoryProducer:
+    """A producer on the broker in memory: made by `TestBroker.producer`. Safe to use from any thread."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._clock = state.clock
+        self._lock = state.lock
+        self._coordinator = state.coordinator
+        self._topics = state.topics
+        self._faults = state.faults
+        self._reports: deque[tuple[DeliveryCallback | None, KafkaError | None, Message]] = deque()
+        self._waiting = 0
+        # Why it takes nothing more, and whether that was raised.
+        self._failure: KafkaError | None = None
+        self._is_raised = False
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, str | bytes | None]] = (),
+        partition: int = -1,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> None:
+        """Queue a message.
+
+        Raises:
+            BufferError: a fault says that the queue is full.
+            KafkaException: it failed fatally before.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise KafkaException(KafkaError(codes.FATAL))
+            if self._faults.take(Operation.QUEUE) is not None:
+                raise BufferError("Local: Queue full")
+            fault = self._faults.take(Operation.PRODUCE)
+            if fault is not None and fault.effect is Effect.REFUSED:
+                fault = replace(fault, error=self._refusal(fault.error))
+            self._waiting += 1
+            message = Message(topic=topic, partition=max(0, partition), key=key, value=value)
+
+            def write() -> KafkaError | None:
+                nonlocal message
+                try:
+                    message = self._topics.append(topic, value, key, headers, partition=partition)[0]
+                except TopicNotFoundError:
+                    return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION)
+                return None
+
+            self._coordinator.deliver(fault, write, lambda error: self._reports.append((on_delivery, error, message)))
+
+    def _refusal(self, error: KafkaError) -> KafkaError:
+        """Return what is reported of a message that was refused."""
+        if not error.fatal():
+            return error
+        self._failure = error
+        return KafkaError(codes.PURGE_QUEUE)
+
+    def purge(self) -> None:
+        """Give nothing up: what was produced is in the log already, and its report comes with the next poll."""
+
+    def poll(self, timeout: float = 0) -> int:
+        """Call the delivery callbacks that are due; where none is, the clock goes on by `timeout` first.
+
+        `KafkaException`, once, where it has failed fatally.
+        """
+        served = self._serve()
+        if not served and self._waiting and timeout > 0:
+            self._clock.sleep(timeout)
+            served = self._serve()
+        return served
+
+    def flush(self, timeout: float = -1) -> int:
+        """Let the clock go on until everything is delivered or `timeout` is over; return how many are still out."""
+        self._serve()
+        deadline = self._clock.monotonic() + timeout if timeout >= 0 else float("inf")
+        while self._waiting and (now := self._clock.monotonic()) < deadline:
+            with self._lock:
+                until = min(deadline, self._coordinator.next_due())
+            if until == float("inf"):
+                break
+            self._clock.sleep(until - now)
+            self._serve()
+        return self._waiting
+
+    def _serve(self) -> int:
+        with self._lock:
+            if self._failure is not None and not self._is_raised:
+                self._is_raised = True
+                raise KafkaException(self._failure)
+            self._coordinator.tick(self._clock.monotonic())
+            due, self._reports = self._reports, deque()
+            self._waiting -= len(due)
+        for callback, error, message in due:
+            if callback is not None:
+                callback(error, message)
+        return len(due)
+
+    def __len__(self) -> int:
+        """How many messages are not reported yet."""
+        return self._waiting
+
+
+__all__ = ["MemoryProducer"]

@@ -1,0 +1,362 @@
+"""An engine driven by hand, in the caller's thread: the same engine that runs on threads, one step at a time.
+
+`TestApp` lets it run until it is quiet, `Simulation` takes its steps in an order left to chance. Nothing here decides
+when anything happens, and time moves only when the driver moves it: where the engine would wait, the driver is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Message as ClientMessage
+from confluent_kafka import TopicPartition
+
+from penstock.clients.cluster import Answer, RebalanceCallback
+from penstock.clients.granted_rights import Rights
+from penstock.clients.kafka import TopicSpec
+from penstock.clients.rights import Right
+from penstock.clients.topic_ids import TopicIds
+from penstock.consumer.assignments import Assignment, ConsumerLane
+from penstock.consumer.engine import Engine
+from penstock.consumer.execution.executor import ManualExecutor
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.middleware import MiddlewareSpec
+from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.statistics import ConsumerStatistics
+from penstock.consumer.polling.back_pressure import GRACE_S
+from penstock.consumer.polling.poll_loop import PollLoop
+from penstock.consumer.settings import ConsumerSettings
+from penstock.errors import PenstockError
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.consumer_client import MemoryConsumer
+from penstock.testing.memory.producer_client import MemoryProducer
+
+
+def _nothing(_client: object, _partitions: list[TopicPartition]) -> None:
+    """Leave a callback to the client."""
+
+
+class SteppedClock:
+    """The broker's clock, but for waiting: that is the driver's to decide.
+
+    Args:
+        clock: the broker's clock.
+        wait: called in place of `sleep`.
+    """
+
+    def __init__(self, clock: TestClock, wait: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._wait = wait
+
+    def monotonic(self) -> float:
+        """Return seconds that only rise."""
+        return self._clock.monotonic()
+
+    def time(self) -> float:
+        """Return seconds since the epoch."""
+        return self._clock.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Let the driver decide."""
+        self._wait(seconds)
+
+
+class SteppedClient:
+    """The consumer client in memory, with a driver that listens. It never waits for a message.
+
+    Args:
+        inner: the client.
+    """
+
+    def __init__(self, inner: MemoryConsumer) -> None:
+        self.inner = inner
+        #: Told of a commit before it is sent.
+        self.on_commit: Callable[[Sequence[TopicPartition]], None] = lambda _: None
+        #: Told of each rebalance callback, before and after: its name, the partitions, whether it is over.
+        self.on_change: Callable[[str, Sequence[Place], bool], None] = lambda _name, _places, _over: None
+        #: Whether a rebalance callback is being called.
+        self.in_callback = False
+
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: RebalanceCallback = _nothing,
+        on_revoke: RebalanceCallback = _nothing,
+        on_lost: RebalanceCallback = _nothing,
+    ) -> None:
+        """Join the group."""
+        self.inner.subscribe(
+            topics,
+            on_assign=self._heard("assign", on_assign),
+            on_revoke=self._heard("revoke", on_revoke),
+            on_lost=self._heard("lost", on_lost),
+        )
+
+    def _heard(self, name: str, callback: RebalanceCallback) -> RebalanceCallback:
+        def call(_client: object, partitions: list[TopicPartition]) -> None:
+            places = [(one.topic, one.partition) for one in partitions]
+            self.in_callback = True
+            self.on_change(name, places, False)  # noqa: FBT003 - a callback's arguments have no names
+            try:
+                callback(self, partitions)
+            finally:
+                self.in_callback = False
+            self.on_change(name, places, True)  # noqa: FBT003 - as above
+
+        return call
+
+    def poll(self, timeout: float = -1) -> ClientMessage | None:  # noqa: ARG002 - the driver moves the clock
+        """Return the next message of what is there."""
+        return self.inner.poll(0)
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[ClientMessage]:  # noqa: ARG002 - as above
+        """Return what is there."""
+        return self.inner.consume(num_messages, 0)
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
+        """Commit, after telling."""
+        self.on_commit(offsets)
+        return self.inner.commit(offsets=offsets, asynchronous=asynchronous)
+
+    # What is the client's own
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return the group's offsets."""
+        return self.inner.committed(partitions, timeout)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the next offset to hand over."""
+        return self.inner.position(partitions)
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int] | None:
+        """Return the first offset of the log and the one after its last."""
+        return self.inner.get_watermark_offsets(partition, timeout, cached)
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Hand over nothing of these partitions."""
+        self.inner.pause(partitions)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Hand over again."""
+        self.inner.resume(partitions)
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on from an offset."""
+        self.inner.seek(partition)
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Begin with these partitions."""
+        self.inner.incremental_assign(partitions)
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Stop with these partitions."""
+        self.inner.incremental_unassign(partitions)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.inner.close()
+
+
+class SteppedWorker:
+    """What a worker thread or a task does, step by step.
+
+    Args:
+        engine: whose lanes it serves.
+        slot: where it calls handlers.
+        queue: the scheduler's queue of its lanes.
+    """
+
+    __slots__ = ("_engine", "_processing", "assignment", "lane", "queue", "slot", "work")
+
+    def __init__(self, engine: Engine, slot: ExecutionSlot, queue: int) -> None:
+        self._engine = engine
+        self.slot = slot
+        self.queue = queue
+        self._processing: LaneProcessing | None = None
+        #: The lane it holds, and what its handler is given now; None in between. And what that belongs to.
+        self.lane: ConsumerLane | None = None
+        self.work: Work | None = None
+        self.assignment: Assignment | None = None
+
+    def take(self) -> bool:
+        """Take a ready lane and begin with it. Returns whether there was one."""
+        lane = self._engine.scheduler.take(self.queue, self.slot.owed_s)
+        if lane is None:
+            return False
+        self.lane = lane
+        self._processing = self._engine.processor.process(lane, self.slot)
+        self.go_on(None)
+        return True
+
+    def go_on(self, outcome: Outcome) -> None:
+        """End the call that is under way, if any, with an outcome; go on to the next, or give the lane back."""
+        processing, lane = self._processing, self.lane
+        if processing is None or lane is None:
+            raise AssertionError("a worker without a lane has nothing to go on with")
+        self.work = None
+        linger = None
+        ended = True
+        try:
+            self.work = processing.send(outcome)
+            fetch = self.slot.fetch
+            self.assignment = None if fetch is None else fetch.assignment
+            ended = False
+        except StopIteration as end:
+            linger = end.value
+        finally:
+            if ended:
+                self._processing = self.lane = self.assignment = None
+                self.slot.leave()
+                self._engine.processor.give_back(lane, linger)
+
+
+class SteppedConsumer:
+    """One consumer: its engine, its client and its workers.
+
+    Args:
+        group: the consumer group.
+        handlers: a handler for each topic.
+        settings: the options.
+        broker: where it runs.
+        middlewares: functions around every handler.
+        wait: called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
+            work, or to move the clock.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        handlers: Mapping[str, Handler],
+        settings: ConsumerSettings,
+        broker: TestBroker,
+        middlewares: Sequence[MiddlewareSpec] = (),
+        *,
+        wait: Callable[[float], None],
+    ) -> None:
+        self._broker = broker
+        self._wait = wait
+        #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
+        self.clock = SteppedClock(broker.clock, self._sleep)
+        self.engine = Engine(group, handlers, settings, self.clock, middlewares)
+        self.engine.executor = self._executor = ManualExecutor()
+        self.workers: list[SteppedWorker] = []
+        self._past: list[ExecutionSlot] = []
+        self.loop: PollLoop | None = None
+        self._client: SteppedClient | None = None
+        if self.engine.lane_plan.has_threads:
+            self.resize(settings.workers, Kind.THREAD)
+
+    # The cluster its engine sees
+
+    @property
+    def principal(self) -> str:
+        """Whom the broker takes the clients for."""
+        return self._broker.principal
+
+    def consumer(self, config: Mapping[str, Any]) -> SteppedClient:
+        """Make the client."""
+        self._client = SteppedClient(self._broker.consumer(config))
+        return self._client
+
+    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:
+        """Make a producer."""
+        return self._broker.producer(config)
+
+    def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many partitions each topic has."""
+        return self._broker.require_topics(topics)
+
+    def topics(self) -> dict[str, int]:
+        """Return how many partitions each topic has."""
+        return self._broker.topics()
+
+    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
+        """Create the topics that are absent."""
+        self._broker.ensure_topics(specs)
+
+    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many bytes a message of each topic may have."""
+        return self._broker.message_limits(topics)
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
+        """Ask which topics there are."""
+        return self._broker.ask_topic_ids(topics)
+
+    def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
+        """Ask which rights are missing."""
+        return self._broker.ask_rights(needed)
+
+    def _sleep(self, seconds: float) -> None:
+        if self._client is not None and self._client.in_callback:
+            self._wait(seconds)
+
+    # The driver's side
+
+    @property
+    def client(self) -> SteppedClient:
+        """The client, once connected."""
+        if self._client is None:
+            raise AssertionError("a consumer has a client once it is connected")
+        return self._client
+
+    def resize(self, count: int, kind: Kind) -> None:
+        """Have so many workers of a kind; those too many go when they are between lanes, at the next call of this."""
+        mine = [worker for worker in self.workers if worker.slot.kind is kind]
+        for number in range(len(mine), count):
+            queue = (
+                self.engine.lane_plan.task_queue if kind is Kind.TASK else number if self.engine.settings.pinned else 0
+            )
+            slot = ExecutionSlot(kind, f"penstock-stepped-{kind.value}-{self.engine.group}-{number}")
+            self.workers.append(SteppedWorker(self.engine, slot, queue))
+        for worker in mine[count:]:
+            if worker.lane is None:
+                self.workers.remove(worker)
+                self._past.append(worker.slot)
+        self._executor.slots = [*(worker.slot for worker in self.workers), *self._past]
+
+    def connect(self) -> PollLoop:
+        """Check the topics, make the clients and ask to join.
+
+        Raises:
+            TopicNotFoundError: a topic does not exist.
+        """
+        self.loop = self.engine.connect(self)
+        self.loop.membership.join()
+        return self.loop
+
+    def step(self, take: Callable[[], object]) -> None:
+        """Take a step of the poll loop; what it raises stops the consumer, as it does on the poll thread."""
+        try:
+            take()
+        except PenstockError as error:
+            self.engine.fail(error)
+
+    def next_due(self) -> float:
+        """Return when the engine next does something by the clock alone, or infinity."""
+        engine = self.engine
+        now = self.clock.monotonic()
+        times = [engine.timers.next_due()]
+        times += [route.token_bucket.next_release(now) for route in engine.routes.values()]
+        for assignment in engine.assignments.all():
+            if assignment.full_since is not None and assignment.paused is None:
+                times.append(assignment.full_since + GRACE_S)
+            if not assignment.acknowledged or assignment.tracker.commit_point() != assignment.committed:
+                times.append(now + engine.commits.interval_s)
+        return min((time for time in times if time is not None), default=float("inf"))
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return the counts of this moment, taken from live state."""
+        return self.engine.statistics(len(self.workers))
+
+    def explain(self) -> list[Explanation]:
+        """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
+        return self.engine.explain()
+
+
+__all__ = ["SteppedClient", "SteppedClock", "SteppedConsumer", "SteppedWorker"]

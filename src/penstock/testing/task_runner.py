@@ -1,0 +1,139 @@
+"""The event loop of an app under test: it runs `async def` handlers while the test waits for the app to settle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar, cast
+
+from penstock.consumer.execution_slot import Outcome
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed
+from penstock.errors import ConfigurationError, PenstockError, raised
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+
+ResultT = TypeVar("ResultT")
+
+#: Real seconds to look for what handlers on the loop do, before others have their turn.
+_LOOK_S = 0.01
+
+
+class TaskRunner:
+    """Runs the tasks of a consumer on a private event loop, only within its calls.
+
+    Args:
+        consumer: whose tasks.
+        handler_timeout: real seconds without an end of a handler after which it is taken to hang.
+
+    Raises:
+        ConfigurationError: an event loop runs in this thread already.
+    """
+
+    def __init__(self, consumer: SteppedConsumer, handler_timeout: float) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise ConfigurationError(
+                "a TestApp with `async def` handlers runs an event loop of its own, but one runs in this thread "
+                "already; use it in a plain test function"
+            )
+        self._consumer = consumer
+        self._handler_timeout = handler_timeout
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended_at = time.monotonic()
+
+    def run(self, awaitable: Awaitable[ResultT]) -> ResultT:
+        """Run something on the loop and return its result."""
+
+        async def wait() -> ResultT:
+            return await awaitable
+
+        return self._loop.run_until_complete(wait())
+
+    def work(self) -> bool:
+        """Begin tasks for ready lanes and let all tasks go on; tell whether any is under way or has ended.
+
+        Raises:
+            PenstockError: a handler does not end.
+        """
+        if not self._tasks:
+            self._ended_at = time.monotonic()
+        begun = self._begin()
+        if not self._tasks:
+            return begun
+        done, _ = self._loop.run_until_complete(
+            asyncio.wait(self._tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        )
+        for task in done:
+            self._tasks.discard(task)
+            self._ended_at = time.monotonic()
+            task.result()
+        if time.monotonic() - self._ended_at > self._handler_timeout:
+            names = {worker.assignment for worker in self._consumer.workers if worker.work is not None}
+            count = len(self._tasks)
+            # So that the test can end.
+            self.cancel()
+            raise PenstockError(
+                f"{count} `async def` handlers have not ended within {self._handler_timeout:g} s, for messages of "
+                f"{', '.join(sorted(map(str, names)))}; their time is real: give the TestApp a longer "
+                "handler_timeout=, or let them return a DeferredCompletion"
+            )
+        return True
+
+    def _begin(self) -> bool:
+        consumer = self._consumer
+        begun = False
+        while len(self._tasks) < consumer.engine.settings.max_concurrency:
+            tasks = [worker for worker in consumer.workers if worker.slot.kind is Kind.TASK]
+            free = next((worker for worker in tasks if worker.lane is None), None)
+            if free is None:
+                consumer.resize(len(tasks) + 1, Kind.TASK)
+                continue
+            if not free.take():
+                break
+            begun = True
+            if free.work is not None:
+                self._tasks.add(self._loop.create_task(self._serve(free)))
+        return begun
+
+    @staticmethod
+    async def _serve(worker: SteppedWorker) -> None:
+        while worker.work is not None:
+            outcome: Outcome = None
+            try:
+                returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
+            except (KeyboardInterrupt, asyncio.CancelledError) as error:
+                if isinstance(error, KeyboardInterrupt) or _is_cancelled():
+                    raise
+                outcome = Failed(error)
+            except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+                outcome = Failed(raised())
+            else:
+                outcome = returned if isinstance(returned, DeferredCompletion) else None
+            worker.go_on(outcome)
+
+    def cancel(self) -> None:
+        """Cancel the handlers that are under way."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._tasks.clear()
+
+    def close(self) -> None:
+        """End the loop."""
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+__all__ = ["TaskRunner"]

@@ -1,1 +1,0 @@
-"""The barrier: a row in the user's database that answers a check without guessing."""

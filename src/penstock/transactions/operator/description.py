@@ -1,0 +1,67 @@
+"""How a pending transaction is shown to operators, whatever store it is in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.wire.ops import Verdict
+
+#: DISCARD is no state that a user knows.
+_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
+
+
+def described(
+    transaction_id: str,
+    group: str,
+    topics: Sequence[str],
+    *,
+    birth_ms: float,
+    now_ms: float,
+    check_count: int,
+    verdict: Verdict | None,
+    deliver_at_ms: int | None,
+    held_by: str | None,
+    is_complete: bool = True,
+    missing: Collection[str] = (),
+    obstacle: str = "",
+) -> PendingTransaction:
+    """Return a transaction that is not settled as an operator sees it.
+
+    Args:
+        transaction_id: its id.
+        group: its producer group.
+        topics: of its messages.
+        birth_ms: when its first half was stored, in milliseconds since the epoch.
+        now_ms: the time, likewise.
+        check_count: answered checks.
+        verdict: the decision that waits to take effect, or None.
+        deliver_at_ms: when it is to be published, or None.
+        held_by: id of the transaction of its group and key that it waits for, or None.
+        is_complete: whether all its messages are there.
+        missing: topics that do not exist.
+        obstacle: what stands in its way, as far as is known.
+    """
+    waits_for = obstacle or "a coordinator"
+    if not is_complete:
+        waits_for = "the rest of its messages"
+    elif verdict is None or held_by is not None:
+        waits_for = ""
+    elif verdict is Verdict.COMMIT and (absent := sorted(set(topics) & set(missing))):
+        waits_for = f"topic {', '.join(absent)}, which does not exist"
+    elif verdict is Verdict.COMMIT and deliver_at_ms is not None and deliver_at_ms > now_ms:
+        waits_for = "its time"
+    return PendingTransaction(
+        transaction_id=transaction_id,
+        group=group,
+        topics=tuple(topics),
+        age_s=max(0.0, (now_ms - birth_ms) / 1000),
+        check_count=check_count,
+        decided=None if verdict is None else _STATES.get(verdict),
+        deliver_at_ms=deliver_at_ms,
+        held_by=held_by,
+        waits_for=waits_for,
+    )
+
+
+__all__ = ["described"]

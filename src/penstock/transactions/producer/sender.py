@@ -1,0 +1,312 @@
+"""The ways to send a message in a transaction: around a block, around a function, without waiting, from an event loop.
+
+All are thin layers on a flight (`flight`), which waits for nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import cast
+
+from penstock.errors import ConfigurationError
+from penstock.options import a_plain_function
+from penstock.transactions.messages import Outgoing, Terms, UserHeaders, a_half, encoded, terms
+from penstock.transactions.model import TransactionResult, TransactionState, Wait
+from penstock.transactions.producer.arguments import WAITS, one_of
+from penstock.transactions.producer.flight import Flight
+from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionListener, executing
+from penstock.transactions.producer.submission import Submission
+from penstock.transactions.producer.transaction import ProducerContext, Transaction, TransactionOfSeveral
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ids import new_id
+
+_NO_TERMS = Terms()
+
+Execute = Callable[[Transaction], TransactionState | None]
+AsyncExecute = Callable[[Transaction], Awaitable[TransactionState | None] | TransactionState | None]
+
+
+class TransactionSender:
+    """What `TransactionalProducer` sends with. Thread-safe.
+
+    Args:
+        context: what its transactions have in common.
+        listener: runs the local transactions of `send_in_transaction`.
+        wait: what a send waits for, unless it says so itself.
+        by_half: whether messages of one key are published in the order in which their halves were stored.
+    """
+
+    def __init__(
+        self, context: ProducerContext, *, listener: TransactionListener | None, wait: Wait, by_half: bool
+    ) -> None:
+        self._context = context
+        self._listener = listener
+        self._wait: Wait = wait
+        self._by_half = by_half
+
+    def transaction(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        value: bytes | str | None,
+        headers: UserHeaders = (),
+        partition: int | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+    ) -> Transaction:
+        """Return a transaction to enter with `with`: the half is durable inside, the decision is stored on leaving.
+
+        Left normally it commits; left by an exception it rolls back and the exception goes on; left by an interrupt
+        (KeyboardInterrupt, SystemExit, a cancelled task), or after `tx.unknown()`, it is left to a check. Committed
+        means that the decision is stored; it stands, and the message becomes visible some milliseconds later, unless a
+        check or an operator was faster. SQL and file stores tell that at once; one in Kafka learns it when it reads its
+        log, so there only `wait="published"` tells. With `async with` it is the same from an event loop, which is not
+        held up.
+
+        Args:
+            topic: where the message is published; it must exist.
+            key: its key; text is encoded as UTF-8. Messages of one key are published in the order of their decisions,
+                or of their halves, as the producer's `order` says.
+            value: its value, or None for a tombstone.
+            headers: its headers; names must not begin with `penstock-`.
+            partition: the partition to publish to; Kafka's partitioner chooses where it is None.
+            check_immunity: seconds from now before the first check, where that is more than the coordinator's
+                transaction timeout: for local transactions that are known to take long.
+            deliver_at: when to publish it, where that is later than its commit: a datetime with a time zone, or
+                seconds since the epoch.
+            wait: what leaving waits for, in place of the producer's `wait`.
+
+        Raises:
+            ConfigurationError: an argument is wrong. (All that follow are raised on entering or leaving.)
+            TopicNotFoundError: there is no such topic.
+            BrokerConnectionError: no broker answered at the first use.
+            BufferFullError: on entering: too many transactions are in flight.
+            HalfNotStoredError: on entering: the half is not known to be durable, and the block did not run.
+            DecisionNotStoredError: on leaving normally: a check will settle the transaction, or an operator where the
+                group has none.
+            PublicationNotSeenError: on leaving with `wait="published"`: committed, but not seen to be visible in time.
+            TransactionRefusedError: on leaving: a check or an operator had decided otherwise before; in a store in
+                Kafka only with `wait="published"`.
+        """
+        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
+        return Transaction(self._context, half.transaction_id, (half,), None, self._chosen(wait))
+
+    def transaction_of(
+        self,
+        messages: Sequence[Outgoing] = (),
+        *,
+        ordering_key: bytes | str | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+    ) -> TransactionOfSeveral:
+        """Return a transaction of several messages, to any topics: all become visible at once, or none.
+
+        The messages are given here, or added in the block and then stored by `prepare`::
+
+            with producer.transaction_of() as tx:
+                tx.add("orders", key=b"42", value=b"...")
+                tx.add("invoices", key=b"7", value=b"...")
+                tx.prepare()                                    # all halves are durable from here on
+                db.insert_order(...)                            # the local transaction
+
+        Args:
+            messages: those known already; where there are any, entering stores them, and none can be added.
+            ordering_key: what orders this transaction among others; the first message's key where it is None.
+            check_immunity: as in `transaction`; one for all, counted from the birth of the first half.
+            deliver_at: as in `transaction`; one time for all.
+            wait: as in `transaction`.
+
+        Raises:
+            ConfigurationError: an argument is wrong.
+        """
+        under = replace(
+            self._terms(check_immunity, deliver_at),
+            ordering_key=encoded("ordering_key", ordering_key),
+            by_half=self._by_half,
+        )
+        made = TransactionOfSeveral(self._context, new_id(), under, self._chosen(wait))
+        if messages:
+            made.give(messages)
+        return made
+
+    def send(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        value: bytes | str | None,
+        headers: UserHeaders = (),
+        partition: int | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+        execute: Execute | None = None,
+    ) -> TransactionResult:
+        """Send a message in a transaction around a function; the other arguments and errors are those of `transaction`.
+
+        `execute` is the local transaction: called with the `Transaction` once the half is durable. It returns a
+        `TransactionState`; None means COMMIT (in a listener it means UNKNOWN, as in RocketMQ). If it raises, the
+        message is rolled back and the exception goes on, as in the context manager. Anything else it returns leaves the
+        message to a check and raises `ConfigurationError`. Without a function the message commits at once.
+
+        Returns:
+            The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in
+            `transaction`.
+        """
+        under = self._terms(check_immunity, deliver_at)
+        half = self._half(topic, key, value, headers, partition, under)
+        chosen = self._chosen(wait)
+        if execute is None:
+            sending = self._submission(half, chosen)
+            self._context.open()
+            sending.start()
+            return sending.result()
+        transaction = Transaction(self._context, half.transaction_id, (half,), None, chosen)
+        with transaction as tx:
+            _apply(tx, execute(tx))
+        return tx.result
+
+    def submit(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        value: bytes | str | None,
+        headers: UserHeaders = (),
+        partition: int | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+    ) -> Submission:
+        """Send a message without a local transaction and without waiting: thousands may be under way.
+
+        The arguments and errors are those of `transaction`. It waits only for the first connection, for the first
+        message to a topic, and for room where too many are in flight and `when_full` is "block".
+
+        Returns:
+            A future: `result(timeout)`, `exception(timeout)`, `done()`, `add_done_callback(function)`; it can be
+            awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`.
+        """
+        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
+        sending = self._submission(half, self._chosen(wait))
+        self._context.open()
+        sending.start()
+        return sending
+
+    async def send_async(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        value: bytes | str | None,
+        headers: UserHeaders = (),
+        partition: int | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+        execute: AsyncExecute | None = None,
+    ) -> TransactionResult:
+        """Do what `send` does from an event loop, which is not held up.
+
+        `execute` may be a coroutine function; a plain function runs on the event loop. A task that is cancelled while
+        `execute` runs leaves the message to a check.
+        """
+        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
+        transaction = Transaction(self._context, half.transaction_id, (half,), None, self._chosen(wait))
+        async with transaction as tx:
+            answer: object = execute(tx) if execute is not None else None
+            _apply(tx, await answer if inspect.isawaitable(answer) else answer)
+        return tx.result
+
+    def send_in_transaction(
+        self,
+        message: Outgoing,
+        argument: object = None,
+        *,
+        executor: LocalTransactionExecutor | Run | None = None,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+    ) -> TransactionResult:
+        """Send a message and run its local transaction by the producer's listener, or by an executor of this call.
+
+        As RocketMQ's `sendMessageInTransaction`: what raises or returns None is UNKNOWN and left to a check, and the
+        caller gets a result, not the exception. The errors are those of `transaction`.
+
+        Args:
+            message: the message.
+            argument: handed to the local transaction.
+            executor: the local transaction: a function of the message and the argument, or an object with
+                `execute_local_transaction_branch`, as in RocketMQ 3.x; the producer's `listener` where it is None.
+            check_immunity: as in `transaction`.
+            deliver_at: as in `transaction`.
+            wait: as in `transaction`.
+        """
+        if executor is not None:
+            run: Run = getattr(executor, "execute_local_transaction_branch", None) or cast("Run", executor)
+            a_plain_function("executor", run)
+        elif self._listener is not None:
+            run = self._listener.execute_local_transaction
+        else:
+            raise ConfigurationError("send_in_transaction needs a listener of the producer, or an executor")
+        return self.send(
+            message.topic,
+            key=message.key,
+            value=message.value,
+            headers=message.headers,
+            partition=message.partition,
+            check_immunity=check_immunity,
+            deliver_at=deliver_at,
+            wait=wait,
+            execute=executing(run, argument),
+        )
+
+    def _chosen(self, wait: Wait | None) -> Wait:
+        if wait is None:
+            return self._wait
+        one_of("wait", wait, *WAITS)
+        return wait
+
+    def _terms(self, check_immunity: float | None, deliver_at: datetime | float | None) -> Terms:
+        if check_immunity is None and deliver_at is None:
+            return _NO_TERMS
+        return terms(check_immunity, deliver_at, by_half=self._by_half)
+
+    def _half(  # noqa: PLR0917 - the arguments of a message, handed on
+        self,
+        topic: str,
+        key: bytes | str | None,
+        value: bytes | str | None,
+        headers: UserHeaders,
+        partition: int | None,
+        under: Terms,
+    ) -> Half:
+        group = self._context.group
+        half = a_half(new_id(), group, under, topic=topic, key=key, value=value, headers=headers, partition=partition)
+        return half._replace(order_key=half.key) if self._by_half else half
+
+    def _submission(self, half: Half, wait: Wait) -> Submission:
+        return Submission(Flight(self._context.core, (half,), None, wait))
+
+
+def _apply(tx: Transaction, answer: object) -> None:
+    """Take the answer of a local transaction."""
+    if answer is TransactionState.ROLLBACK:
+        tx.rollback()
+    elif answer is TransactionState.UNKNOWN:
+        tx.unknown()
+    elif answer is not None and answer is not TransactionState.COMMIT:
+        tx.unknown()
+        raise ConfigurationError(
+            f"execute must return a TransactionState or None, but returned a {type(answer).__name__}; "
+            f"transaction {tx.transaction_id} is left to a check"
+        )
+
+
+__all__ = ["AsyncExecute", "Execute", "TransactionSender"]

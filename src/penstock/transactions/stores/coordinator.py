@@ -1,0 +1,171 @@
+"""The coordinator of transactional messages: one face for every store. The engine behind it is chosen by the store."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from penstock.errors import ConfigurationError
+from penstock.options import ClientConfig
+from penstock.transactions.coordinator.coordinator import KafkaCoordinator
+from penstock.transactions.coordinator.options import CoordinatorOptions
+from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.stores.relay.coordinator import RelayCoordinator
+from penstock.transactions.stores.relay.relayed_store import RelayedStore
+from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
+
+if TYPE_CHECKING:
+    from penstock.telemetry import Telemetry
+
+_TARGET_LATENCY_S = 0.02
+
+
+class _Engine(Protocol):
+    """What settles the transactions of one kind of store. Its methods are those of `Coordinator`."""
+
+    def start(self) -> object: ...
+
+    def stop(self, timeout: float = ...) -> None: ...
+
+    def wait(self, timeout: float | None = ...) -> bool: ...
+
+    def statistics(self) -> CoordinatorStatistics: ...
+
+
+class Coordinator:
+    """Settles the transactions of all producers of one store: publishes what committed, asks about what is undecided.
+
+    Thread-safe. Nothing is started before `start` or the `with` block. Of a store in Kafka or in a database any number
+    may run; they share the work. A file store has one, in its process.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        prefix: what the names of the store's topics begin with.
+        store: a `SqlStore` or `FileStore`, in place of Kafka's topics; `bootstrap_servers`, `prefix`, `partitions`,
+            `target_latency`, `instance` and `config` are its own then, or of no use to it, and refused here.
+        transaction_timeout: seconds from the birth of a half to its first check.
+        check_interval: seconds between two checks of a half.
+        check_max: answered checks after which a half that is still undecided meets the discard policy, one interval
+            after the last answer. Counts survive restarts of the coordinator: they are part of the store.
+        check_backoff: factor by which the interval grows from check to check, to an hour at most.
+        discard: what becomes of a half whose checks are exhausted: `"topic"` moves it to `<prefix>.discarded`,
+            `"commit"` publishes it, `"rollback"` settles it without a trace, and a function is asked; its UNKNOWN means
+            the topic.
+        check_timeout: seconds that such a function may take; one that takes longer has said UNKNOWN.
+        partitions: partitions of half, op and done, if they have to be created.
+        target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
+            as many decisions share one as end within it.
+        instance: a name of letters, digits, `.`, `_` and `-` that no other running coordinator of the prefix has, the
+            same after each restart. With it a coordinator that was killed goes on at once: it gets its partitions back
+            without waiting for its session to end, and what it left open ends when it starts. Without it, another
+            coordinator takes over within the session timeout; and so it does where it does not come back.
+        session_timeout: seconds after which a coordinator that fell silent loses its partitions, or its shards of a
+            database, to the others. The broker bounds it (`group.min.session.timeout.ms`, 6 s).
+        telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
+        config: settings of the Kafka clients, by librdkafka's names.
+
+    Raises:
+        ConfigurationError: an argument is wrong. Nothing was started.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str | None = None,
+        prefix: str = "penstock",
+        store: RelayedStore | None = None,
+        transaction_timeout: float = 6.0,
+        check_interval: float = 30.0,
+        check_max: int = 15,
+        check_backoff: float = 1.0,
+        discard: DiscardPolicy = "topic",
+        check_timeout: float = 30.0,
+        partitions: int = DEFAULT_PARTITIONS,
+        target_latency: float = _TARGET_LATENCY_S,
+        instance: str | None = None,
+        session_timeout: float = 6.0,
+        telemetry: Telemetry | None = None,
+        config: ClientConfig | None = None,
+    ) -> None:
+        options = CoordinatorOptions(
+            transaction_timeout=transaction_timeout,
+            check_interval=check_interval,
+            check_max=check_max,
+            check_backoff=check_backoff,
+            discard=discard,
+            check_timeout=check_timeout,
+            session_timeout=session_timeout,
+            telemetry=telemetry,
+        )
+        if (store is None) == (bootstrap_servers is None):
+            raise ConfigurationError("give either bootstrap_servers or a store, not both and not none of them")
+        of_kafka = (prefix, partitions, target_latency, instance, config or {})
+        if store is not None and of_kafka != ("penstock", DEFAULT_PARTITIONS, _TARGET_LATENCY_S, None, {}):
+            raise ConfigurationError(
+                "prefix, partitions, target_latency, instance and config are for a store in Kafka: give the store its "
+                "own prefix and config, and leave the others out"
+            )
+        self._engine: _Engine
+        if store is not None:
+            if not callable(getattr(store, "open_shards", None)):
+                raise ConfigurationError(f"store must be a SqlStore or FileStore, but is a {type(store).__name__}")
+            self._engine = RelayCoordinator(store, options)
+        else:
+            self._engine = KafkaCoordinator(
+                bootstrap_servers or "",
+                options,
+                prefix=prefix,
+                partitions=partitions,
+                target_latency=target_latency,
+                instance=instance,
+                config=config,
+            )
+
+    def start(self) -> Self:
+        """Connect, create what is absent, and begin to settle. May be repeated.
+
+        Raises:
+            BrokerConnectionError: no broker answered within 15 s.
+            MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
+                it may not do is told in the log, by `statistics` and `penstock tx ls`, and waits until it may.
+            ConfigurationError: the client library refused a setting; a topic of the store has one that can lose
+                transactions and cannot be mended with the rights of this client; or a file store has a coordinator
+                already.
+            StoreConnectionError: the database of a SQL store did not answer.
+            StoreInUseError: another process has the file store.
+            StoreDamagedError: what a file store had acknowledged is missing or does not read.
+            StoppedError: it was stopped before.
+        """
+        self._engine.start()
+        return self
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Finish the Kafka transaction under way, give the partitions up and end, within `timeout` seconds.
+
+        Raises:
+            StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
+        """
+        self._engine.stop(timeout)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+        return self._engine.wait(timeout)
+
+    def statistics(self) -> CoordinatorStatistics:
+        """Return counts since the start and what is pending now. Safe from any thread.
+
+        Of a store in Kafka, `pending` and its like are those of the partitions that this coordinator owns; of another
+        store, those of all the store.
+        """
+        return self._engine.statistics()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+__all__ = ["Coordinator"]

@@ -1,0 +1,123 @@
+"""What lies in a file store, read without its lock and without changing anything, while another process has it or none.
+
+It replays the redo log as an opening does, to the last frame that is whole. Segments come and go meanwhile: what does
+not fit together is read again, and only what never does is damaged. What is shown was written; it may be not durable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from penstock.errors import MessageFormatError, PenstockError, StoreDamagedError, StoreFailedError
+from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.stores.file.log.entries import decode_entry
+from penstock.transactions.stores.file.log.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
+from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
+from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.wire.half import Line
+from penstock.transactions.wire.ops import Verdict
+
+#: Times that it is read before what does not fit together counts as damaged, and seconds between two.
+_TRIES = 5
+_PAUSE_S = 0.2
+_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
+
+
+class _MovedError(Exception):
+    """The log went on while it was read, or it is damaged."""
+
+
+def read_pending(folder: Path) -> list[PendingTransaction]:
+    """Return what is not settled in the store in a folder, oldest first.
+
+    Ages are by this machine's clock, as the births are.
+
+    Raises:
+        PenstockError: there is no store.
+        StoreFailedError: its files cannot be read.
+        StoreDamagedError: its redo log does not read.
+    """
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        ledger = Ledger()
+        try:
+            for record in _records(folder):
+                ledger.apply(decode_entry(record.kind, record.payload), record.place, record.size)
+        except (_MovedError, FileNotFoundError, MessageFormatError) as error:
+            cause: Exception = error
+        except OSError as error:
+            raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
+        else:
+            return _all_described(sorted(ledger.pending.values(), key=lambda stored: stored.number))
+    raise StoreDamagedError(
+        f"the file store in {folder} does not read: {cause}; its process says more when it opens it"
+    ) from cause
+
+
+def _records(folder: Path) -> Iterator[Record]:
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    if not paths:
+        raise PenstockError(f"there is no file store in {folder}; a FileStore makes one")
+    headers = [_header(path) for path in paths]
+    floor = headers[-1].floor
+    at, sequence = floor, None
+    for path, header in zip(paths, headers, strict=True):
+        if header.base < floor:
+            # Nobody needs it any more; it is about to be removed.
+            continue
+        if header.base != at or (sequence is not None and header.sequence != sequence):
+            raise _MovedError(f"{path.name} does not follow on what stands before: place {at}")
+        read = scan(path.read_bytes(), header)
+        if read.stray is not None:
+            raise _MovedError(f"{path.name} is damaged from byte {read.end} to {read.stray}")
+        yield from read.records
+        at, sequence = header.base + read.end, read.sequence
+
+
+def _header(path: Path) -> SegmentHeader:
+    with path.open("rb") as file:
+        return decode_header(file.read(HEADER_BYTES))
+
+
+def described(stored: StoredTransaction, now_ms: float, held_by: str | None, waits_for: str) -> PendingTransaction:
+    """Return a transaction as it is shown: how its age is counted, and which decisions a user knows."""
+    return PendingTransaction(
+        transaction_id=stored.transaction_id,
+        group=stored.group,
+        topics=stored.topics,
+        age_s=max(0.0, (now_ms - stored.birth_ms) / 1000),
+        check_count=stored.check_count,
+        # DISCARD is no state that a user knows.
+        decided=_STATES.get(stored.verdict) if stored.verdict is not None else None,
+        deliver_at_ms=stored.deliver_at_ms,
+        held_by=held_by,
+        waits_for=waits_for,
+    )
+
+
+def _all_described(waiting: Sequence[StoredTransaction]) -> list[PendingTransaction]:
+    now_ms = time.time() * 1000
+    heads: dict[Line, StoredTransaction] = {}
+    shown = []
+    for stored in waiting:
+        head = stored if stored.line is None else heads.setdefault(stored.line, stored)
+        is_held = head is not stored and stored.verdict is Verdict.COMMIT
+        held_by = head.transaction_id if is_held else None
+        shown.append(described(stored, now_ms, held_by, "" if is_held else _waits_for(stored, now_ms)))
+    return shown
+
+
+def _waits_for(stored: StoredTransaction, now_ms: float) -> str:
+    if stored.verdict is None:
+        return ""
+    if stored.verdict is Verdict.DISCARD:
+        return "the discarded topic"
+    if stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms:
+        return "its time"
+    return "its process, to publish it"
+
+
+__all__ = ["described", "read_pending"]

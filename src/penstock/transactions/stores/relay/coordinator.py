@@ -1,0 +1,298 @@
+"""The coordinator of stores that are not in Kafka: one thread, its lifecycle, its counts, and the relays it drives.
+
+What differs between the stores is behind `StoreShards`: which shards are this coordinator's, what waits in each, which
+checks are due. The thread speaks with the store alone. Each shard is published by threads of its relay, so that leases
+are renewed and checks are sent whatever Kafka does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock.clients.rights import Operation, principal_of
+from penstock.errors import StoppedError, raised
+from penstock.transactions.connections import cause_of
+from penstock.transactions.coordinator.checks.discard_policy import Discarding
+from penstock.transactions.coordinator.metrics import observe
+from penstock.transactions.coordinator.options import CoordinatorOptions
+from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.stores.relay.backlog import Backlog
+from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log
+from penstock.transactions.stores.relay.outbound import Outbound
+from penstock.transactions.stores.relay.relay import Relay
+from penstock.transactions.stores.relay.relayed_store import CheckTerms, RelayedStore, StoreShards
+from penstock.transactions.writing.missing_rights import MissingRights
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds between two trims of the done logs.
+_TRIM_S = 5.0
+#: Seconds after an error of the store that may pass by itself.
+_PAUSE_S = 0.5
+#: Seconds between two looks at what is under way when it ends.
+_FINISH_S = 0.01
+#: Of the time that a stop has, the part in which what is under way may end; most seconds for it; and least seconds for
+#: closing the Kafka clients.
+_FINISH_PART = 0.6
+_MOST_FINISH_S = 20.0
+_LEAST_CLOSE_S = 1.0
+_SETTINGS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "max.message.bytes": str(2 << 20),
+}
+_NOTHING = CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class _RelayCounts(NamedTuple):
+    """Counts of the relays."""
+
+    partitions: int = 0
+    groups: int = 0
+    recoveries: int = 0
+
+
+class RelayCoordinator:
+    """Settles what was decided in a store, and asks about what was not. Thread-safe.
+
+    Args:
+        store: the store; it is started and stopped with this.
+        options: times, limits and policies.
+    """
+
+    def __init__(self, store: RelayedStore, options: CoordinatorOptions) -> None:
+        self._store = store
+        self._label = f"the coordinator of {store.label}"
+        self._session_s = options.session_timeout
+        self._policy = options.policy
+        self._discarding = Discarding(options.discard, options.check_timeout, store.prefix)
+        self._telemetry = options.telemetry
+        self._left = LeftBehind(self._label)
+        self._rights = MissingRights(store.config)
+        # Made by start() under its lock.
+        self._shards: StoreShards | None = None
+        self._thread: threading.Thread | None = None
+        # The thread's alone: by shard what publishes it, shards whose done log it has read, counts of relays that are
+        # gone.
+        self._relays: dict[int, tuple[Relay, Backlog]] = {}
+        self._taken_over: set[int] = set()
+        self._former_groups = self._former_recoveries = 0
+        self._trim_at = 0.0
+        # Replaced as a whole by the thread, read by all.
+        self._counts = _RelayCounts()
+        self._stopping = threading.Event()
+        # Set by whoever has something for the thread to do.
+        self._wake = threading.Event()
+        # Monotonic second by which what is under way shall have ended; written before `_stopping` is set.
+        self._finish_by = 0.0
+        # Written by the thread when it dies of an error, read by stop() after joining it.
+        self._failure: BaseException | None = None
+        # Guards starting, stopping, and whether the store was given back.
+        self._start_lock = threading.Lock()
+        self._has_store = False
+
+    def start(self) -> None:
+        """Open the store, create what is absent in Kafka, and begin to settle. Raises as `Coordinator.start`."""
+        with self._start_lock:
+            if self._stopping.is_set():
+                raise StoppedError(f"{self._label} was stopped; make a new one")
+            if self._thread is None:
+                self._store.start()
+                try:
+                    self._shards = shards = self._open()
+                except BaseException:
+                    self._store.stop(1.0)
+                    raise
+                self._has_store = True
+                name = f"penstock-coordinator-{self._store.prefix}"
+                self._thread = threading.Thread(target=self._run, args=(shards,), name=name, daemon=True)
+                self._thread.start()
+
+    def _open(self) -> StoreShards:
+        store = self._store
+        servers, config = store.bootstrap_servers, store.config
+        shards = store.open_shards(CheckTerms(self._policy, self._discarding, self._session_s), self._wake.set)
+        try:
+            create_done_log(servers, config, f"{shards.name}.done", shards.count)
+            discarded = f"{store.prefix}.discarded"
+            ensure_topics(
+                admin_client(servers, config),
+                servers,
+                [TopicSpec(discarded, shards.count, _SETTINGS)],
+                needs={discarded: (Operation.WRITE,)},
+                principal=principal_of(config),
+            )
+        except BaseException:
+            shards.close()
+            raise
+        return shards
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Finish the Kafka transactions under way, give the shards up, and end. Raises as `Coordinator.stop`."""
+        with self._start_lock:
+            if not self._stopping.is_set():
+                self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MOST_FINISH_S)
+            self._stopping.set()
+            self._wake.set()
+        if not self.wait(timeout):
+            raise StoppedError(f"{self._label} did not end within {timeout:g} s; it goes on ending")
+        with self._start_lock:
+            has_store, self._has_store = self._has_store, False
+        if has_store:
+            self._store.stop(timeout)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise StoppedError(f"{self._label} had stopped by itself: {failure}") from failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def statistics(self) -> CoordinatorStatistics:
+        """Return counts since the start, and what the store holds now: all of its shards, whoever has them."""
+        return self._statistics(own=False)
+
+    def _statistics(self, *, own: bool) -> CoordinatorStatistics:
+        shards = self._shards
+        if shards is None:
+            return _NOTHING
+        # list() of a dict is one step under the interpreter lock: the coordinator's thread cannot change it midway.
+        held = shards.statistics(list(shards.owned) if own else None)
+        return replace(
+            held,
+            **self._counts._asdict(),
+            hung_checks=self._discarding.hung,
+            left_behind=self._left.total,
+            missing_rights=tuple(self._rights.told().values()),
+        )
+
+    def _run(self, shards: StoreShards) -> None:
+        observed = None
+        try:
+            # Of its own shards: what several coordinators show of themselves adds up to the store.
+            observed = observe(self._telemetry, self._store.prefix, lambda: self._statistics(own=True))
+            self._trim_at = time.monotonic() + _TRIM_S
+            while not self._stopping.is_set():
+                self._round(shards)
+            self._finish(shards)
+        except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
+            self._failure = raised()
+            _log.error("%s stops", self._label, exc_info=self._failure)
+        finally:
+            self._stopping.set()
+            if observed is not None:
+                observed.close()
+            self._end(shards)
+
+    def _round(self, shards: StoreShards) -> None:
+        try:
+            busy = self._work(shards)
+        except shards.transient_errors as error:
+            _log.warning("%s lost its store: %s; trying again", self._label, cause_of(error))
+            # What was published meanwhile and not marked is found in the done log.
+            for relay, _ in self._relays.values():
+                relay.reset()
+            self._stopping.wait(_PAUSE_S)
+        else:
+            self._wake.wait(shards.wait_s([relay for relay, _ in self._relays.values()], busy=busy))
+            self._wake.clear()
+
+    def _work(self, shards: StoreShards) -> bool:
+        """Do all that can be done without waiting; tell whether something was published or settled."""
+        self._left.require_few()
+        shards.renew()
+        for number in [number for number in self._relays if number not in shards.owned]:
+            self._drop(number)
+        self._discarding.tend()
+        shards.check()
+        busy = False
+        for number in sorted(shards.owned):
+            if self._stopping.is_set():
+                break
+            busy |= self._publish(shards, number)
+        if time.monotonic() >= self._trim_at:
+            self._trim_at = time.monotonic() + _TRIM_S
+            if shards.is_durable():
+                for relay, _ in self._relays.values():
+                    relay.trim()
+            shards.purge()
+        self._count()
+        return busy
+
+    def _publish(self, shards: StoreShards, number: int) -> bool:
+        """Publish what can be published of a shard; tell whether there was something."""
+        relay, backlog = self._relays.get(number) or self._relay(shards, number)
+        is_leaving = number in shards.leaving
+        busy = relay.step(takes=not is_leaving)
+        if relay.is_open:
+            self._taken_over.add(number)
+        if backlog.is_lost or (is_leaving and not relay.is_busy):
+            self._drop(number)
+            shards.give_up(number)
+        return busy
+
+    def _relay(self, shards: StoreShards, number: int) -> tuple[Relay, Backlog]:
+        store, rights = self._store, self._rights
+        servers, config, done = store.bootstrap_servers, store.config, f"{shards.name}.done"
+
+        def make(transactional_id: str, *, apart: bool) -> Outbound:
+            log = DoneLog(servers, config, done, number, rights)
+            return Outbound(servers, config, transactional_id=transactional_id, done=log, apart=apart, rights=rights)
+
+        backlog = shards.backlog(number)
+        relay = Relay(backlog, shards.transactional_id(number), make, self._left, self._wake.set)
+        self._relays[number] = relay, backlog
+        return relay, backlog
+
+    def _drop(self, number: int) -> None:
+        relay, _ = self._relays.pop(number)
+        self._taken_over.discard(number)
+        relay.abandon()
+        self._former_groups += relay.groups
+        self._former_recoveries += relay.recoveries
+
+    def _count(self) -> None:
+        relays = [relay for relay, _ in self._relays.values()]
+        self._counts = _RelayCounts(
+            0 if self._stopping.is_set() else len(self._taken_over),
+            self._former_groups + sum(relay.groups for relay in relays),
+            self._former_recoveries + sum(relay.recoveries for relay in relays),
+        )
+
+    def _finish(self, shards: StoreShards) -> None:
+        """Let what is under way end, as long as there is time."""
+        relays = [relay for relay, _ in self._relays.values()]
+        try:
+            for relay in relays:
+                relay.step(takes=False)
+            while any(relay.is_busy for relay in relays) and time.monotonic() < self._finish_by:
+                self._wake.wait(_FINISH_S)
+                self._wake.clear()
+                for relay in relays:
+                    relay.step(takes=False)
+        except shards.transient_errors as error:
+            _log.warning("what was published could not be settled: %s; the done log has it", cause_of(error))
+
+    def _end(self, shards: StoreShards) -> None:
+        self._discarding.close()
+        close_by = max(self._finish_by, time.monotonic() + _LEAST_CLOSE_S)
+        for relay, _ in self._relays.values():
+            relay.close(max(0.0, close_by - time.monotonic()))
+        self._count()
+        try:
+            shards.close()
+        except shards.transient_errors as error:
+            _log.warning("shards could not be given up: %s; others take them when their leases end", cause_of(error))
+
+
+__all__ = ["RelayCoordinator"]

@@ -1,0 +1,104 @@
+"""The checks of a producer group, as its producers take them: each by one producer, for a while."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from penstock.transactions.connections import cause_of
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.heartbeats import remove_heartbeat, write_heartbeat
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.ids import new_id
+
+_log = logging.getLogger("penstock.transactions")
+
+_POLL_S = 0.1
+_PAUSE_S = 0.5
+#: Seconds for which a producer has a check that it took alone; and between two heartbeats.
+_TAKEN_S = 60.0
+_HEARTBEAT_S = 2.0
+_AT_ONCE = 200
+
+
+class SqlCheckSource:
+    """The checks of a group. Used by one thread.
+
+    Args:
+        database: where they are.
+        group: the producer group.
+    """
+
+    def __init__(self, database: Database, group: str) -> None:
+        self._database = database
+        self._group = group
+        self._name = new_id()
+        self._seen = 0.0
+        self._closed = threading.Event()
+
+    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found: Sequence[CheckRequest] = ()
+            try:
+                self._beat()
+                found = self._take()
+            except sa.exc.SQLAlchemyError as error:
+                _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
+                self._closed.wait(_PAUSE_S)
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            self._closed.wait(min(left, _POLL_S))
+
+    def close(self) -> None:
+        """Give the group up: nobody takes this producer for alive."""
+        self._closed.set()
+        try:
+            remove_heartbeat(self._database, self._name)
+        except sa.exc.SQLAlchemyError as error:
+            _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._seen < _HEARTBEAT_S and self._seen:
+            return
+        write_heartbeat(self._database, "producer", self._name, self._group)
+        self._seen = time.monotonic()
+
+    def _take(self) -> list[CheckRequest]:
+        tx, message, now = schema.tx, schema.message, self._database.now
+        open_ones = (
+            sa.select(tx.c.id)
+            .where(
+                tx.c.producer_group == self._group,
+                tx.c.state == schema.PREPARED,
+                tx.c.question > 0,
+                tx.c.taken_until < now,
+            )
+            .order_by(tx.c.asked_at)
+            .limit(_AT_ONCE)
+        )
+        with self._database.read() as connection:
+            if not connection.execute(open_ones.limit(1)).all():
+                return []
+        with self._database.begin() as connection:
+            ids = list(connection.execute(open_ones.with_for_update(skip_locked=True)).scalars())
+            connection.execute(tx.update().where(tx.c.id.in_(ids)).values(taken_until=now + _TAKEN_S))
+            every = message.alias("every")
+            parts = sa.select(sa.func.count()).where(every.c.tx == tx.c.id).correlate(tx).scalar_subquery()
+            rows = connection.execute(
+                sa.select(tx, message, parts.label("parts"))
+                .join_from(tx, message, (message.c.tx == tx.c.id) & (message.c.part == 0))
+                .where(tx.c.id.in_(ids))
+                .order_by(tx.c.asked_at)
+            ).all()
+        return [CheckRequest(schema.half_of(row, row.parts), row.shard, row.seq, row.question) for row in rows]
+
+
+__all__ = ["SqlCheckSource"]

@@ -1,0 +1,1 @@
+"""What a coordinator has of a SQL store: leases, statements of its relays, checks, counts."""

@@ -1,0 +1,115 @@
+"""Who publishes which shard: leases in the database, by its clock, shared evenly among the coordinators that live."""
+
+from __future__ import annotations
+
+import logging
+
+import sqlalchemy as sa
+
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.heartbeats import remove_heartbeat, write_heartbeat
+
+_log = logging.getLogger("penstock.transactions")
+
+
+class Leases:
+    """The leases of one coordinator. Used by its thread.
+
+    A lease that ran out and was not taken by another is still good: the epoch says so.
+
+    Args:
+        database: where the leases are.
+        name: this coordinator, unlike any other.
+        session_s: seconds after which a coordinator that fell silent loses its shards.
+    """
+
+    def __init__(self, database: Database, name: str, session_s: float) -> None:
+        self._database = database
+        self._name = name
+        self._session_s = session_s
+        #: Epochs by shard.
+        self.owned: dict[int, int] = {}
+
+    def renew_all(self) -> None:
+        """Say that this coordinator lives, renew what it has, and take its share of what is free."""
+        write_heartbeat(self._database, "coordinator", self._name)
+        for number in list(self.owned):
+            if not self.renew(number):
+                del self.owned[number]
+        share = self._share()
+        while len(self.owned) < share and self._take():
+            pass
+
+    def surplus(self) -> list[int]:
+        """Return the shards to give up, since others live that have none."""
+        return sorted(self.owned)[self._share() :]
+
+    def renew(self, number: int) -> bool:
+        """Renew a lease; tell whether the shard is still this coordinator's."""
+        shard, now = schema.shard, self._database.now
+        with self._database.begin() as connection:
+            done = connection.execute(
+                shard.update().where(self.is_mine(number)).values(lease_until=now + self._session_s)
+            )
+        if not done.rowcount:
+            _log.warning("shard %d was taken by another coordinator", number)
+        return bool(done.rowcount)
+
+    def give_up(self, number: int) -> None:
+        """Leave a shard to others. Nothing may be under way in it."""
+        with self._database.begin() as connection:
+            connection.execute(schema.shard.update().where(self.is_mine(number)).values(owner=None, lease_until=0.0))
+        del self.owned[number]
+
+    def is_mine(self, number: int) -> sa.ColumnElement[bool]:
+        """Return the condition that a shard is this coordinator's, for a statement that must not do without."""
+        shard = schema.shard
+        return sa.and_(
+            shard.c.number == number, shard.c.owner == self._name, shard.c.epoch == self.owned.get(number, -1)
+        )
+
+    def leave(self) -> None:
+        """Give all up, and be no longer counted."""
+        for number in list(self.owned):
+            self.give_up(number)
+        remove_heartbeat(self._database, self._name)
+
+    def _share(self) -> int:
+        alive, now = schema.alive, self._database.now
+        living = alive.c.seen > now - self._session_s
+        with self._database.read() as connection:
+            names = connection.execute(
+                sa.select(alive.c.name).where(alive.c.kind == "coordinator", living).order_by(alive.c.name)
+            ).scalars()
+            others = [name for name in names if name != self._name]
+            total = connection.execute(sa.select(sa.func.count()).select_from(schema.shard)).scalar_one()
+        rank = sum(name < self._name for name in others)
+        base, rest = divmod(total, len(others) + 1)
+        return int(base + (rank < rest))
+
+    def _take(self) -> bool:
+        shard, now = schema.shard, self._database.now
+        free = (
+            sa.select(shard.c.number)
+            .where(sa.or_(shard.c.owner.is_(None), shard.c.lease_until < now))
+            .order_by(shard.c.number)
+            .limit(1)
+            # Another that takes one at the same time takes the next.
+            .with_for_update(skip_locked=True)
+        )
+        with self._database.begin() as connection:
+            number = connection.execute(free).scalar()
+            if number is None:
+                return False
+            epoch = connection.execute(
+                shard.update()
+                .where(shard.c.number == number)
+                .values(owner=self._name, lease_until=now + self._session_s, epoch=shard.c.epoch + 1)
+                .returning(shard.c.epoch)
+            ).scalar_one()
+        self.owned[number] = epoch
+        return True
+
+
+__all__ = ["Leases"]

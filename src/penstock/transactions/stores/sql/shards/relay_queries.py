@@ -1,0 +1,274 @@
+"""The statements of a relay: what of a shard is to be published, what is held, and what was settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.quarantine import Reason
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.wire.ids import id_bytes, id_text
+from penstock.transactions.wire.ops import Author
+
+#: Transactions in one group.
+GROUP = 500
+#: Seconds for which what is tried apart is left alone by the main path; its relay knows it longer.
+_HELD_S = 600.0
+#: Settled rows are kept so long, for those who wait to hear of them; discarded ones, so that they can be resumed.
+_KEPT_S = 60.0
+_DISCARDED_KEPT_S = 30 * 24 * 3600.0
+_REFUSALS_KEPT_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A transaction that was settled.
+
+    Attributes:
+        state: how.
+        answered: its answered checks, the one that decided included.
+        age_s: seconds since its birth.
+    """
+
+    state: int
+    answered: int
+    age_s: float
+
+
+class RelayQueries:
+    """The transactions of shards, in statements. Used by the coordinator's thread.
+
+    Args:
+        database: where they are.
+        discarded: topic for those whose checks are exhausted.
+    """
+
+    def __init__(self, database: Database, discarded: str) -> None:
+        self._database = database
+        self._discarded = discarded
+
+    def has_ready(self, number: int) -> bool:
+        """Tell whether something of a shard can be settled. Waits for nobody."""
+        tx = schema.tx
+        rolled_back = (tx.c.shard == number) & tx.c.settled_at.is_(None) & (tx.c.state == schema.ROLLBACK)
+        with self._database.read() as connection:
+            for condition in (rolled_back, self._is_ready(number)):
+                if connection.execute(sa.select(tx.c.id).where(condition).limit(1)).first() is not None:
+                    return True
+        return False
+
+    def roll_back(self, number: int) -> list[Settled]:
+        """Settle what was rolled back."""
+        tx = schema.tx
+        with self._database.begin() as connection:
+            found = sa.select(tx.c.id).where(
+                tx.c.shard == number, tx.c.settled_at.is_(None), tx.c.state == schema.ROLLBACK
+            )
+            ids = list(connection.execute(found.limit(GROUP)).scalars())
+            return self._settle(connection, ids, schema.ROLLBACK)
+
+    def ready(self, number: int, mine: sa.ColumnElement[bool]) -> list[Publishable] | None:
+        """Return what to publish next of a shard, in its order; None where the shard is another's."""
+        tx = schema.tx
+        with self._database.read() as connection:
+            if connection.execute(sa.select(schema.shard.c.number).where(mine)).first() is None:
+                return None
+            rows = connection.execute(
+                sa.select(tx).where(self._is_ready(number)).order_by(tx.c.decided_seq).limit(GROUP)
+            ).all()
+            parts = self._parts(connection, [row.id for row in rows])
+        return [self._publishable(row, parts.get(row.id, [])) for row in rows]
+
+    def settle(self, ids: Sequence[str]) -> list[Settled]:
+        """Mark transactions as settled; those that are already, or are unknown, are left alone.
+
+        Args:
+            ids: as `ready` gave them out, and the done log holds them.
+        """
+        settled = []
+        for start in range(0, len(ids), GROUP):
+            some = ids[start : start + GROUP]
+            with self._database.begin() as connection:
+                settled += self._settle(connection, some, schema.COMMIT)
+                settled += self._settle(connection, list(map(_other_id, some)), schema.DISCARD)
+        return settled
+
+    def hold(self, reasons: Mapping[str, Reason]) -> None:
+        """Note what is tried apart from now on, and why; what waits for another was not refused itself."""
+        tx, now = schema.tx, self._database.now
+        with self._database.begin() as connection:
+            for name, (why, behind) in reasons.items():
+                connection.execute(
+                    tx.update()
+                    .where(tx.c.id.in_((name, _other_id(name))), tx.c.settled_at.is_(None))
+                    .values(
+                        held_until=now + _HELD_S, held_count=tx.c.held_count + 1 if behind is None else 0, held_why=why
+                    )
+                )
+
+    def release(self, number: int, mine: sa.ColumnElement[bool]) -> None:
+        """Let all of a shard go that a former owner held: whoever had it was shut out, and the done log was read."""
+        tx = schema.tx
+        held = (tx.c.shard == number) & tx.c.settled_at.is_(None) & (tx.c.state != schema.PREPARED)
+        with self._database.begin() as connection:
+            connection.execute(
+                tx.update()
+                .where(held, sa.or_(tx.c.held_until > 0, tx.c.taken_until > 0), _is(mine))
+                .values(held_until=0.0, taken_until=0.0)
+            )
+
+    def take_held(
+        self, number: int, names: Sequence[str], mine: sa.ColumnElement[bool]
+    ) -> dict[str, Publishable] | None:
+        """Take what is held for a trial: until `put_back` nobody discards it; None where the shard is another's.
+
+        What is missing in what it returns was settled, or decided in another way.
+        """
+        tx, now = schema.tx, self._database.now
+        found: dict[str, Publishable] = {}
+        with self._database.begin() as connection:
+            if connection.execute(sa.select(schema.shard.c.number).where(mine)).first() is None:
+                return None
+            for wanted, state in ((names, schema.COMMIT), (list(map(_other_id, names)), schema.DISCARD)):
+                held = tx.c.id.in_(wanted) & (tx.c.shard == number)
+                rows = connection.execute(
+                    tx.update()
+                    .where(held, tx.c.settled_at.is_(None), tx.c.state == state)
+                    .values(taken_until=schema.TAKEN, held_until=now + _HELD_S)
+                    .returning(*tx.c)
+                ).all()
+                parts = self._parts(connection, [row.id for row in rows])
+                for row in rows:
+                    entry = self._publishable(row, parts.get(row.id, []))
+                    found[entry.transaction_id] = entry
+        return found
+
+    def put_back(self, names: Iterable[str], mine: sa.ColumnElement[bool]) -> None:
+        """A trial of these is over."""
+        tx = schema.tx
+        ids = [one for name in names for one in (name, _other_id(name))]
+        with self._database.begin() as connection:
+            for start in range(0, len(ids), GROUP):
+                some = tx.c.id.in_(ids[start : start + GROUP])
+                connection.execute(
+                    tx.update().where(some, tx.c.taken_until >= schema.TAKEN, _is(mine)).values(taken_until=0.0)
+                )
+
+    def purge(self) -> None:
+        """Delete what nobody will ask about."""
+        tx, refusal, now = schema.tx, schema.refusal, self._database.now
+        with self._database.begin() as connection:
+            connection.execute(tx.delete().where(tx.c.settled_at < now - _KEPT_S, tx.c.state != schema.DISCARD))
+            old = sa.and_(tx.c.settled_at < now - _DISCARDED_KEPT_S, tx.c.state == schema.DISCARD)
+            message = schema.message
+            connection.execute(message.delete().where(message.c.tx.in_(sa.select(tx.c.id).where(old))))
+            connection.execute(tx.delete().where(old))
+            connection.execute(refusal.delete().where(refusal.c.at < now - _REFUSALS_KEPT_S))
+            connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _REFUSALS_KEPT_S))
+
+    def _is_ready(self, number: int) -> sa.ColumnElement[bool]:
+        """Return the condition of what can be published now."""
+        tx, now = schema.tx, self._database.now
+        earlier = tx.alias("earlier")
+        in_the_way = sa.exists().where(
+            schema.before_it(earlier),
+            sa.or_(
+                earlier.c.state == schema.PREPARED,
+                # It was decided later but goes first; or it goes first and is held.
+                sa.and_(
+                    earlier.c.state.in_((schema.COMMIT, schema.DISCARD)),
+                    sa.or_(earlier.c.decided_seq > tx.c.decided_seq, earlier.c.held_until > now),
+                ),
+            ),
+        )
+        return sa.and_(
+            tx.c.shard == number,
+            tx.c.settled_at.is_(None),
+            tx.c.held_until <= now,
+            sa.or_(
+                tx.c.state == schema.DISCARD,
+                sa.and_(
+                    tx.c.state == schema.COMMIT,
+                    sa.or_(tx.c.deliver_at_ms.is_(None), tx.c.deliver_at_ms <= now * 1000),
+                ),
+            ),
+            sa.or_(tx.c.order_key.is_(None), ~in_the_way),
+        )
+
+    def _parts(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the messages of transactions."""
+        message = schema.message
+        parts: dict[str, list[Any]] = {}
+        wanted = sa.select(message).where(message.c.tx.in_(ids)).order_by(message.c.tx, message.c.part)
+        for part in connection.execute(wanted) if ids else ():
+            parts.setdefault(part.tx, []).append(part)
+        return parts
+
+    def _publishable(self, row: Any, parts: Sequence[Any]) -> Publishable:
+        messages, name = [], row.id if row.state == schema.COMMIT else _other_id(row.id)
+        for part in parts:
+            key, value = (None if content is None else bytes(content) for content in (part.key, part.value))
+            if row.state == schema.COMMIT:
+                headers = schema.decode_headers(part.headers)
+                messages.append(OutboundMessage(part.topic, part.partition, key, value, headers))
+            else:
+                half = schema.half_of(_Joined(row, part), len(parts))
+                headers = tuple(encode_discarded(half, reason_of_discard(row.author), row.check_count))
+                messages.append(OutboundMessage(self._discarded, None, key, value, headers))
+        if row.state == schema.DISCARD:
+            return Publishable(name, messages, None, discards=row.id)
+        line = None if row.order_key is None else (row.producer_group, bytes(row.order_key))
+        return Publishable(name, messages, line)
+
+    def _settle(self, connection: sa.Connection, wanted: Sequence[str], state: int) -> list[Settled]:
+        tx, message, now = schema.tx, schema.message, self._database.now
+        if not wanted:
+            return []
+        rows = connection.execute(
+            tx.update()
+            .where(tx.c.id.in_(wanted), tx.c.settled_at.is_(None), tx.c.state == state)
+            .values(settled_at=now, held_until=0.0, taken_until=0.0)
+            .returning(
+                tx.c.id, tx.c.state, schema.answered().label("answered"), (tx.c.settled_at - tx.c.birth).label("age")
+            )
+        ).all()
+        if state != schema.DISCARD:
+            connection.execute(message.delete().where(message.c.tx.in_([row.id for row in rows])))
+        return [Settled(row.state, row.answered, row.age) for row in rows]
+
+
+def _is(mine: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    return sa.exists(sa.select(schema.shard.c.number).where(mine))
+
+
+def reason_of_discard(author: int | None) -> str:
+    """Return why a transaction was discarded, given who decided that."""
+    return BY_OPERATOR if author == Author.OPERATOR else EXHAUSTED
+
+
+def _other_id(transaction_id: str) -> str:
+    """Return what stands in the done log for a transaction that went to the discarded topic, or the id of that.
+
+    One that is resumed later and commits is not taken for published because it was discarded once.
+    """
+    return id_text(bytes(octet ^ 0xFF for octet in id_bytes(transaction_id)))
+
+
+class _Joined:
+    """A transaction's row and a message's row as one."""
+
+    def __init__(self, row: Any, part: Any) -> None:
+        self._row = row
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name) if hasattr(self._part, name) else getattr(self._row, name)
+
+
+__all__ = ["GROUP", "RelayQueries", "Settled", "reason_of_discard"]

@@ -1,0 +1,253 @@
+"""The half record: a message as its transaction stored it, invisible to readers. Bytes and headers to values, and back.
+
+Pure. Its key, value and headers are those of the message; what else is known of it stands in `penstock-` headers. Check
+requests and discarded records are halves with headers more, read by `split_headers`, `half_from` and `number_from`.
+Whatever does not decode raises `MessageFormatError` and nothing else: a forged record costs its reader one refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from penstock.errors import MessageFormatError
+from penstock.transactions.wire.ids import is_id
+
+#: Headers that begin so are penstock's own; a user's message may not carry one.
+RESERVED_PREFIX = "penstock-"
+
+TX = "penstock-tx"
+GROUP = "penstock-group"
+TOPIC = "penstock-topic"
+PARTITION = "penstock-partition"
+IMMUNITY_MS = "penstock-check-immunity-ms"
+DELIVER_AT = "penstock-deliver-at"
+PART = "penstock-part"
+ORDER = "penstock-order"
+RESUMED = "penstock-resumed"
+
+_RARE = frozenset({DELIVER_AT, PART, ORDER, RESUMED})
+#: The headers of a half that are penstock's own.
+HALF_FIELDS = _RARE | {TX, GROUP, TOPIC, PARTITION, IMMUNITY_MS}
+
+_REMEMBERED_BYTES = 1_000
+#: The highest partition, and the highest offset or time.
+MAX_INT32 = (1 << 31) - 1
+MAX_INT64 = (1 << 63) - 1
+#: Bytes of a producer group's name: decisions of the group must be able to say it.
+MAX_GROUP_BYTES = 200
+#: The most messages in one transaction.
+MAX_PARTS = 1_000
+_PART = re.compile(rb"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
+#: A Kafka topic name (`Topic.LEGAL_CHARS`), bar `.` and `..`.
+_TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
+
+WireHeaders = Sequence[tuple[str, bytes | None]]
+
+#: Producer group and ordering key: with `order="half"`, those that share both stand in one line.
+Line = tuple[str, bytes]
+
+
+class Half(NamedTuple):
+    """A half message. A named tuple: one is made for every transaction, and frozen dataclasses are slow to make."""
+
+    transaction_id: str
+    group: str
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    immunity_ms: int | None
+    #: When to publish it, in milliseconds since the epoch; None: when it commits.
+    deliver_at_ms: int | None = None
+    #: Number of this message in its transaction, from 1, and how many there are; None: it is the only one.
+    part: tuple[int, int] | None = None
+    #: With `order="half"`: the key within which halves of the group are published in the order they were sent.
+    order_key: bytes | None = None
+    #: It comes back from the discarded topic: where it stood there.
+    resumed: str | None = None
+
+    def __repr__(self) -> str:
+        """Name the transaction, never the key or the value."""
+        return f"<Half {self.transaction_id} for {self.topic}>"
+
+    @property
+    def message(self) -> tuple[str, int | None, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:
+        """The message as it is published: topic, partition, key, value and headers."""
+        return self[2:7]
+
+    @property
+    def line(self) -> Line | None:
+        """Within what halves are published in the order they were sent; None where order does not matter."""
+        # Without the group, one that is down would hold the messages of another that happens to have the same keys.
+        return None if self.order_key is None else (self.group, self.order_key)
+
+
+@lru_cache(maxsize=1024)
+def is_topic_name(name: str) -> bool:
+    """Tell whether Kafka takes a name for a topic."""
+    return _TOPIC_NAME.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=1024)
+def _constant(group: str, topic: str) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
+    """Return the headers that most halves of a group batch."""
+    return (GROUP, group.encode()), (TOPIC, topic.encode())
+
+
+def encode_half(half: Half) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a half record; its key and value are those of the message."""
+    headers: list[tuple[str, bytes | None]] = [(TX, half.transaction_id.encode()), *_constant(half.group, half.topic)]
+    if half.partition is not None:
+        headers.append((PARTITION, str(half.partition).encode()))
+    if half.immunity_ms is not None:
+        headers.append((IMMUNITY_MS, str(half.immunity_ms).encode()))
+    if half.deliver_at_ms is not None:
+        headers.append((DELIVER_AT, str(half.deliver_at_ms).encode()))
+    if half.part is not None:
+        headers.append((PART, b"%d/%d" % half.part))
+    if half.order_key is not None:
+        headers.append((ORDER, half.order_key))
+    if half.resumed is not None:
+        headers.append((RESUMED, half.resumed.encode()))
+    headers.extend(half.headers)
+    return headers
+
+
+def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) -> Half:
+    """Read a half record.
+
+    Raises:
+        MessageFormatError: a field is missing, repeated, unknown or not what it must be.
+    """
+    if len(headers) == 3:  # noqa: PLR2004 - id, group and topic: nearly all halves are so
+        (first, raw_id), (second, group), (third, topic) = headers
+        if first == TX and second == GROUP and third == TOPIC and raw_id and group and topic:
+            # What is remembered of forged ones is small.
+            names = _names(group, topic) if len(group) + len(topic) < _REMEMBERED_BYTES else None
+            transaction_id = raw_id.decode("ascii", "replace")
+            if names is not None and is_id(transaction_id):
+                return Half(transaction_id, *names, None, key, value, (), None)
+    fields, rest = split_headers(headers, HALF_FIELDS)
+    return half_from(key, value, fields, rest)
+
+
+@lru_cache(maxsize=1024)
+def _names(group: bytes, topic: bytes) -> tuple[str, str] | None:
+    """Return group and topic as text, or None where they are not what they must be."""
+    try:
+        names = group.decode(), topic.decode()
+    except UnicodeDecodeError:
+        return None
+    return names if is_topic_name(names[1]) and len(group) <= MAX_GROUP_BYTES else None
+
+
+def split_headers(
+    headers: WireHeaders, known: Iterable[str]
+) -> tuple[dict[str, bytes | None], tuple[tuple[str, bytes | None], ...]]:
+    """Part penstock's headers from the user's.
+
+    Raises:
+        MessageFormatError: one is repeated, or not among the known.
+    """
+    fields: dict[str, bytes | None] = {}
+    rest: list[tuple[str, bytes | None]] = []
+    for header in headers:
+        name = header[0]
+        if not name.startswith(RESERVED_PREFIX):
+            rest.append(header)
+        elif name in fields or name not in known:
+            # A field of a newer version may change what the half means: to publish it regardless would be a guess.
+            raise MessageFormatError("a half with a repeated or unknown penstock header; it is refused")
+        else:
+            fields[name] = header[1]
+    return fields, tuple(rest)
+
+
+def half_from(
+    key: bytes | None,
+    value: bytes | None,
+    fields: dict[str, bytes | None],
+    headers: tuple[tuple[str, bytes | None], ...],
+) -> Half:
+    """Return the half that a record's fields describe.
+
+    Raises:
+        MessageFormatError: a field is missing or not what it must be.
+    """
+    transaction_id, group, topic = _text(fields, TX), _text(fields, GROUP), _text(fields, TOPIC)
+    if not is_id(transaction_id):
+        raise MessageFormatError(f"a half whose {TX} is not a UUID of version 7; it is refused")
+    if len(fields[GROUP] or b"") > MAX_GROUP_BYTES:
+        raise MessageFormatError(f"a half whose {GROUP} has more than {MAX_GROUP_BYTES} bytes; it is refused")
+    if not is_topic_name(topic):
+        raise MessageFormatError(f"a half whose {TOPIC} is no topic name; it is refused")
+    partition = number_from(fields, PARTITION, MAX_INT32)
+    immunity_ms = number_from(fields, IMMUNITY_MS, MAX_INT64)
+    if not fields.keys() & _RARE:
+        return Half(transaction_id, group, topic, partition, key, value, headers, immunity_ms)
+    return Half(
+        transaction_id,
+        group,
+        topic,
+        partition,
+        key,
+        value,
+        headers,
+        immunity_ms,
+        number_from(fields, DELIVER_AT, MAX_INT64),
+        _part(fields[PART]) if PART in fields else None,
+        (fields[ORDER] or b"") if ORDER in fields else None,
+        _text(fields, RESUMED) if RESUMED in fields else None,
+    )
+
+
+def _part(content: bytes | None) -> tuple[int, int]:
+    """Read which part of how many a half is."""
+    found = _PART.fullmatch(content or b"")
+    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= count <= MAX_PARTS:
+        raise MessageFormatError(f"a half whose {PART} is not 1/n to n/n, n up to {MAX_PARTS}; it is refused")
+    return number, count
+
+
+def _text(fields: dict[str, bytes | None], name: str) -> str:
+    content = fields.get(name)
+    if not content:
+        raise MessageFormatError(f"a half without {name}; it is refused")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise MessageFormatError(f"a half whose {name} is not UTF-8; it is refused") from error
+
+
+def number_from(fields: dict[str, bytes | None], name: str, highest: int) -> int | None:
+    """Return a field of digits, or None where there is none."""
+    if name not in fields:
+        return None
+    content = fields[name] or b""
+    if not content.isdigit() or len(content) > len(str(highest)) or int(content) > highest:
+        raise MessageFormatError(f"a half whose {name} is not a number from 0 to {highest}; it is refused")
+    return int(content)
+
+
+__all__ = [
+    "HALF_FIELDS",
+    "MAX_GROUP_BYTES",
+    "MAX_INT32",
+    "MAX_INT64",
+    "MAX_PARTS",
+    "RESERVED_PREFIX",
+    "Half",
+    "Line",
+    "WireHeaders",
+    "decode_half",
+    "encode_half",
+    "half_from",
+    "is_topic_name",
+    "number_from",
+    "split_headers",
+]

@@ -1,0 +1,32 @@
+"""What a transactional writer raises beside `UnknownEndError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.clients.rights import Right
+from penstock.errors import PenstockError
+
+
+class IdLostError(PenstockError):
+    """The broker cannot end what was left open under a transactional id; all of that is settled, take another id."""
+
+
+class NotOpenedError(PenstockError):
+    """The producer cannot start now: try again.
+
+    Args:
+        text: why.
+        rights: what is missing for it, if that is the reason.
+    """
+
+    def __init__(self, text: str, rights: Sequence[Right] = ()) -> None:
+        super().__init__(text)
+        self.rights = rights
+
+
+class GivenUpError(PenstockError):
+    """The owner of the writer gave the transaction up before its end began: it comes to nothing."""
+
+
+__all__ = ["GivenUpError", "IdLostError", "NotOpenedError"]

@@ -1,0 +1,55 @@
+"""The settings of transactional producers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.options import ClientConfig
+from penstock.transactions.writing.end_watch import CONTEXT
+
+#: A writer that dies in a transaction holds readers back no longer than this, or until its successor opens.
+TRANSACTION_TIMEOUT_MS = 10_000
+#: Seconds for a message to be stored: less than a transaction may take, so that one that cannot be ends in an abort.
+DELIVERY_S = 5.0
+
+
+def producer_settings(config: ClientConfig, transactional_id: str, *, apart: bool, reports_all: bool) -> dict[str, Any]:
+    """Return the settings of a transactional producer, for the client library.
+
+    Args:
+        config: the user's, by librdkafka's names.
+        transactional_id: an id that no other running producer uses.
+        apart: whether each message is a batch, so that what the broker refuses is named.
+        reports_all: whether deliveries are reported that succeeded.
+    """
+    debug = str(config.get("debug", ""))
+    settings: dict[str, Any] = {
+        # Nothing is sent before its partition is part of the transaction: by then the batches are full anyhow.
+        "linger.ms": 0,
+        # What was taken from its producer shall not fail here on the client's own limit: the broker's decides.
+        "message.max.bytes": 100_000_000,
+        "queue.buffering.max.messages": 1_000_000,
+        # Transactions are short-lived; a send that cannot finish in time ends in an abort.
+        "message.timeout.ms": int(DELIVERY_S * 1000),
+        # The broker answers CONCURRENT_TRANSACTIONS for some milliseconds after each commit, while it writes the
+        # markers; the library then waits this long, and its default of 100 ms would be the latency of everything.
+        "retry.backoff.ms": 1,
+        "retry.backoff.max.ms": 5,
+        # A topic deleted a moment ago fails soon, not after the default 30 s.
+        "topic.metadata.propagation.max.ms": 3_000,
+        "batch.size": 1 if apart else 1_000_000,
+        **config,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "delivery.report.only.error": not reports_all,
+        "debug": f"{debug},{CONTEXT}" if debug else CONTEXT,
+    }
+    if apart:
+        # A topic made a moment ago knows nothing of this producer and takes any sequence number first: of two
+        # requests under way, the second may pass the first, whose messages are then lost as "duplicates". And the
+        # abort of a refused message waits for seconds where others are under way behind it.
+        settings["max.in.flight"] = 1
+    return settings
+
+
+__all__ = ["DELIVERY_S", "TRANSACTION_TIMEOUT_MS", "producer_settings"]

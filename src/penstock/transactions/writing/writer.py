@@ -1,0 +1,398 @@
+"""One transactional producer: it opens, begins, produces, waits for deliveries, and ends; for publisher and relay.
+
+A producer whose transaction failed is not used again. Its next one could fail for gaps in its sequence numbers, at any
+wait in between (librdkafka 2.16, seen: OUT_OF_ORDER_SEQUENCE_NUMBER up to a second after the abort). The aborts
+themselves take milliseconds, as long as one request at a time is under way where each message is a batch.
+
+KAFKA-17754: an EndTxn that is delayed on the way can end a *later* transaction of the same producer, and librdkafka
+does not have Kafka's newer protection. So an end that was repeated, or not answered, is in doubt (`end_watch`): then
+the producer is discarded, and a new one under the same transactional id bumps the epoch: a late EndTxn is refused.
+
+A transactional id can be lost: a topic whose `max.message.bytes` is smaller than a transaction marker keeps the broker
+from ever ending the transactions that touched it, and it answers CONCURRENT_TRANSACTIONS to whatever comes under that
+id until it is restarted (Kafka 4.3, seen).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from penstock import clients
+from penstock.clients.kafka import reason
+from penstock.clients.rights import Operation, Right, is_missing_right, topic_right
+from penstock.options import ClientConfig
+from penstock.transactions.writing.end_watch import EndWatch, UnknownEndError
+from penstock.transactions.writing.errors import GivenUpError, IdLostError, NotOpenedError
+from penstock.transactions.writing.faults import AddWatch, Blame, is_forbidden
+from penstock.transactions.writing.missing_rights import MissingRights
+from penstock.transactions.writing.producer_settings import producer_settings
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds for each of the calls that end a transaction.
+_END_S = 5.0
+#: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
+#: the abort would begin another transaction, at brokers before 4.0.
+_IN_FLIGHT_S = 0.3
+#: Seconds for the reports of what a failed transaction had on its way.
+_PURGE_S = 0.5
+#: Seconds between two looks at what is still on its way: the least that the library can wait.
+_LOOK_S = 0.001
+#: Seconds of one wait for room in the library's buffer.
+_ROOM_S = 0.1
+
+
+#: Called with each message that was stored.
+Delivered = Callable[[Message], None]
+#: A message as it is written: topic, partition (None: Kafka's partitioner chooses), key, value and headers.
+Written = tuple[str, int | None, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
+
+
+class State(Enum):
+    """Where a writer stands."""
+
+    #: There is no producer: it was not opened, or closed.
+    CLOSED = "closed"
+    #: A transaction may begin.
+    READY = "ready"
+    #: One is under way.
+    WRITING = "writing"
+    #: Its end with a commit is under way, or has begun: what becomes of it is not the owner's to say any more.
+    COMMITTING = "committing"
+    #: Its owner gave it up before that: it will not be committed.
+    GIVEN_UP = "given up"
+    #: A transaction failed: the writer can only be closed.
+    FAILED = "failed"
+
+
+class TransactionalWriter:
+    """A producer under one transactional id, for as long as none of its transactions fails.
+
+    Made, used and closed by one thread, which may be left behind in any call; `give_up` is called by its owner's.
+
+    Args:
+        bootstrap_servers: Kafka's addresses.
+        config: client settings by librdkafka's names.
+        transactional_id: an id that no other running producer uses.
+        log_topic: the topic in which it writes down what it settled: what it refuses is no target's fault.
+        ids_right: the right to its transactional ids.
+        rights: where it is noted what is missing.
+        apart: whether each message is a batch, so that what the broker refuses is named.
+        reports_all: whether deliveries are reported that succeeded.
+        step: called before each call of the library that may wait, with its name.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        transactional_id: str,
+        *,
+        log_topic: str,
+        ids_right: Right,
+        rights: MissingRights,
+        apart: bool,
+        reports_all: bool,
+        step: Callable[[str], object],
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._bootstrap_servers = bootstrap_servers
+        self._log_topic = log_topic
+        self._ids_right = ids_right
+        self._rights = rights
+        self._step = step
+        self._ends = EndWatch(clients.log_of(config), debugging=bool(config.get("debug")))
+        self._added = AddWatch(self._ends)
+        self._settings = producer_settings(config, transactional_id, apart=apart, reports_all=reports_all)
+        self._settings["logger"] = self._added
+        self._producer: Producer | None = None
+        # Guards `state`, which its thread moves on and `give_up` may turn to GIVEN_UP.
+        self._lock = threading.Lock()
+        self._state = State.CLOSED
+        #: Why the transaction under way failed, as far as is known. Filled by delivery reports on its thread.
+        self.blame = Blame()
+        #: Whether the log of what was settled refused what was for it.
+        self.has_log_failed = False
+
+    @property
+    def producer(self) -> Producer:
+        """The producer, which is open."""
+        if self._producer is None:
+            raise NotOpenedError(f"the Kafka producer of {self.transactional_id} is not open")
+        return self._producer
+
+    def open(self, limit_s: float, try_s: float) -> None:
+        """Make the producer and initialise it. The broker ends what a former producer of this id left open.
+
+        Args:
+            limit_s: seconds after which it is not tried again.
+            try_s: seconds of one try; an id that the broker cannot free within them is lost.
+
+        Raises:
+            ConfigurationError: the client library refused the settings.
+            IdLostError: this id is of no use any more.
+            NotOpenedError: the broker did not answer in time, or refused it; try again.
+        """
+        self._step("Producer")
+        self._added.begin()
+        producer = self._producer = clients.producer(self._bootstrap_servers, self._settings)
+        deadline = time.monotonic() + limit_s
+        while True:
+            self._step("init_transactions")
+            try:
+                producer.init_transactions(try_s)
+            except KafkaException as error:
+                self._serve_log()
+                if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS or self._added.is_concurrent:
+                    raise IdLostError(
+                        f"the broker cannot end a Kafka transaction of {self.transactional_id}: {reason(error)}; a "
+                        "topic may be unable to take the marker that ends it"
+                    ) from error
+                what = f"the Kafka producer of {self.transactional_id} cannot start"
+                if is_missing_right(error):
+                    text = self._rights.refused(what, self._ids_right)
+                    raise NotOpenedError(text, [self._ids_right]) from error
+                if time.monotonic() > deadline or not error.args[0].retriable():
+                    raise NotOpenedError(f"{what}: {reason(error)}") from error
+            else:
+                self._rights.granted(self._ids_right)
+                self._state = State.READY
+                return
+
+    def close(self) -> None:
+        """Discard the producer with all it holds; whoever opens its id next ends what it left open."""
+        producer, self._producer = self._producer, None
+        self._state = State.CLOSED
+        if producer is not None:
+            self._step("close")
+            # Its destructor closes it; `close()` would try to abort first, and warn of what is to be expected.
+            try:
+                producer.purge()
+            except KafkaException as error:
+                _log.info("what a Kafka producer held could not be dropped: %s", reason(error))
+
+    def give_up(self) -> bool:
+        """Forbid the commit of what is under way; tell whether it had not begun: then it comes to nothing."""
+        with self._lock:
+            if self._state is not State.WRITING:
+                return False
+            self._state = State.GIVEN_UP
+            return True
+
+    def begin(self) -> None:
+        """Begin a transaction.
+
+        Raises:
+            KafkaException: it cannot begin.
+            NotOpenedError: the writer is not open.
+        """
+        producer = self.producer
+        self._step("begin_transaction")
+        # Lines from before, served now: they are not this transaction's.
+        producer.poll(0)
+        self._ends.begin()
+        self._added.begin()
+        self.blame, self.has_log_failed = Blame(), False
+        self._state = State.WRITING
+        producer.begin_transaction()
+
+    def produce(
+        self,
+        transaction_id: str,
+        messages: Iterable[Written],
+        delivered: Delivered | None = None,
+        *,
+        room_s: float = 0.0,
+    ) -> None:
+        """Hand the messages of a transaction to the client library.
+
+        Args:
+            transaction_id: who is blamed where one is refused.
+            messages: in their order.
+            delivered: called for each that was stored, where that is reported.
+            room_s: seconds to wait for room in the library's buffer.
+
+        Raises:
+            BufferError: there was no room in time.
+            KafkaException: one is refused.
+        """
+        produce, reported = self.producer.produce, partial(self._reported, transaction_id, delivered)
+        for topic, partition, key, value, headers in messages:
+            more: Any = {"headers": list(headers)} if headers else {}
+            to = -1 if partition is None else partition
+            try:
+                produce(topic, value, key, to, reported, **more)
+            except BufferError:
+                self._await_room(partial(produce, topic, value, key, to, reported, **more), room_s)
+            except KafkaException as error:
+                self._refused(transaction_id, topic, error.args[0])
+                raise
+
+    def produce_log(
+        self,
+        partition: int,
+        value: bytes,
+        delivered: Delivered | None = None,
+        *,
+        room_s: float = 0.0,
+    ) -> None:
+        """Hand a record for the log of what was settled to the client library; arguments and errors as `produce`."""
+        reported = partial(self._log_reported, delivered)
+        produce = partial(self.producer.produce, self._log_topic, value, None, partition, reported)
+        try:
+            produce()
+        except BufferError:
+            self._await_room(produce, room_s)
+
+    def _await_room(self, produce: Callable[[], None], room_s: float) -> None:
+        """Hand a message over once there is room in the library's buffer, or raise `BufferError`."""
+        deadline = time.monotonic() + room_s
+        while True:
+            if time.monotonic() >= deadline:
+                raise BufferError(f"the client's buffer is full since {room_s:g} s (queue.buffering.max.kbytes)")
+            self._step("produce")
+            self.producer.poll(_ROOM_S)
+            with contextlib.suppress(BufferError):
+                return produce()
+
+    def _reported(
+        self,
+        transaction_id: str,
+        delivered: Delivered | None,
+        error: KafkaError | None,
+        message: Message,
+    ) -> None:
+        if error is not None:
+            self._refused(transaction_id, message.topic() or "", error)
+        elif delivered is not None:
+            delivered(message)
+
+    def _refused(self, transaction_id: str, topic: str, error: KafkaError) -> None:
+        self.blame.add(transaction_id, topic, error, self.why(topic, error))
+
+    def _log_reported(self, delivered: Delivered | None, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            if delivered is not None:
+                delivered(message)
+            return
+        found = Blame()
+        found.add("", self._log_topic, error, reason(error))
+        self.blame.purged |= found.purged
+        self.has_log_failed = self.has_log_failed or bool(found.topics or found.messages or found.silent)
+        if not found.purged:
+            self.blame.cause = self.blame.cause or f"{self._log_topic} was not written: {reason(error)}"
+
+    def why(self, topic: str, error: KafkaError) -> str:
+        """Return the broker's reason, or the right that is missing."""
+        return self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_missing_right(error) else reason(error)
+
+    def deliver(self, limit_s: float, look: Callable[[float], object] = lambda _waited_s: None) -> bool:
+        """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
+
+        The library's `flush` looks every 10 ms where only failures are reported; that was most of a small group's time.
+
+        Args:
+            limit_s: seconds to wait at most.
+            look: called now and then with the seconds that were waited; it may blame somebody.
+        """
+        producer = self.producer
+        self._step("delivery")
+        begun = time.monotonic()
+        while len(producer) and not self.blame.cause:
+            producer.poll(_LOOK_S)
+            waited_s = time.monotonic() - begun
+            look(waited_s)
+            if waited_s > limit_s and not self.blame.cause:
+                self.blame.cause = f"not all was stored within {limit_s:g} s"
+        return not self.blame.cause
+
+    @property
+    def waits_for_markers(self) -> bool:
+        """Whether the transaction under way cannot go on, for the one before waits for its markers."""
+        return self._added.is_concurrent
+
+    def not_let_in(self) -> dict[str, str]:
+        """Return the topics that the broker did not let into the transaction, with the reason; without the own log."""
+        self._serve_log()
+        return {
+            topic: self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_forbidden(why) else why
+            for topic, why in self._added.refused.items()
+            if topic != self._log_topic
+        }
+
+    @property
+    def is_log_forbidden(self) -> bool:
+        """Whether the right is missing to write into the log of what was settled."""
+        return is_forbidden(self._added.refused.get(self._log_topic, ""))
+
+    def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
+        """Make positions of a consumer group part of the transaction.
+
+        Raises:
+            KafkaException: they were refused, or no broker answered.
+        """
+        self._step("send_offsets_to_transaction")
+        self.producer.send_offsets_to_transaction(positions, group_metadata, _END_S)
+
+    def commit(self) -> None:
+        """End the transaction with a commit, and return once it is known to be committed.
+
+        Raises:
+            GivenUpError: its owner gave it up.
+            KafkaException: it was not committed: no end was sent, or the broker refused it.
+            UnknownEndError: nobody knows.
+        """
+        with self._lock:
+            if self._state is State.GIVEN_UP:
+                raise GivenUpError("it took too long, and its owner gave it up")
+            self._state = State.COMMITTING
+        self._step("commit_transaction")
+        try:
+            self._ends.commit(self.producer, _END_S)
+        except (KafkaException, UnknownEndError):
+            self._state = State.FAILED
+            raise
+        self._state = State.READY
+        self._rights.granted(topic_right(Operation.WRITE, self._log_topic))
+
+    def abort(self) -> None:
+        """End a transaction that failed, so that it holds no readers back; then the writer can only be closed.
+
+        Raises:
+            UnknownEndError: nobody knows how it ends, or a late end may come.
+        """
+        producer, self._state = self.producer, State.FAILED
+        self._step("delivery")
+        self._drain(producer, _IN_FLIGHT_S)
+        self._step("abort_transaction")
+        self._ends.abort(producer, _END_S)
+
+    def fail(self) -> None:
+        """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""
+        producer, self._state = self.producer, State.FAILED
+        try:
+            producer.purge()
+            self._drain(producer, _PURGE_S)
+        except KafkaException as error:
+            _log.debug("a failed producer could not be purged: %s", reason(error))
+
+    def _drain(self, producer: Producer, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while len(producer) and time.monotonic() < until:
+            producer.poll(_LOOK_S)
+
+    def _serve_log(self) -> None:
+        with contextlib.suppress(KafkaException):
+            self.producer.poll(0)
+
+
+__all__ = ["State", "TransactionalWriter", "Written"]

@@ -1,0 +1,112 @@
+"""Checks at every step of a simulation that the counts and bytes of an engine add up (I4, I5)."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from penstock.consumer.assignments import Assignment, ConsumerLane
+from penstock.consumer.message_sizes import OVERHEAD_BYTES
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from simulation.invariant_checker import InvariantBroken
+
+
+class Count:
+    """What is in flight of one assignment, found by looking: what surely is, what may be beside it, what is parked."""
+
+    __slots__ = ("least", "parked", "unsure")
+
+    def __init__(self) -> None:
+        self.least = self.unsure = self.parked = 0
+
+
+def check_counts(who: str, consumer: SteppedConsumer) -> None:
+    """Check that every message that was taken in is done, parked, in a lane, or with a worker (I4).
+
+    Args:
+        who: names the consumer.
+        consumer: the consumer.
+
+    Raises:
+        InvariantBroken: it does not add up.
+    """
+    # Told first: a tracker does what it was told when it is asked.
+    told = [(one, one.tracker.in_flight, one.tracker.parked[0]) for one in consumer.engine.assignments.all()]
+    counts = _count(consumer)
+    for assignment, in_flight, parked in told:
+        count = counts.get(assignment)
+        if count is None:
+            if in_flight or parked:
+                raise InvariantBroken(f"I4: {who} counts {in_flight} in flight of {assignment}, but none is")
+            continue
+        if parked != count.parked:
+            raise InvariantBroken(f"I4: {who} counts {parked} parked of {assignment}, but {count.parked} are")
+        if not count.least <= in_flight <= count.least + count.unsure:
+            raise InvariantBroken(
+                f"I4: {who} counts {in_flight} in flight of {assignment}, but {count.least} to "
+                f"{count.least + count.unsure} are"
+            )
+
+
+def check_bytes(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: int, message_bytes: int) -> None:
+    """Check that the bytes in flight are those allowed, with one fetch and a message of each partition (I5).
+
+    Args:
+        who: names the consumer.
+        consumer: the consumer.
+        limit_bytes: the limit.
+        fetch_size: messages of a fetch.
+        message_bytes: bytes of a message's key, value and headers, at most.
+
+    Raises:
+        InvariantBroken: there are more.
+    """
+    weight = 0
+    assignments = consumer.engine.assignments.all()
+    for assignment in assignments:
+        tracker = assignment.tracker
+        # In flight each weighs as the mean of its fetch, parked it weighs what it weighs: that is not exact.
+        weight += tracker.bytes_in_flight - tracker.parked[1] - message_bytes * tracker.in_flight
+        if not assignment.committed.offset <= tracker.watermark <= tracker.position:
+            raise InvariantBroken(f"I3: {who} has the watermark of {assignment} at {tracker.watermark}")
+    # One that holds next to nothing takes a message in whatever the others hold.
+    allowed = limit_bytes + (fetch_size + len(assignments)) * (message_bytes + OVERHEAD_BYTES)
+    if weight > allowed:
+        raise InvariantBroken(f"I5: {who} has {weight} bytes in flight, and {allowed} are allowed with a fetch")
+
+
+def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
+    counts: dict[Assignment, Count] = {}
+    held = {worker.lane: worker for worker in consumer.workers if worker.lane is not None}
+    for lane in consumer.engine.scheduler.lanes:
+        if lane.parked:
+            _count_parked(lane, counts)
+        worker = held.get(lane)
+        for run in chain(lane.runs, *(throttled.runs for throttled in lane.throttled.values())):
+            count = counts.setdefault(run.owner.assignment, Count())
+            if worker is None:
+                count.least += len(run.records) - run.next
+            else:
+                # Somewhere in its runs: what is done there is told when the worker leaves the run.
+                count.unsure += len(run.records) - run.next
+        if worker is not None:
+            _count_under_way(worker, counts)
+    return counts
+
+
+def _count_parked(lane: ConsumerLane, counts: dict[Assignment, Count]) -> None:
+    for key in lane.parked.values():
+        for fetch, index, _ in key.waiting:
+            # A head whose message is done stays until its lane is looked at.
+            if not fetch.block.done[index]:
+                count = counts.setdefault(fetch.assignment, Count())
+                count.parked += 1
+                count.least += 1
+
+
+def _count_under_way(worker: SteppedWorker, counts: dict[Assignment, Count]) -> None:
+    if worker.work is not None and worker.assignment is not None:
+        count = counts.setdefault(worker.assignment, Count())
+        count.unsure += len(worker.work) if isinstance(worker.work, list) else 1
+
+
+__all__ = ["check_bytes", "check_counts"]

@@ -1,0 +1,260 @@
+"""An instance of a simulation: one process of the group, with what is under way in it, and what it may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from enum import Enum
+from typing import cast
+
+from confluent_kafka import TopicPartition
+
+from penstock.app import App
+from penstock.consumer.assignments import Assignment
+from penstock.consumer.execution.threads import call
+from penstock.consumer.execution_slot import Outcome
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed
+from penstock.consumer.polling.poll_loop import PollLoop
+from penstock.consumer.retry_topics import RetriedRecord
+from penstock.consumer.settings import ConsumerSettings
+from penstock.errors import ConfigurationError
+from penstock.message import Message
+from penstock.testing.memory.assignor import Place
+from penstock.testing.memory.broker import TestBroker
+from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from simulation.invariant_checker import HandlerCall, InvariantBroken, InvariantChecker
+
+#: By how much the clock's sums may be off.
+_ROUNDING_S = 1e-6
+
+
+class State(Enum):
+    """What an instance is doing."""
+
+    RUNNING = "running"
+    #: Suspended, and unheard of by the group: it does nothing.
+    FROZEN = "frozen"
+    #: It runs, but nothing of it reaches the brokers.
+    CUT_OFF = "cut off"
+    #: It was asked to stop.
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Instance:
+    """One member of the group.
+
+    Args:
+        name: its name in reports.
+        app: the app it runs.
+        settings: the options.
+        broker: where it runs.
+        checker: who is told of what it does.
+        wait: called with the instance and seconds where it waits for handlers in a rebalance callback.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        app: App,
+        settings: ConsumerSettings,
+        broker: TestBroker,
+        checker: InvariantChecker,
+        *,
+        wait: Callable[[Instance, float], None],
+    ) -> None:
+        self.name = name
+        self.state = State.RUNNING
+        self._checker = checker
+        self._broker = broker
+        self._clock = broker.clock
+        middlewares = app._middlewares
+        self.consumer = SteppedConsumer(
+            app.name, app.handlers, settings, broker, middlewares, wait=lambda seconds: wait(self, seconds)
+        )
+        if self.consumer.engine.lane_plan.has_tasks:
+            self.consumer.resize(settings.max_concurrency, Kind.TASK)
+        #: Which partitions it has, by its callbacks.
+        self.owned: set[Place] = set()
+        #: Calls under way, and completions that are out, with what they are for.
+        self.calls: dict[SteppedWorker, HandlerCall] = {}
+        self.deferred: dict[DeferredCompletion, HandlerCall] = {}
+        #: Whether a poll step is under way: what is done meanwhile is done inside a rebalance callback.
+        self.polling = False
+        self._sent: dict[Assignment, int] = {}
+        self._revoking: tuple[float, list[Assignment]] = (0.0, [])
+        self._drain_until = 0.0
+        self.loop: PollLoop = self.consumer.connect()
+        self.client = self.consumer.client
+        self.client.on_commit = self._commits
+        self.client.on_change = self._changed
+
+    def __repr__(self) -> str:
+        """Name it."""
+        return f"{self.name} ({self.state.value})"
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group takes it for a member, and it can know if not."""
+        if self.state in (State.FROZEN, State.CUT_OFF, State.GONE):
+            return False
+        return self.client.inner.memberid() in self._broker.members(self.consumer.engine.group)
+
+    # What its client tells
+
+    def _changed(self, name: str, places: Sequence[Place], over: bool) -> None:
+        assignments = self.consumer.engine.assignments
+        if name == "assign":
+            self.owned.update(places if over else ())
+            return
+        self.owned.difference_update(places)
+        if name != "revoke":
+            return
+        if not over:
+            mine = [assignments.get(*place) for place in places]
+            self._revoking = self._clock.monotonic(), [one for one in mine if one is not None]
+            return
+        begun, revoked = self._revoking
+        waited = self._clock.monotonic() - begun
+        held = [one for one in self._busy() if one.assignment in revoked]
+        # A drain whose time is over has waited before.
+        due = min(self.consumer.engine.settings.revoke_timeout, max(0.0, self.loop.stop_request.end_by - begun))
+        if held and waited < due - _ROUNDING_S:
+            raise InvariantBroken(f"{self} gave {places} back after {waited:g} s while {held[0].messages} is under way")
+
+    def _commits(self, points: Sequence[TopicPartition]) -> None:
+        self._checker.may_commit(self.name, points)
+        for point in points:
+            assignment = self.consumer.engine.assignments.get(point.topic, point.partition)
+            if assignment is None:
+                raise InvariantBroken(f"{self} commits {point}, of a partition that it does not have")
+            former = self._sent.get(assignment, 0)
+            if point.offset < former:
+                raise InvariantBroken(f"I3: {self} commits {point} after {former}")
+            self._sent[assignment] = point.offset
+
+    # Its poll thread
+
+    def poll(self) -> None:
+        """Take a step of the poll loop, or of the drain; leave where that is over."""
+        if self.polling or self.state in (State.FROZEN, State.GONE):
+            return
+        self.polling = True
+        over = False
+
+        def drain() -> None:
+            nonlocal over
+            over = self.loop.drain_step(self._drain_until)
+
+        try:
+            self.consumer.step(drain if self.state is State.DRAINING else self.loop.step)
+            if over or self.loop.stop_request.failure is not None:
+                self.loop.leave()
+                self.state = State.GONE
+        finally:
+            self.polling = False
+
+    def stop(self) -> None:
+        """Begin to drain."""
+        if self.state is State.RUNNING:
+            self._drain_until = self.loop.drain.begin()
+            self.state = State.DRAINING
+
+    # Its workers
+
+    def idle_workers(self) -> list[SteppedWorker]:
+        """Return those that may take a lane."""
+        return [worker for worker in self.consumer.workers if worker.lane is None]
+
+    def _busy(self) -> Iterator[HandlerCall]:
+        yield from self.calls.values()
+        for completion, one in self.deferred.items():
+            if not completion.decided and one.assignment.active:
+                yield one
+
+    def take(self, worker: SteppedWorker) -> bool:
+        """Let a worker take a lane. Returns whether there was one."""
+        found = worker.take()
+        self._note(worker)
+        return found
+
+    def _note(self, worker: SteppedWorker) -> None:
+        work = worker.work
+        if work is None or worker.assignment is None:
+            return
+        messages = tuple(_as_fetched(one) for one in (work if isinstance(work, list) else (work,)))
+        identities: frozenset[Hashable] = frozenset(self._checker.identity(message) for message in messages)
+        made = HandlerCall(messages, identities, worker.assignment)
+        retried = worker.assignment.route.source is not None
+        # A message of a retry topic holds nobody but while it is in its handler.
+        busy = self.calls.values() if retried else (*self.calls.values(), *self._waiting())
+        self._checker.may_begin(self.name, made, self.owned, busy)
+        self.calls[worker] = made
+
+    def _waiting(self) -> Iterator[HandlerCall]:
+        for completion, one in self.deferred.items():
+            retried = one.assignment.route.source is not None
+            if not completion.decided and one.assignment.active and not retried:
+                yield one
+
+    def finish(self, worker: SteppedWorker) -> None:
+        """Let a call end as the app's handler ends it."""
+        outcome = _run(worker) if worker.slot.kind is Kind.TASK else call(worker.slot, worker.work)
+        made = self.calls[worker]
+        if isinstance(outcome, DeferredCompletion):
+            self.deferred[outcome] = made
+        elif outcome is None:
+            self._checker.done(made.messages)
+        self._end(worker, outcome, made.messages if isinstance(outcome, Failed) else ())
+
+    def fail(self, worker: SteppedWorker, error: BaseException, done: Sequence[Message] = ()) -> None:
+        """Let a call fail; of a batch some messages may be done all the same."""
+        self._checker.done(done)
+        self._end(worker, Failed(error), [one for one in self.calls[worker].messages if one not in done])
+
+    def put_off(self, worker: SteppedWorker) -> None:
+        """Let a call end with a completion that is put off."""
+        completion = DeferredCompletion()
+        made = self.deferred[completion] = self.calls[worker]
+        # One that may fail by its own time is given up without another word.
+        self._end(worker, completion, made.messages if made.assignment.route.handler.deferred_timeout else ())
+
+    def _end(self, worker: SteppedWorker, outcome: Outcome, failed: Sequence[Message] = ()) -> None:
+        self._checker.given_up(failed)
+        del self.calls[worker]
+        worker.go_on(outcome)
+        self._note(worker)
+
+    def settle(self, completion: DeferredCompletion, error: BaseException | None) -> None:
+        """Let a completion come that was put off."""
+        made = self.deferred.pop(completion)
+        if completion.decided:
+            return
+        if error is None:
+            self._checker.done(made.messages)
+            completion.complete()
+        else:
+            self._checker.given_up(made.messages)
+            completion.fail(error)
+
+
+def _as_fetched(message: Message) -> Message:
+    """Return a message with the place that it was fetched from, where it is shown with that of its origin."""
+    record = message._record
+    return Message(record.fetched) if isinstance(record, RetriedRecord) else message
+
+
+def _run(worker: SteppedWorker) -> Outcome:
+    try:
+        coroutine = cast("Coroutine[object, None, object]", worker.slot.invoke(worker.work))
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value if isinstance(end.value, DeferredCompletion) else None
+    except Exception as error:  # noqa: BLE001 - it is its message's failure
+        return Failed(error)
+    coroutine.close()
+    raise ConfigurationError("a handler waits in a simulation, where no event loop runs; let it return at once")
+
+
+__all__ = ["Instance", "State"]

@@ -1,0 +1,233 @@
+"""The coordinator's state machine by simulation: I7, I8, order per key, and the defects that this must find.
+
+`make simulate` makes ten thousand runs. One seed alone: PENSTOCK_SIMULATION_SEED=<seed>.
+"""
+
+# ruff: noqa: ARG005 - what is planted takes the arguments of what it replaces
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from partition_world import World
+from penstock.transactions.coordinator.state import recovered_state, state_machine
+from penstock.transactions.coordinator.state.pending.delays import Delays
+from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
+from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
+from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op
+from simulation.varied import ONE_SEED, RUNS
+
+CHUNK = 500
+CHUNKS = [(int(ONE_SEED), 1)] if ONE_SEED else [(begin, min(CHUNK, RUNS - begin)) for begin in range(0, RUNS, CHUNK)]
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(("first", "count"), CHUNKS)
+def test_each_transaction_ends_once_as_decided_first_whatever_is_restarted_lost_or_trimmed(
+    first: int, count: int
+) -> None:
+    for seed in range(first, first + count):
+        World(seed).run()
+
+
+def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
+    seen: Counter[str] = Counter()
+
+    for seed in range(60):
+        world = World(seed)
+        world.run()
+        seen += world.happened
+
+    ends = {"committed", "aborted", "in doubt, committed", "in doubt, aborted"}
+    happens = {
+        "cancelled",
+        "snapshotted",
+        "resumed",
+        "brought back early",
+        "truncated",
+        "restarted",
+        "dropped",
+        "loaded",
+    }
+    assert set(+seen) == {*ends, *happens}
+
+
+def forgets_carries(patch: pytest.MonkeyPatch) -> None:
+    """What was snapshotted is not looked for after a restart."""
+    remember = PartitionState.remember
+    patch.setattr(PartitionState, "remember", lambda self, notes, snapshots=(): remember(self, notes))
+
+
+def pops_notes_early(patch: pytest.MonkeyPatch) -> None:
+    """A note is forgotten when the first half of its transaction is read again."""
+    note_on = RecoveredNotes.note_on
+
+    def pop(self: RecoveredNotes, transaction_id: str, offset: int) -> object:
+        found = note_on(self, transaction_id, offset)
+        self.notes.pop(transaction_id, None)
+        return found
+
+    patch.setattr(RecoveredNotes, "note_on", pop)
+
+
+def lets_later_halves_of_a_key_pass(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks is at the head of the line."""
+    enter = ReadyQueue._enter
+
+    def enter_at_once(self: ReadyQueue, pending: Pending) -> None:
+        enter(self, pending)
+        self._ready.setdefault(pending.half.transaction_id, pending)
+
+    patch.setattr(ReadyQueue, "_enter", enter_at_once)
+
+
+def forgets_who_stands_behind(patch: pytest.MonkeyPatch) -> None:
+    """The next one of a key is not told when the head has gone."""
+    remove = KeyOrder.remove
+    patch.setattr(KeyOrder, "remove", lambda self, key, pending: remove(self, key, pending) and None)
+
+
+def commits_what_is_there_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    """A transaction of several messages need not be complete."""
+    patch.setattr(Pending, "is_complete", True)
+    patch.setattr(PartitionState, "_waits_for_halves", lambda self, pending, op: False)
+
+
+def publishes_before_time(patch: pytest.MonkeyPatch) -> None:
+    """What is delayed is due at once."""
+    add = Delays.add
+    patch.setattr(Delays, "add", lambda self, pending, due_ms: add(self, pending, 0))
+
+
+def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
+    """A second decision replaces the first, as long as it is not published."""
+    judge = PartitionState._judge
+
+    def judge_anew(self: PartitionState, pending: Pending, *place: object) -> object:
+        if pending.is_op_open and pending.decided_at != place[0]:
+            pending.verdict = None
+        return judge(self, pending, *place)  # type: ignore[arg-type] # handed through
+
+    patch.setattr(PartitionState, "_judge", judge_anew)
+
+
+def forgets_decisions_ahead(patch: pytest.MonkeyPatch) -> None:
+    """Op records with decisions that wait for their halves are passed by the checkpoint."""
+    add_op = PartitionState.add_op
+
+    def add(self: PartitionState, offset: int, *rest: object) -> object:
+        waiting = len(self._ahead)
+        refusal = add_op(self, offset, *rest)  # type: ignore[arg-type] # handed through
+        if len(self._ahead) > waiting:
+            self.places.close_op(offset)
+        return refusal
+
+    patch.setattr(PartitionState, "add_op", add)
+
+
+def passes_halves_that_are_pending(patch: pytest.MonkeyPatch) -> None:
+    """The half checkpoint is the position."""
+    patch.setattr(PartitionState, "_half_checkpoint", lambda self, passed: self.half_position)
+
+
+def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch) -> None:
+    """An op is not needed any more once its transaction was snapshotted, whatever the snapshot says."""
+    snapshot = PartitionState._take_snapshot
+
+    def snapshot_all(self: PartitionState, done_from: int, one: recovered_state.Snapshot) -> None:
+        snapshot(self, done_from, one)
+        pending = self.pending.get(one.note.transaction_id)
+        if pending is not None and pending.is_op_open:
+            self.places.release_op(pending)
+
+    patch.setattr(PartitionState, "_take_snapshot", snapshot_all)
+
+
+def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
+    """Counts of answered checks are not written down."""
+    patch.setattr(Pending, "remember_checks", lambda self, note: None)
+
+
+def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
+    """What was brought back before its discard was known stands behind all that was read since."""
+    patch.setattr(state_machine, "by_offset", lambda some: some)
+    patch.setattr(LogPlaces, "sort", lambda self: None)
+
+
+def cancels_what_is_due(patch: pytest.MonkeyPatch) -> None:
+    """What is not published yet can be cancelled, however late that was stored."""
+    cancels = PartitionState._is_cancellation
+    patch.setattr(PartitionState, "_is_cancellation", lambda self, pending, op, _: cancels(self, pending, op, 0))
+
+
+def lets_checks_cancel(patch: pytest.MonkeyPatch) -> None:
+    """A check takes back what its producer has committed."""
+    cancels = PartitionState._is_cancellation
+
+    def cancels_for_all(self: PartitionState, pending: Pending, op: Op, appended_ms: int) -> bool:
+        return cancels(self, pending, op._replace(author=Author.PRODUCER), appended_ms)
+
+    patch.setattr(PartitionState, "_is_cancellation", cancels_for_all)
+
+
+def publishes_what_is_not_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a payload."""
+    patch.setattr(ReadyQueue, "_waits", ReadyQueue._goes_aside)
+
+
+def trims_carries_that_are_needed(patch: pytest.MonkeyPatch) -> None:
+    """The newest snapshot is taken for the oldest."""
+    patch.setattr(PartitionState, "snapshotted", property(lambda self: reversed(self.places.snapshotted.values())))
+
+
+def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:
+    """The first half alone gets its payload back."""
+
+    def load(self: Pending, halves: Sequence[tuple[int, Half]]) -> bool:
+        self.half, self.dropped = dict(halves)[self.offset], None
+        return True
+
+    patch.setattr(Pending, "load", load)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        puts_what_came_back_last,
+        publishes_what_is_not_in_memory,
+        trims_carries_that_are_needed,
+        takes_half_of_a_payload,
+        forgets_carries,
+        pops_notes_early,
+        lets_later_halves_of_a_key_pass,
+        forgets_who_stands_behind,
+        commits_what_is_there_of_a_transaction,
+        publishes_before_time,
+        lets_the_last_decision_win,
+        forgets_decisions_ahead,
+        passes_halves_that_are_pending,
+        takes_a_carry_for_the_decision_that_came_after_it,
+        counts_answers_again,
+        cancels_what_is_due,
+        lets_checks_cancel,
+    ],
+)
+def test_a_planted_defect_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+
+    with pytest.raises(AssertionError):
+        run_many(1_000)
+
+
+def run_many(seeds: int) -> None:
+    for seed in range(seeds):
+        World(seed).run()

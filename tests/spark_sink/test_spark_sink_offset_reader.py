@@ -1,0 +1,143 @@
+"""What the driver does with the answers of brokers that are given by hand: it asks again, or says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation
+
+from penstock.clients.rights import MissingRightError
+from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
+from penstock.spark_sink.source.offset_reader import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
+
+#: What a leader that moves, a broker that starts and a network that is away for a moment look like.
+PASSING = [
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+]
+
+PART = ("orders", 0)
+
+
+def answered(result: object) -> Future[Any]:
+    """Return a future that has its answer; an error's code is raised."""
+    future: Future[Any] = Future()
+    if isinstance(result, int):
+        future.set_exception(KafkaException(KafkaError(result)))
+    else:
+        future.set_result(result)
+    return future
+
+
+class Admin:
+    """An admin client whose answers the test gives, the last one again and again."""
+
+    def __init__(self, *answers: object) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    def _next(self) -> object:
+        self.asked += 1
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        return {name: answered(self._next()) for name in topics.topic_names}
+
+    def list_offsets(self, specs: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Future[Any]]:
+        return {part: answered(self._next()) for part in specs}
+
+
+@pytest.fixture
+def view() -> Callable[..., OffsetReader]:
+    def make(admin: object, **options: str) -> OffsetReader:
+        settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
+        made = OffsetReader(SourceOptions.parse({**settings, **options}))
+        made._admin = admin  # type: ignore[assignment] # it answers as one
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_an_offset_that_a_broker_cannot_tell_just_now_is_asked_for_again(
+    view: Callable[..., OffsetReader], code: int
+) -> None:
+    admin = Admin(code, code, SimpleNamespace(offset=7))
+
+    assert view(admin).latest([PART]) == {PART: 7}
+
+    assert admin.asked == 3
+
+
+def test_after_so_many_questions_the_last_reason_is_told(view: Callable[..., OffsetReader]) -> None:
+    admin = Admin(KafkaError.LEADER_NOT_AVAILABLE)
+
+    with pytest.raises(SourceError, match=r"orders\[0\] could not be read at .*LEADER_NOT_AVAILABLE"):
+        view(admin, **{"fetchOffset.numRetries": "2"}).latest([PART])
+
+    assert admin.asked == 3
+
+
+def test_what_no_time_mends_is_told_at_once(view: Callable[..., OffsetReader]) -> None:
+    admin = Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    with pytest.raises(MissingRightError, match=r"offsets of orders\[\d\] .* the right Read on topic orders"):
+        view(admin).latest([PART])
+
+    assert admin.asked == 1
+
+
+THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operations=None)
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_a_topic_that_was_there_is_asked_for_again_before_it_counts_as_missing(
+    view: Callable[..., OffsetReader], code: int
+) -> None:
+    admin = Admin(code, code, THERE)
+
+    found = view(admin).topics(expected={"orders"})
+
+    assert (found.counts, found.ids, found.refused) == ({"orders": 2}, {"orders": "id-1"}, {})
+    assert admin.asked == 3
+
+
+def test_what_is_not_expected_is_told_at_once(view: Callable[..., OffsetReader]) -> None:
+    unknown, forbidden = Admin(KafkaError.UNKNOWN_TOPIC_OR_PART), Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    with pytest.raises(TopicNotFoundError, match="orders"):
+        view(unknown).partitions()
+    with pytest.raises(MissingRightError, match=r"topic orders cannot be read: User:clerk lacks .* Read on topic ord"):
+        view(forbidden, **{"kafka.sasl.username": "clerk"}).partitions()
+    with pytest.raises(BrokerConnectionError, match="no Kafka broker answered"):
+        view(Admin(KafkaError._TRANSPORT)).partitions()
+
+    assert (unknown.asked, forbidden.asked) == (1, 1)
+
+
+def test_a_topic_that_may_be_seen_and_not_read_is_told_before_any_task_is_planned(
+    view: Callable[..., OffsetReader],
+) -> None:
+    seen = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.DESCRIBE]})
+    readable = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.READ, AclOperation.DESCRIBE]})
+
+    with pytest.raises(MissingRightError, match=r"--operation Read --topic 'orders'"):
+        view(Admin(seen)).partitions()
+    assert view(Admin(readable)).partitions() == [("orders", 0), ("orders", 1)]
+
+    # A query that runs keeps its position in it.
+    topics = view(Admin(seen)).topics(["orders"])
+    assert (dict(topics.counts), topics.is_unknown("orders"), list(topics.refused)) == ({}, False, ["orders"])

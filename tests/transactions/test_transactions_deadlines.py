@@ -1,0 +1,209 @@
+"""How long who sends is kept waiting: by a store that does not answer, and by a producer that is stopped."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import re
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, NoReturn
+
+import pytest
+
+from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
+from penstock.transactions import TransactionalProducer
+from penstock.transactions.producer.deadlines import RequestDeadlines
+from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
+from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
+from waiting import wait_until
+
+
+class Kept(NamedTuple):
+    halves: Sequence[Half]
+
+
+class MuteStore:
+    """A store that answers when the test says so, also after it was stopped."""
+
+    def __init__(self) -> None:
+        self.prepares: list[tuple[Prepared, PreparedCallback]] = []
+        self.decides: list[tuple[Verdict, DecidedCallback]] = []
+        self.watched: set[str] = set()
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+    def require_target(self, topic: str, partition: int | None) -> None: ...
+
+    def prepare(self, halves: Sequence[Half], told: PreparedCallback, ordering_key: bytes | None = None) -> None:  # noqa: ARG002 - a mute store has no use for it
+        self.prepares.append((Kept(halves), told))
+
+    def say_prepared(self, number: int) -> None:
+        prepared, told = self.prepares[number]
+        told(prepared)
+
+    def decide(self, prepared: Prepared, verdict: Verdict, told: DecidedCallback) -> None:  # noqa: ARG002 - the same
+        self.decides.append((verdict, told))
+
+    def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> NoReturn:
+        raise NotImplementedError
+
+    def checks(self, group: str) -> NoReturn:
+        raise NotImplementedError
+
+    def watch(self, transaction_id: str, told: SettledCallback) -> None:  # noqa: ARG002 - the same
+        self.watched.add(transaction_id)
+
+    def forget(self, transaction_id: str) -> None:
+        self.watched.discard(transaction_id)
+
+    def cancel(self, transaction_id: str, group: str, wait_s: float) -> NoReturn:
+        raise NotImplementedError
+
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the same
+        return "something"
+
+
+@pytest.fixture
+def store() -> MuteStore:
+    return MuteStore()
+
+
+def test_a_half_that_is_not_answered_at_the_stop_is_told_as_not_stored_and_rolled_back_if_it_was(
+    store: MuteStore,
+) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+    sent = producer.submit("t", value=b"v")
+
+    producer.stop(0.1)
+    with pytest.raises(HalfNotStoredError, match="stopped before the store had answered"):
+        sent.result(0)
+    assert producer.statistics().in_flight == 1
+    store.say_prepared(0)
+    ((verdict, told),) = store.decides
+    told(None)
+
+    assert verdict is Verdict.ROLLBACK
+    statistics = producer.statistics()
+    assert (statistics.in_flight, statistics.failed, statistics.committed) == (0, 1, 0)
+
+
+def test_a_decision_that_is_not_answered_at_the_stop_is_told_as_not_stored_once(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+    sent = producer.submit("t", value=b"v", wait="published")
+    store.say_prepared(0)
+    told: list[object] = []
+    sent.add_done_callback(told.append)
+
+    producer.stop(0.1)
+    with pytest.raises(DecisionNotStoredError, match="its COMMIT is not known to be stored"):
+        sent.result(0)
+    ((_, answer),) = store.decides
+    answer(None)
+
+    assert (told, store.watched) == ([sent], set())
+    statistics = producer.statistics()
+    assert (statistics.in_flight, statistics.failed, statistics.committed) == (0, 1, 0)
+
+
+def test_the_time_for_a_publication_begins_with_the_stored_decision(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store, wait="published", publish_timeout=0.05).start()
+    told: list[Exception] = []
+
+    def send() -> None:
+        try:
+            producer.send("t", value=b"half not stored")
+        except HalfNotStoredError as error:
+            told.append(error)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    wait_until(lambda: len(store.prepares) == 1)
+    # One that was begun later, and is decided.
+    decided = producer.submit("t", value=b"decided")
+    store.say_prepared(1)
+    ((_, answer),) = store.decides
+    answer(None)
+    with pytest.raises(PublicationNotSeenError, match="is committed, but was not seen to be visible within"):
+        decided.result(30)
+    waits_on = sending.is_alive()
+    store.prepares[0][1](HalfNotStoredError("the broker is away"))
+    sending.join(30)
+
+    assert waits_on
+    assert [str(one) for one in told] == ["the broker is away"]
+    assert store.watched == set()
+    producer.stop()
+
+
+def test_who_waits_for_a_message_of_later_is_told_when_it_is_due(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store, wait="published", publish_timeout=0.05).start()
+
+    due = int(time.time()) + 3600
+    sent = producer.submit("t", value=b"v", deliver_at=due)
+    store.say_prepared(0)
+    store.decides[0][1](None)
+
+    at = datetime.fromtimestamp(due, UTC).isoformat(timespec="milliseconds")
+    with pytest.raises(PublicationNotSeenError, match=re.escape(f"it will be published when it is due, at {at}")):
+        sent.result(30)
+    producer.stop()
+
+
+def test_a_lost_decision_of_a_producer_without_a_check_is_told_with_who_can_settle_it(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+
+    sent = producer.submit("t", value=b"v")
+    store.say_prepared(0)
+    store.decides[0][1](DecisionNotStoredError("its COMMIT is lost"))
+
+    with pytest.raises(DecisionNotStoredError, match=r"^its COMMIT is lost; this producer has no check: .*penstock tx"):
+        sent.result(0)
+    producer.stop()
+
+
+class Waiting:
+    """A flight that is told when it was waited for long enough."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def give_up(self, cause: str) -> None:  # noqa: ARG002 - who waits for this knows
+        self.told.set()
+
+    def give_up_publication(self, cause: str) -> None:
+        raise NotImplementedError
+
+
+def test_flights_that_begin_and_end_while_the_time_is_looked_at_do_not_end_the_looking() -> None:
+    deadlines, late = RequestDeadlines("looking", 0.5, 1.0), Waiting()
+    deadlines.awaiting_answer.update((Waiting(), math.inf) for _ in range(5_000))
+    begun = itertools.count()
+
+    def begin_one(phase: str, _info: object) -> None:
+        # At any allocation another thread may have its turn, as here.
+        if phase == "start" and next(begun) < 100_000:
+            deadlines.awaiting_answer[Waiting()] = math.inf
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(begin_one)
+    gc.set_threshold(1, 1_000_000, 1_000_000)
+    try:
+        deadlines.start()
+        deadlines.await_answer(late)
+        told = late.told.wait(30)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(begin_one)
+        deadlines.awaiting_answer.clear()
+        deadlines.stop()
+
+    assert told
+    assert next(begun) > 0, "flights did begin meanwhile"

@@ -1,0 +1,234 @@
+"""Trimming of half, op and done logs, and looks at them that wait for nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from half_partition import half_partition, half_record, op_record
+from transaction_tools import Bench
+
+from kafka_proxy import Fault, KafkaProxy, What
+from penstock.transactions import Coordinator
+from penstock.transactions.coordinator.partitions import log_upkeep
+from penstock.transactions.coordinator.partitions.counts import Counts
+from penstock.transactions.coordinator.partitions.log_upkeep import UPKEEP_S, LogUpkeep
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Author, Op, Verdict
+from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.missing_rights import MissingRights
+from waiting import wait_until
+
+TOPICS = StoreTopics("store", 1)
+#: What the client library calls the end of a log.
+LATEST = -1
+FETCH = 1
+
+
+class Admin:
+    """A broker that answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.ends = {TOPICS.half: 0, TOPICS.op: 0, TOPICS.done: 0}
+        #: Deletions that were asked for and not answered: topic and offset.
+        self.deleting: list[tuple[str, int, Future[Any]]] = []
+
+    def list_offsets(self, places: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
+        assert request_timeout
+        is_end = next(iter(places.values()))._value == LATEST
+        return {place: done(SimpleNamespace(offset=self.ends[place.topic] if is_end else 0)) for place in places}
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        assert request_timeout
+        return {name: done(SimpleNamespace(topic_id=f"id of {name}")) for name in topics.topic_names}
+
+    def delete_records(self, points: list[TopicPartition], request_timeout: float) -> dict[Any, Future[Any]]:
+        assert request_timeout
+        asked: dict[Any, Future[Any]] = {point: Future() for point in points}
+        self.deleting += [(point.topic, point.offset, future) for point, future in asked.items()]
+        return asked
+
+    def answer(self, error: KafkaException | None = None) -> list[tuple[str, int]]:
+        """Answer what was asked, and return it."""
+        asked, self.deleting = self.deleting, []
+        for _, _, future in asked:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        return [(topic, offset) for topic, offset, _ in asked]
+
+
+def done(result: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+class Room:
+    """A partition with one settled transaction, whose logs are tended; a test moves the time."""
+
+    def __init__(self) -> None:
+        self.admin, self.now = Admin(), 100.0
+        counts, ration, self.rights = Counts(), RationedLog(), MissingRights({})
+        self.partition = half_partition(counts=counts, log=ration)
+        self.upkeep = LogUpkeep(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
+        self.settle_one(0)
+        self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
+
+    def settle_one(self, offset: int) -> None:
+        """Let a transaction be decided and settled whose half and op stand at an offset."""
+        half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+        self.partition.feed.half(half_record(offset, half), self.now)
+        op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (offset,), 0)
+        self.partition.feed.op(op_record(offset, op), self.now)
+        self.partition.note_progress(self.now)
+        self.commit()
+
+    def commit(self) -> int:
+        """Commit what there is, and return the checkpoint of the done log."""
+        batch = self.partition.next_batch(100, lambda _: None, 1 << 30) or self.partition.claim()
+        self.partition.settled(batch)
+        return batch.done_checkpoint
+
+    def tend(self, after_s: float = UPKEEP_S) -> list[tuple[str, int]]:
+        """Tend the logs after some time, and return what is being deleted."""
+        self.now += after_s
+        self.upkeep.look({0: self.partition}, self.now)
+        self.upkeep.look({0: self.partition}, self.now)
+        self.upkeep.maintain({0: self.partition}, self.now)
+        return [(topic, offset) for topic, offset, _ in self.admin.deleting]
+
+
+def test_the_done_log_is_trimmed_last_after_half_and_op_were_and_below_what_was_committed() -> None:
+    room = Room()
+
+    assert sorted(room.tend()) == [(TOPICS.half, 1), (TOPICS.op, 1)]
+    assert sorted(room.tend()) == [(TOPICS.half, 1), (TOPICS.op, 1)], "they are under way, and not asked for again"
+    assert room.commit() == 0, "what it says is needed as long as they are not known to be deleted"
+    room.admin.answer()
+    assert room.tend() == []
+    assert room.commit() == 2
+    assert room.tend() == [(TOPICS.done, 2)]
+    room.admin.answer()
+    assert room.tend() == []
+
+
+def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = Room()
+    room.tend()
+
+    room.admin.answer(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    assert len(room.tend()) == 2
+
+    assert "topic store.half cannot be truncated" in caplog.text
+    assert "lacks the right Delete on topic store.half" in caplog.text
+    assert [*room.rights.told()] == ["Delete on topic store.half", "Delete on topic store.op"]
+    assert room.commit() == 0
+
+
+def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_upkeep, "_WAITING", 4)
+    room, said = Room(), []
+    room.upkeep._logs = SimpleNamespace(  # type: ignore[assignment] # what is used of it
+        pause_ops=lambda number: said.append(("pause", number)),
+        resume_ops=lambda number: said.append(("resume", number)),
+    )
+    halves = [Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(4)]
+    for place, half in enumerate(halves, 1):
+        op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (place,), 0)
+        room.partition.feed.op(op_record(place, op), room.now)
+        room.tend(0.01)
+    assert said == [("pause", 0)]
+
+    for place, half in enumerate(halves, 1):
+        room.partition.feed.half(half_record(place, half), room.now)
+        room.partition.note_progress(room.now)
+        room.tend(0.01)
+
+    assert said == [("pause", 0), ("resume", 0)]
+
+
+def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = Room()
+    room.tend()
+    owned = {0: room.partition}
+    room.now += UPKEEP_S
+    room.upkeep.look(owned, room.now)
+    room.upkeep.look(owned, room.now)
+
+    # The answer has to wait: a Kafka transaction is under way. Meanwhile more is read, and the next question is asked.
+    room.settle_one(1)
+    room.admin.ends = {TOPICS.half: 2, TOPICS.op: 2, TOPICS.done: 4}
+    room.now += UPKEEP_S
+    room.upkeep.look(owned, room.now)
+    room.upkeep.maintain(owned, room.now)
+
+    assert "was deleted and made again" not in caplog.text
+    assert room.partition._counts.lost == 0
+
+
+def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room()
+    room.tend()
+    positions = room.partition.state.half_position, room.partition.state.op_position
+    caplog.clear()
+
+    # So it is answered for a moment where a partition has no leader.
+    room.admin.ends = dict.fromkeys(room.admin.ends, OFFSET_INVALID)
+    room.tend()
+
+    assert "it is not known where" in caplog.text
+    assert "was deleted and made again" not in caplog.text
+    assert (room.partition.state.half_position, room.partition.state.op_position) == positions
+    assert room.partition._counts.lost == 0
+
+
+def test_a_half_log_whose_leader_is_silent_for_seconds_does_not_reorder_a_key(bench: Bench) -> None:
+    with KafkaProxy(bench.servers) as proxy:
+        coordinator = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
+        with coordinator:
+            producer = bench.producer()
+            producer.send(bench.topic, key=b"k", value=b"0")
+            wait_until(lambda: coordinator.statistics().committed == 1, 60)
+            partition = bench.topics.half_partition(b"k")
+            with proxy.fault(FETCH, What.DELAY_ANSWER, holding=topic_id(bench, bench.topics.half)) as silence:
+                wait_until(lambda: silence.fired)
+                # Decided in the other order: the first half is decided last.
+                transactions = [producer.transaction(bench.topic, key=b"k", value=b"%d" % n) for n in range(1, 5)]
+                for transaction in transactions:
+                    transaction.__enter__()
+                for transaction in reversed(transactions):
+                    transaction.__exit__(None, None, None)
+                assert partition >= 0
+                stands_for(silence, 3.0)
+                assert coordinator.statistics().committed == 1
+            wait_until(lambda: coordinator.statistics().committed == 5, 60)
+
+    assert [value for _, value in bench.visible()] == [b"0", b"4", b"3", b"2", b"1"]
+
+
+def topic_id(bench: Bench, topic: str) -> bytes:
+    """Return a topic's id as requests hold it."""
+    from confluent_kafka import TopicCollection
+
+    found = bench.admin.describe_topics(TopicCollection([topic]))[topic].result().topic_id
+    high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
+    return (high & (2**64 - 1)).to_bytes(8) + (low & (2**64 - 1)).to_bytes(8)
+
+
+def stands_for(fault: Fault, seconds: float) -> None:
+    """Let a fault last: its length is what is tested."""
+    assert fault.fired
+    time.sleep(seconds)

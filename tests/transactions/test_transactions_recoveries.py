@@ -1,0 +1,139 @@
+"""Partitions on their way to a coordinator: attempts that hang, fail, or come too late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.errors import StoppedError
+from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recoveries import _SILENT_S, Recoveries
+from penstock.transactions.coordinator.recovery.recovery import Step
+from waiting import wait_until
+
+Outcome = Callable[[], None]
+
+
+class Attempts:
+    """Each attempt does what the test wants of it next, and finds the number of the attempt as the half position."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self._outcomes = iter(outcomes)
+        self.made = 0
+
+    def __call__(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
+        self.made += 1
+        number = self.made
+        step(f"step of attempt {number}")
+        next(self._outcomes, well)()
+        return {one: RecoveredPartition(number, 0, 0, 0, [], 0) for one in partitions}
+
+
+def well() -> None:
+    """It is found out at once."""
+
+
+def raises(error: Exception) -> Outcome:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """What hangs goes on once it is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def left() -> LeftBehind:
+    return LeftBehind("the coordinator of a test")
+
+
+def found(taking: Recoveries, later_s: float = 0.0) -> dict[int, int]:
+    """Return the half positions that are found, waiting for the first."""
+
+    def look() -> dict[int, int]:
+        return {number: one.half_position for number, one in taking.found(time.monotonic() + later_s)}
+
+    return wait_until(look, 30)
+
+
+def test_what_is_found_out_is_told_once(left: LeftBehind) -> None:
+    taking = Recoveries(Attempts(), "test", left)
+    taking.begin([1, 2])
+    assert taking.partitions == [1, 2]
+
+    assert found(taking) == {1: 1, 2: 1}
+    assert taking.found(time.monotonic()) == []
+    assert taking.partitions == []
+    assert taking.slow_call(time.monotonic()) == ("", 0.0)
+
+
+def test_an_attempt_that_hangs_is_left_behind_and_another_begins(release: threading.Event, left: LeftBehind) -> None:
+    taking = Recoveries(Attempts(lambda: release.wait(60) and None), "test", left)
+    taking.begin([1])
+    wait_until(lambda: taking.slow_call(time.monotonic())[0] == "step of attempt 1")
+    assert taking.slow_call(time.monotonic() + 5)[1] >= 5
+
+    assert taking.found(time.monotonic() + _SILENT_S - 1) == []
+    assert left.hanging == 0
+    taking.found(time.monotonic() + _SILENT_S)
+
+    assert left.hanging == 1
+    assert found(taking) == {1: 2}
+    release.set()
+    wait_until(lambda: left.hanging == 0)
+    assert taking.found(time.monotonic()) == [], "what came too late does not count"
+
+
+def test_a_failure_of_the_broker_is_tried_again_and_a_mistake_is_raised(left: LeftBehind) -> None:
+    away = KafkaException(KafkaError(KafkaError._TRANSPORT))
+    taking = Recoveries(Attempts(raises(away), raises(away), well, raises(ZeroDivisionError())), "test", left)
+    taking.begin([1])
+    assert found(taking) == {1: 3}
+
+    taking.begin([2])
+    with pytest.raises(ZeroDivisionError):
+        found(taking)
+
+
+def test_a_partition_that_was_taken_away_is_not_told_and_one_that_came_back_is_taken_over_anew(
+    release: threading.Event, left: LeftBehind
+) -> None:
+    attempts = Attempts(lambda: release.wait(60) and None, lambda: release.wait(60) and None)
+    taking = Recoveries(attempts, "test", left)
+    taking.begin([1, 2, 3])
+    taking.forget(1)
+    taking.forget(2)
+    taking.begin([2])
+    wait_until(lambda: attempts.made == 2)
+    release.set()
+
+    positions = found(taking)
+    while len(positions) < 2:
+        positions |= found(taking)
+    assert set(positions) == {2, 3}
+    assert positions[2] != positions[3]
+
+
+def test_nothing_is_begun_again_when_the_coordinator_stops(left: LeftBehind) -> None:
+    attempts = Attempts(raises(StoppedError("it stops")))
+    taking = Recoveries(attempts, "test", left)
+    taking.begin([1])
+
+    def has_ended() -> bool:
+        assert taking.found(time.monotonic()) == []
+        return attempts.made == 1 and all(one.name != "penstock-takeover-test" for one in threading.enumerate())
+
+    wait_until(has_ended)
+    assert taking.found(time.monotonic() + 60) == []
+    assert attempts.made == 1
