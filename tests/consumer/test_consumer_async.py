@@ -216,7 +216,7 @@ def test_what_ends_the_event_loop_stops_the_consumer_with_it(broker: DevBroker, 
     assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset <= 0
 
 
-def test_a_key_of_two_topics_is_never_on_a_thread_and_on_the_loop_at_once(
+def test_a_key_that_two_handlers_share_is_never_on_a_thread_and_on_the_loop_at_once(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     on_thread, on_loop = new_topic(), new_topic()
@@ -230,7 +230,8 @@ def test_a_key_of_two_topics_is_never_on_a_thread_and_on_the_loop_at_once(
         loop_offsets.setdefault(message.key, []).append(message.offset)
         await asyncio.to_thread(seen, message)
 
-    with consumer_of(broker, {on_thread: handler(seen), on_loop: handler(awaits)}):
+    handlers = {on_thread: handler(seen, key_space="k"), on_loop: handler(awaits, key_space="k")}
+    with consumer_of(broker, handlers):
         wait_until(lambda: len(seen.calls) == 400)
 
     assert seen.overlaps == []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError
     from penstock.spark_sink.monitoring.progress import SinkPartition, SinkState, SinkStatistics
     from penstock.spark_sink.monitoring.progress_listener import ProgressListener
     from penstock.spark_sink.queries.query import start_sink
@@ -30,24 +31,27 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it.
 _HOMES = {
-    "TaskReport": "penstock.spark_sink.sinks.handlers.report",
-    "SinkState": "penstock.spark_sink.monitoring.progress",
-    "SinkPartition": "penstock.spark_sink.monitoring.progress",
-    "RowsFunction": "penstock.spark_sink.queries.sink_specs",
-    "TopicPartition": "penstock.spark_sink.source.planning",
-    "SinkStatistics": "penstock.spark_sink.monitoring.progress",
-    "SinkSpec": "penstock.spark_sink.queries.sink_specs",
-    "SinkFunction": "penstock.spark_sink.queries.sink_specs",
-    "Rejected": "penstock.spark_sink.sinks.sql.row_validator",
-    "Offsets": "penstock.spark_sink.source.planning",
     "BatchReport": "penstock.spark_sink.sinks.handlers.report",
+    "DataLossError": "penstock.spark_sink.errors",
     "DeadLetters": "penstock.spark_sink.sinks.sql.dead_letters",
     "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
     "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
     "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
+    "Offsets": "penstock.spark_sink.source.planning",
     "ParquetSink": "penstock.spark_sink.sinks.parquet_sink",
     "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
+    "Rejected": "penstock.spark_sink.sinks.sql.row_validator",
+    "RowsFunction": "penstock.spark_sink.queries.sink_specs",
+    "SchemaMismatchError": "penstock.spark_sink.errors",
+    "SessionStoppedError": "penstock.spark_sink.errors",
+    "SinkFunction": "penstock.spark_sink.queries.sink_specs",
+    "SinkPartition": "penstock.spark_sink.monitoring.progress",
+    "SinkSpec": "penstock.spark_sink.queries.sink_specs",
+    "SinkState": "penstock.spark_sink.monitoring.progress",
+    "SinkStatistics": "penstock.spark_sink.monitoring.progress",
     "SqlSink": "penstock.spark_sink.sinks.sql.sink",
+    "TaskReport": "penstock.spark_sink.sinks.handlers.report",
+    "TopicPartition": "penstock.spark_sink.source.planning",
     "register": "penstock.spark_sink.source.source",
     "start_sink": "penstock.spark_sink.queries.query",
 }
@@ -89,6 +93,7 @@ def _lacking(error: ImportError) -> str:
 
 __all__ = [
     "BatchReport",
+    "DataLossError",
     "DeadLetters",
     "DeltaSink",
     "HandlerSink",
@@ -98,6 +103,8 @@ __all__ = [
     "ProgressListener",
     "Rejected",
     "RowsFunction",
+    "SchemaMismatchError",
+    "SessionStoppedError",
     "SinkFunction",
     "SinkPartition",
     "SinkSpec",
