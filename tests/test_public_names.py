@@ -36,7 +36,16 @@ GIVEN = {"ConsumerTelemetry", "Message", "MissingRightError", "RunningApp", "Tra
 #: Classes of which users call the constructor alone: an engine calls the rest.
 ENGINES = {"FileStore", "Simulation", "SqlStore", "TestBroker"}
 #: What an engine calls, or a broker in memory gives it.
-INNER = {"Cluster", "MemoryConsumer", "MemoryProducer", "SendSpans", "Sending", "Store", "TestTransaction"}
+INNER = {
+    "Cluster",
+    "MemoryConsumer",
+    "MemoryProducer",
+    "RelayedStore",
+    "SendSpans",
+    "Store",
+    "Submission",
+    "TestTransaction",
+}
 PUBLIC = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
 #: The names of all that penstock raises, wherever it is defined.
 OWN_ERRORS = {

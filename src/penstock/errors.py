@@ -127,10 +127,10 @@ class DevBrokerError(PenstockError, RuntimeError):
 def raised() -> BaseException:
     """Return what a bare `except:` has caught, as an exception.
 
-    The client library's `KafkaError` can be raised: the library does, out of the callbacks of a poll, and so does a
-    user's `raise message.error()`. But it descends from `object` alone. `except BaseException` lets it pass, so that a
-    thread ends of it in silence, and neither logging nor a traceback can show it. Where a thread begins, and where
-    users' code is called, stands a bare `except:` therefore, and this.
+    The client library's `KafkaError` descends from `object` alone, and yet it can be raised: by the library out of the
+    callbacks of a poll, and by a user's `raise message.error()`. `except BaseException` lets it pass, and neither
+    logging nor a traceback can show it. So where a thread begins, and where users' code is called, stands a bare
+    `except:`.
     """
     error: object = sys.exc_info()[1]
     if isinstance(error, BaseException):

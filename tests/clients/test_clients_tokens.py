@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
 
+import penstock
 from penstock import clients
+from penstock.clients import tokens as tokens_module
 from penstock.clients.tokens import with_tokens
 from penstock.errors import BrokerConnectionError, ConfigurationError
+from waiting import wait_until
 
 CONNECTION = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
 
@@ -93,4 +98,79 @@ def test_a_token_that_is_missing_later_is_in_the_log(caplog: pytest.LogCaptureFi
         made(None)
 
     assert "raised IndexError: pop from empty list" in caplog.text
+    assert "it is tried again" in caplog.text
+
+
+class Provider:
+    """Gives tokens, and none while it is `away`: whoever asks then waits until it is back."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_back = threading.Event()
+        self.is_back.set()
+
+    def __call__(self, _: str | None) -> tuple[str, float]:
+        self.asked += 1
+        assert self.is_back.wait(60)
+        return "abc", 4e9
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
+    monkeypatch.setattr(tokens_module, "_ANSWER_S", 0.1)
+    made = Provider()
+    yield made
+    made.is_back.set()
+
+
+def app(config: dict[str, Any]) -> object:
+    made = penstock.App("shop", bootstrap_servers="127.0.0.1:1", config=config)
+    made.handler("orders")(print)
+    return made.start()
+
+
+def producer(config: dict[str, Any]) -> object:
+    return penstock.TransactionalProducer("shop", bootstrap_servers="127.0.0.1:1", config=config).start()
+
+
+def coordinator(config: dict[str, Any]) -> object:
+    return penstock.Coordinator(bootstrap_servers="127.0.0.1:1", config=config).start()
+
+
+@pytest.mark.parametrize("start", [app, producer, coordinator])
+def test_a_callback_that_never_answers_ends_the_start_with_a_sentence_that_names_it(
+    start: Callable[[dict[str, Any]], object], provider: Provider
+) -> None:
+    provider.is_back.clear()
+
+    with pytest.raises(BrokerConnectionError, match=r"config\['oauth_cb'\] \(Provider\) has not answered for \d+ s"):
+        start({**CONNECTION, "oauth_cb": provider})
+
+
+def test_a_callback_that_hangs_is_not_asked_again_until_it_has_returned(provider: Provider) -> None:
+    provider.is_back.clear()
+    for _ in range(3):
+        with pytest.raises(BrokerConnectionError, match="has not answered"):
+            tokens(oauth_cb=provider)
+    asked_while_away = provider.asked
+    provider.is_back.set()
+    wait_until(lambda: not any(not call.done() for call in tokens_module._hanging.values()))
+
+    assert tokens(oauth_cb=provider)(None) == ("abc", 4e9)
+    assert (asked_while_away, provider.asked) == (1, 2)
+    assert id(provider) not in tokens_module._hanging
+
+
+def test_a_callback_that_hangs_at_a_refresh_holds_up_the_client_no_longer_than_its_time(
+    provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = tokens(oauth_cb=provider)
+    made(None)
+    provider.is_back.clear()
+
+    # The library asks on its own thread, for which whoever closes the client waits.
+    with caplog.at_level(logging.ERROR, "penstock.kafka"), pytest.raises(KafkaException):
+        made(None)
+
+    assert "has not answered" in caplog.text
     assert "it is tried again" in caplog.text

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import pytest
 import tenacity
+from consuming import consumer_of
 
+from kafka_tools import produce
 from penstock import App, ConfigurationError, DeferredCompletion, Message, retry
 from penstock.consumer import handler
 from penstock.consumer.handlers.handler import orderings_of
+from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord
 from penstock.testing import TestApp
+from waiting import wait_until
 
 LATER = retry(attempts=3, wait=tenacity.wait_fixed(60))
 
@@ -116,6 +122,36 @@ def test_a_key_that_is_parked_in_a_shared_space_holds_the_key_of_all_its_handler
     assert seen == [("users", b"user")] * 2 + [("orders", b"order")]
     assert held.state == "behind its key"
     assert held.detail == "it waits for users[0]@0 of its key"
+
+
+def test_handlers_of_two_kinds_that_share_a_key_space_never_run_a_key_at_once(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    users, orders = new_topic(partitions=2), new_topic(partitions=2)
+    for topic in (users, orders):
+        produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 5), b"%d" % i) for i in range(60)))
+    under_way: set[bytes | None] = set()
+    overlaps: list[bytes | None] = []
+
+    def begin(message: Message) -> None:
+        overlaps.extend(under_way & {message.key})
+        under_way.add(message.key)
+
+    def plain(message: Message) -> None:
+        begin(message)
+        time.sleep(0.001)
+        under_way.discard(message.key)
+
+    async def awaits(message: Message) -> None:
+        begin(message)
+        await asyncio.sleep(0.001)
+        under_way.discard(message.key)
+
+    handlers = {users: handler(plain, key_space="customer"), orders: handler(awaits, key_space="customer")}
+    with consumer_of(broker, handlers) as consumer:
+        wait_until(lambda: consumer.statistics().handled == 120)
+
+    assert overlaps == []
 
 
 def test_all_topics_of_a_handler_share_its_keys() -> None:

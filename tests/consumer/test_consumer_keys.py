@@ -207,7 +207,8 @@ def test_a_message_without_a_key_that_waits_holds_only_those_that_are_told_to_wa
         if message.value == b"bad":
             raise ValueError
 
-    stepped = SteppedEngine({"a": handler(fails, keyless=keyless), "b": handler(fails, keyless=keyless)})
+    one = handler(fails, keyless=keyless)
+    stepped = SteppedEngine({"a": one, "b": one})
     stepped.feed("a", (None, b"bad"), (None, b"a2"))
     stepped.feed("b", (None, b"b1"))
     stepped.serve()

@@ -56,6 +56,19 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
     assert [one for one in programs if not any((place / one).exists() for place in places)] == []
 
 
+def test_the_places_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    source = ROOT / "src" / "penstock"
+    rooms = [ROOT, source, *(source / name for name in ("consumer", "transactions", "spark_sink"))]
+    rooms += [source / "transactions" / "coordinator", source / "transactions" / "stores"]
+
+    places = set(re.findall(r"[a-z_]+(?:/[a-z_]+)*(?:\.py|/(?![a-z<]))", page))
+
+    assert len(places) > 30
+    unknown = [place for place in places if not any((room / place).exists() for room in rooms)]
+    assert [place for place in sorted(unknown) if "/" in place or not list(source.rglob(place))] == []
+
+
 def test_the_metrics_that_the_docs_name_are_those_that_are_reported() -> None:
     [row] = [line for line in OPERATION.splitlines() if line.startswith("| ours |")]
 

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from roles import STEP_S, World, letters, transactional
+from roles import letters, send, transactional
+from world import STEP_S, World
 
-from canary import MESSAGE, PASSWORD, processes_that_show
-from penstock.transactions import TransactionState
+from canary import PASSWORD, processes_that_show
 from waiting import wait_until
 
 APP = """
@@ -68,12 +68,13 @@ def run(world: World) -> None:
 
 
 def coordinator(world: World) -> None:
+    administrator = world.as_administrator()
     with (
         running(world, "coordinator", "--prefix", world.names["prefix"]),
-        transactional(world, world.admin_config) as sending,
+        transactional(administrator) as sending,
     ):
-        result = sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
-    assert result.state is TransactionState.COMMIT
+        send(administrator, sending)
+    world.require_all_once(world.names["topic"])
 
 
 def doctor(world: World) -> None:

@@ -1,90 +1,28 @@
 """The main path of each role of docs/security.md, as a program of that user's would take it.
 
 A role finds topics, groups and ids by the names in `World.names`, which stand for the placeholders of the table of
-rights. What other users do meanwhile (write a message, coordinate) is done with an administrator's settings.
+rights. What other users do meanwhile (write a message, coordinate) is done by an administrator. In the end all that was
+sent has arrived, once.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from unittest import mock
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
+from world import LARGEST, STEP_S, World
 
 import penstock
 from canary import MESSAGE, PAYLOAD
-from commands import Command
 from penstock.clients.kafka import admin_client
-from penstock.devbroker import DevBroker, User
-from penstock.transactions import FileStore, HalfMessage, SqlStore, TransactionState
+from penstock.errors import PublicationNotSeenError
+from penstock.transactions import CoordinatorStatistics, FileStore, HalfMessage, SqlStore, TransactionState
 from waiting import wait_until
-
-#: Seconds for one step of a main path, on a busy machine.
-STEP_S = 60.0
-
-
-@dataclass(frozen=True)
-class World:
-    """A role's broker, its settings, the names in its part of the broker, and a folder of its own.
-
-    Attributes:
-        broker: the secured broker.
-        user: the role's user.
-        names: what each placeholder of the table stands for here.
-        folder: for databases and stores in files.
-        command: runs `penstock ARGUMENTS...`.
-    """
-
-    broker: DevBroker
-    user: User
-    names: Mapping[str, str]
-    folder: Path
-    command: Command
-
-    @property
-    def config(self) -> Mapping[str, str]:
-        return self.user.config
-
-    @property
-    def servers(self) -> str:
-        return self.broker.bootstrap_servers
-
-    @property
-    def admin_config(self) -> Mapping[str, str]:
-        return self.broker.admin_config
-
-    def run(self, *arguments: str, config: Mapping[str, str] | None = None) -> str:
-        """Run a command, as the user unless settings are given, and return what it prints."""
-        with mock.patch.dict(os.environ, {"PENSTOCK_CONFIG": json.dumps(dict(config or self.config))}):
-            ended = self.command(*arguments, "--bootstrap-servers", self.servers)
-        assert ended.code in {0, None}, ended
-        return ended.out
-
-    def was_allowed(self, operation: str, name: str) -> bool:
-        """Tell whether the user has asked for this, and was allowed to."""
-        return any(
-            one.allowed and one.operation == operation and one.name == name for one in self.broker.asked(self.user)
-        )
-
-    def write(self, value: bytes = MESSAGE) -> None:
-        """Have somebody else write a message to the topic."""
-        producer = Producer({**self.admin_config, "bootstrap.servers": self.servers})
-        errors: list[object] = []
-        producer.produce(self.names["topic"], value, on_delivery=lambda error, _: errors.append(error))
-        assert producer.flush(STEP_S) == 0
-        assert errors == [None]
-
-
-#: Bytes of a message that the topic takes at most.
-LARGEST = 10_000
 
 Role = Callable[[World], None]
 
@@ -102,7 +40,7 @@ def make_topics_of_app(world: World) -> None:
 def make_store(world: World) -> None:
     """Have an administrator's coordinator make the topics of a store in Kafka."""
     make_topic(world)
-    with coordinated(world, world.admin_config):
+    with coordinated(world.as_administrator()):
         pass
 
 
@@ -113,38 +51,52 @@ def make_store_with_audit(world: World) -> None:
 
 def application(world: World) -> None:
     handled: list[bytes | None] = []
-    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
-    app.handler(world.names["topic"])(lambda message: handled.append(message.value))
-    world.write()
-    with app.start() as running:
-        wait_until(lambda: running.statistics().handled == 1, STEP_S)
+
+    def start() -> penstock.RunningApp:
+        app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
+        app.handler(world.names["topic"])(lambda message: handled.append(message.value))
+        return app.start()
+
+    def work() -> None:
+        world.write()
+        wait_until(lambda: set(world.sent) <= set(handled), STEP_S)
+
+    with world.entered(start):
+        world.trial.rounds(work)
+    assert Counter(handled) == Counter(world.sent)
 
 
 def application_that_gives_up(world: World) -> None:
-    give_up(world, world.config, retry_delays=(0.1,))
+    give_up(world, retry_delays=(0.1,))
 
 
-def give_up(world: World, config: Mapping[str, str], retry_delays: Sequence[float] = ()) -> None:
+def give_up(world: World, retry_delays: Sequence[float] = ()) -> None:
     """Have an app make a dead letter of a message."""
     tried: list[bytes | None] = []
-    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=config)
 
-    @app.handler(
-        world.names["topic"], retry=penstock.retry(attempts=1), retry_delays=retry_delays, on_failure="dead_letter"
-    )
     def fail(message: penstock.Message) -> None:
         tried.append(message.value)
         raise ValueError(f"no good: {message.value!r}")
 
-    world.write()
-    with app.start() as running:
-        wait_until(lambda: running.statistics().dead_letters == 1, STEP_S)
-    assert len(tried) == 1 + len(retry_delays)
+    def start() -> penstock.RunningApp:
+        app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
+        topic = world.names["topic"]
+        app.handler(topic, retry=penstock.retry(attempts=1), retry_delays=retry_delays, on_failure="dead_letter")(fail)
+        return app.start()
+
+    def work() -> None:
+        world.write()
+        wait_until(lambda: letters(world) >= len(world.sent), STEP_S)
+
+    with world.entered(start):
+        world.trial.rounds(work)
+    assert Counter(tried) == Counter(world.sent * (1 + len(retry_delays)))
+    assert letters(world) == len(world.sent)
 
 
 def letters(world: World) -> int:
     """Return how many dead letters there are of the topic's messages."""
-    admin = admin_client(world.servers, world.admin_config)
+    admin = admin_client(world.servers, world.broker.admin_config)
     ends = admin.list_offsets(
         {TopicPartition(f"dlq.{world.names['topic']}", part): OffsetSpec.latest() for part in (0, 1)}
     )
@@ -153,93 +105,141 @@ def letters(world: World) -> int:
 
 def look_at_dead_letters(world: World) -> None:
     topic = f"dlq.{world.names['topic']}"
-    give_up(world, world.admin_config)
+    give_up(world.as_administrator())
     assert topic in world.run("dlq", "ls", "--all")
     world.run("dlq", "ls", topic)
     assert PAYLOAD in world.run("dlq", "show", topic, "--payload")
 
 
 def replay_dead_letters(world: World) -> None:
-    give_up(world, world.admin_config)
+    give_up(world.as_administrator())
     world.run("dlq", "replay", f"dlq.{world.names['topic']}")
+    assert world.arrived(world.names["topic"]) == sorted(world.sent * 2)
 
 
 @contextmanager
-def coordinated(world: World, config: Mapping[str, str], timeout: float = 0.2) -> Iterator[penstock.Coordinator]:
+def coordinated(world: World, timeout: float = 0.2, check_max: int = 3) -> Iterator[penstock.Coordinator]:
     """Run a coordinator of the store in Kafka as that user, which asks after `timeout` seconds."""
-    coordinator = penstock.Coordinator(
-        bootstrap_servers=world.servers,
-        prefix=world.names["prefix"],
-        transaction_timeout=timeout,
-        check_interval=0.2,
-        check_max=3,
-        config=config,
-    )
-    with coordinator:
-        yield coordinator
+
+    def make() -> penstock.Coordinator:
+        return penstock.Coordinator(
+            bootstrap_servers=world.servers,
+            prefix=world.names["prefix"],
+            transaction_timeout=timeout,
+            check_interval=0.2,
+            check_max=check_max,
+            config=world.config,
+        )
+
+    with world.entered(make) as running:
+        yield running
 
 
-def transactional(world: World, config: Mapping[str, str], **options: Any) -> penstock.TransactionalProducer:
-    """Return a producer of the store in Kafka."""
-    return penstock.TransactionalProducer(
-        world.names["group"],
-        bootstrap_servers=world.servers,
-        prefix=world.names["prefix"],
-        config=config,
-        **options,
-    )
+def transactional(world: World, **options: Any) -> AbstractContextManager[penstock.TransactionalProducer]:
+    """Return a producer of the store in Kafka, to enter."""
+
+    def make() -> penstock.TransactionalProducer:
+        return penstock.TransactionalProducer(
+            world.names["group"],
+            bootstrap_servers=world.servers,
+            prefix=world.names["prefix"],
+            config=world.config,
+            **options,
+        )
+
+    return world.entered(make)
+
+
+def commit(_half: HalfMessage | penstock.Transaction) -> TransactionState:
+    return TransactionState.COMMIT
+
+
+def roll_back(_half: HalfMessage | penstock.Transaction) -> TransactionState:
+    return TransactionState.ROLLBACK
+
+
+def undecided(_half: HalfMessage | penstock.Transaction) -> TransactionState:
+    return TransactionState.UNKNOWN
+
+
+def send(world: World, sending: penstock.TransactionalProducer, *, is_undecided: bool = False) -> str:
+    """Send a message that is published, and return its id. Where it is undecided, a check has to commit it."""
+
+    def once() -> str:
+        value = world.value()
+        if is_undecided:
+            result = sending.send(world.names["topic"], value=value, execute=undecided)
+        else:
+            try:
+                result = sending.send(world.names["topic"], value=value, execute=commit, wait="published")
+            except PublicationNotSeenError:
+                world.sent.append(value)
+                raise
+        world.sent.append(value)
+        return result.transaction_id
+
+    return world.trial.attempt(once)
+
+
+def drop(world: World, sending: penstock.TransactionalProducer, execute: Any = undecided) -> str:
+    """Send a message that is never published, and return its id."""
+    topic = world.names["topic"]
+    return world.trial.attempt(lambda: sending.send(topic, value=MESSAGE, execute=execute)).transaction_id
 
 
 def producer(world: World) -> None:
-    with coordinated(world, world.admin_config), transactional(world, world.config) as sending:
-        result = sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
-    assert result.state is TransactionState.COMMIT
+    with coordinated(world.as_administrator()), transactional(world) as sending:
+        world.trial.rounds(lambda: send(world, sending))
+    world.require_all_once(world.names["topic"])
 
 
 def check_responder(world: World) -> None:
-    asked = threading.Event()
+    with (
+        coordinated(world.as_administrator(), check_max=1000) as running,
+        transactional(world, check=commit) as sending,
+    ):
 
-    def check(_half: HalfMessage) -> TransactionState:
-        asked.set()
-        return TransactionState.COMMIT
+        def work() -> None:
+            send(world, sending, is_undecided=True)
+            wait_until(lambda: running.statistics().committed == len(world.sent), STEP_S)
 
-    with coordinated(world, world.admin_config) as running, transactional(world, world.config, check=check) as sending:
-        sending.send(world.names["topic"], value=MESSAGE, execute=undecided)
-        wait_until(asked.is_set, STEP_S)
-        wait_until(lambda: running.statistics().committed == 1, STEP_S)
+        world.trial.rounds(work)
+    world.require_all_once(world.names["topic"])
 
 
 def kafka_coordinator(world: World) -> None:
     """Publish, roll back, ask, discard."""
-    with (
-        coordinated(world, world.config) as running,
-        transactional(world, world.admin_config, check=undecided) as sending,
-    ):
-        sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
-        sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: TransactionState.ROLLBACK)
-        sending.send(world.names["topic"], value=MESSAGE, execute=undecided)
-        wait_until(lambda: running.statistics().discarded == 1, STEP_S)
-        wait_until(lambda: running.statistics().rolled_back == 1, STEP_S)
-        # What the topic refuses is told to operators.
-        sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=lambda _: None)
-        wait_until(lambda: world.was_allowed("WRITE", f"{world.names['prefix']}.status"), STEP_S)
+    administrator = world.as_administrator()
+    logs = [f"{world.names['prefix']}.{log}" for log in ("half", "op", "done")]
+    with coordinated(world) as running, transactional(administrator, check=undecided) as sending:
+
+        def is_settled(before: CoordinatorStatistics) -> bool:
+            now = running.statistics()
+            return now.discarded > before.discarded and now.rolled_back > before.rolled_back
 
         def everything_is_trimmed() -> bool:
             """What is settled is deleted in the end, of the done log when more has been published."""
-            sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
-            logs = (f"{world.names['prefix']}.{log}" for log in ("half", "op", "done"))
+            send(administrator, sending)
             return all(world.was_allowed("DELETE", log) for log in logs)
 
-        wait_until(everything_is_trimmed, STEP_S, interval=0.5)
+        def work() -> None:
+            before = running.statistics()
+            send(administrator, sending)
+            drop(administrator, sending, roll_back)
+            drop(administrator, sending)
+            wait_until(lambda: is_settled(before), STEP_S)
+            # What the topic refuses is told to operators.
+            sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit)
+            wait_until(lambda: world.was_allowed("WRITE", f"{world.names['prefix']}.status"), STEP_S)
+            wait_until(everything_is_trimmed, STEP_S, interval=0.5)
 
-
-def undecided(_half: HalfMessage) -> TransactionState:
-    return TransactionState.UNKNOWN
+        world.trial.rounds(work)
+    world.require_all_once(world.names["topic"])
 
 
 def see_a_refusal(world: World, sending: penstock.TransactionalProducer) -> None:
     """Send what the topic refuses, and list what is pending until the coordinator's complaint is read."""
-    sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=lambda _: None)
+    sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit)
 
     def is_read() -> bool:
         world.run("tx", "ls", "--prefix", world.names["prefix"])
@@ -251,13 +251,10 @@ def see_a_refusal(world: World, sending: penstock.TransactionalProducer) -> None
 def look_at_transactions(world: World) -> None:
     """Look at what is pending, what an administrator decided, and what was discarded."""
     prefix = ("--prefix", world.names["prefix"])
-    topic = world.names["topic"]
-    with (
-        coordinated(world, world.admin_config, timeout=STEP_S),
-        transactional(world, world.admin_config) as sending,
-    ):
-        first, second = (sending.send(topic, value=MESSAGE, execute=undecided).transaction_id for _ in range(2))
-        world.run("tx", "discard", second, *prefix, config=world.admin_config)
+    administrator = world.as_administrator()
+    with coordinated(administrator, timeout=STEP_S), transactional(administrator) as sending:
+        first, second = (drop(administrator, sending) for _ in range(2))
+        administrator.run("tx", "discard", second, *prefix)
         assert first in world.run("tx", "ls", *prefix)
         assert PAYLOAD in world.run("tx", "show", first, "--payload", *prefix)
         assert second in world.run("tx", "ls", "--discarded", *prefix)
@@ -267,98 +264,124 @@ def look_at_transactions(world: World) -> None:
 
 def decide_transactions(world: World) -> None:
     prefix = ("--prefix", world.names["prefix"])
-    topic = world.names["topic"]
-    with (
-        coordinated(world, world.admin_config) as running,
-        transactional(world, world.admin_config, check=undecided) as sending,
-    ):
-        sending.send(topic, value=MESSAGE, execute=undecided)
+    administrator = world.as_administrator()
+    with coordinated(administrator) as running, transactional(administrator, check=undecided) as sending:
+        drop(administrator, sending)
         wait_until(lambda: running.statistics().discarded == 1, STEP_S)
-    with (
-        coordinated(world, world.admin_config, timeout=STEP_S) as running,
-        transactional(world, world.admin_config) as sending,
-    ):
+    with coordinated(administrator, timeout=STEP_S) as running, transactional(administrator) as sending:
         discarded = world.run("tx", "ls", "--discarded", *prefix).split("\n")[1].split()[0]
         world.run("tx", "resume", discarded, *prefix)
         world.run("tx", "commit", discarded, *prefix)
-        sent = sending.send(topic, value=MESSAGE, execute=undecided)
-        world.run("tx", "rollback", sent.transaction_id, *prefix)
+        world.run("tx", "rollback", drop(administrator, sending), *prefix)
         see_a_refusal(world, sending)
         wait_until(lambda: running.statistics().committed == 1, STEP_S)
+    assert world.arrived(world.names["topic"]) == [MESSAGE]
 
 
 Store = SqlStore | FileStore
-
 OPTIONS: Any = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1}
 
 
-def in_database(world: World, config: Mapping[str, str]) -> SqlStore:
+def in_database(world: World) -> SqlStore:
     url = f"sqlite:///{world.folder / 'store.db'}"
-    return SqlStore(url, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=config)
+    return SqlStore(url, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=world.config)
 
 
-def in_folder(world: World, config: Mapping[str, str]) -> FileStore:
+def in_folder(world: World) -> FileStore:
     path = world.folder / "store"
-    return FileStore(path, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=config)
+    return FileStore(path, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=world.config)
 
 
 def make_sql_store(world: World) -> None:
     """Have an administrator's coordinator make tables and topics."""
     make_topic(world)
-    with penstock.Coordinator(store=in_database(world, world.admin_config), **OPTIONS):
+    with penstock.Coordinator(store=in_database(world.as_administrator()), **OPTIONS):
         pass
 
 
 def make_file_store(world: World) -> None:
     """Have an administrator's coordinator make the folder and the topics."""
     make_topic(world)
-    with in_folder(world, world.admin_config) as store, penstock.Coordinator(store=store, **OPTIONS):
+    with in_folder(world.as_administrator()) as store, penstock.Coordinator(store=store, **OPTIONS):
         pass
 
 
 def sql_producer(world: World) -> None:
-    its = in_database(world, world.config)
-    with (
-        penstock.Coordinator(store=in_database(world, world.admin_config), **OPTIONS),
-        penstock.TransactionalProducer(world.names["group"], store=its) as sending,
-    ):
-        sending.send(world.names["topic"], value=MESSAGE, execute=lambda _: None, wait="published")
+    def make() -> penstock.TransactionalProducer:
+        return penstock.TransactionalProducer(world.names["group"], store=in_database(world))
+
+    with penstock.Coordinator(store=in_database(world.as_administrator()), **OPTIONS), world.entered(make) as sending:
+        world.trial.rounds(lambda: send(world, sending))
+    world.require_all_once(world.names["topic"])
 
 
 def sql_coordinator(world: World) -> None:
-    relayed(world, lambda: (in_database(world, world.config), in_database(world, world.admin_config)))
+    administrator = world.as_administrator()
+    relayed(world, lambda: (in_database(world), in_database(administrator)), administrator)
 
 
 def file_store(world: World) -> None:
     """Producer and coordinator, which are one process."""
 
     def stores() -> tuple[FileStore, FileStore]:
-        store = in_folder(world, world.config)
+        store = in_folder(world)
         return store, store
 
-    relayed(world, stores)
+    relayed(world, stores, world)
 
 
-def relayed(world: World, stores: Callable[[], tuple[Store, Store]]) -> None:
-    """Publish through a relay, start it anew, and let it discard.
+def relayed(world: World, stores: Callable[[], tuple[Store, Store]], sender: World) -> None:
+    """Publish and discard through a relay, and start it anew.
 
     Args:
         world: where.
         stores: returns the coordinator's store and the producer's.
+        sender: whose the producer is.
     """
-    topic = world.names["topic"]
-    for is_second in (False, True):
+
+    @contextmanager
+    def running() -> Iterator[tuple[Any, penstock.TransactionalProducer]]:
         its, theirs = stores()
         with (
-            penstock.Coordinator(store=its, **OPTIONS) as running,
+            penstock.Coordinator(store=its, **OPTIONS) as coordinator,
             penstock.TransactionalProducer(world.names["group"], store=theirs, check=undecided) as sending,
         ):
-            sending.send(topic, value=MESSAGE, execute=lambda _: None, wait="published")
-            if is_second:
-                sending.send(topic, value=MESSAGE, execute=undecided)
-                wait_until(lambda running=running: running.statistics().discarded == 1, STEP_S)
-                wait_until(lambda: any(one.operation == "DELETE" for one in world.broker.asked(world.user)), STEP_S)
+            yield coordinator, sending
 
+    def work(coordinator: Any, sending: penstock.TransactionalProducer) -> None:
+        send(sender, sending)
+        before = coordinator.statistics().discarded
+        drop(sender, sending)
+        wait_until(lambda: coordinator.statistics().discarded > before, STEP_S)
+
+    def is_trimmed(sending: penstock.TransactionalProducer) -> bool:
+        """What is settled is deleted in the end, when more has been published."""
+        send(sender, sending)
+        return any(one.operation == "DELETE" and one.allowed for one in world.broker.asked(world.user))
+
+    with world.entered(running) as (coordinator, sending):
+        world.trial.rounds(lambda: work(coordinator, sending))
+    with world.entered(running) as (coordinator, sending):
+        work(coordinator, sending)
+        wait_until(lambda: is_trimmed(sending), STEP_S, interval=0.5)
+    world.require_all_once(world.names["topic"])
+
+
+#: The main path of each part.
+PARTS: dict[str, Role] = {
+    "app": application,
+    "app with dead letters and retry topics": application_that_gives_up,
+    "producer": producer,
+    "producer that answers checks": check_responder,
+    "coordinator": kafka_coordinator,
+    "operator who looks": look_at_transactions,
+    "operator who decides": decide_transactions,
+    "producer on a SqlStore": sql_producer,
+    "coordinator of a SqlStore": sql_coordinator,
+    "process with a FileStore": file_store,
+    "operator who looks at dead letters": look_at_dead_letters,
+    "operator who replays dead letters": replay_dead_letters,
+}
 
 #: What an administrator makes before a part runs; the others need the topic alone.
 PREPARATIONS: dict[str, Role] = {

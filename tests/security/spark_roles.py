@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark.sql import DataFrame, SparkSession
-from roles import STEP_S, World, letters, make_topic
+from roles import make_topic
+from world import STEP_S, World
 
 import penstock
 from databases import TestDatabase
-from penstock.spark_sink import DeadLetters, KafkaSink, ParquetSink, SqlSink, start_sink
+from penstock.errors import PenstockError, SinkError
+from penstock.spark_sink import DeadLetters, KafkaSink, ParquetSink, SqlSink
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
+from penstock.spark_sink.monitoring.progress import SinkState
+from waiting import wait_until
 
 
 def make_target(world: World) -> None:
@@ -21,56 +26,88 @@ def make_target(world: World) -> None:
     world.broker.create_topic(f"dlq.{world.names['topic']}", 2)
 
 
-def drain(
+def run(
     world: World,
-    spark: SparkSession,
     sink: Callable[[DataFrame, int], None],
-    config: Mapping[str, str],
-    rows: Callable[[DataFrame], DataFrame] | None = None,
+    source: World,
+    rows: Callable[[DataFrame], DataFrame] = lambda messages: messages,
 ) -> None:
-    """Have a message written, and a query hand it to a sink; the source reads with these settings."""
+    """Have messages written, and a query of an app hand them to a sink; then start it anew, as after an end.
+
+    Args:
+        world: where.
+        sink: takes the batches.
+        source: whose the app is, and so what it reads with.
+        rows: makes what is stored.
+    """
+
+    def start() -> penstock.RunningApp:
+        app = penstock.App(world.names["name"], bootstrap_servers=world.servers, config=source.config)
+        app.sink(
+            world.names["topic"],
+            sink=sink,
+            name=world.names["name"],
+            trigger="200 milliseconds",
+            checkpoint_location=str(world.folder / "checkpoint"),
+        )(rows)
+        running = app.start()
+        try:
+            finish(running)
+        except BaseException:
+            with suppress(PenstockError):
+                running.stop()
+            raise
+        return running
+
+    def finish(running: penstock.RunningApp) -> None:
+        wait_until(lambda: position(running) == len(world.sent), 3 * STEP_S)
+
+    def work(running: penstock.RunningApp) -> None:
+        world.write()
+        finish(running)
+
     world.write()
-    query = start_sink(
-        spark,
-        world.names["topic"],
-        sink,
-        rows=rows,
-        bootstrap_servers=world.servers,
-        config=config,
-        trigger="available now",
-        name=world.names["name"],
-        checkpoint_location=str(world.folder / "checkpoint"),
-    )
-    assert query.awaitTermination(int(3 * STEP_S))
+    with world.entered(start) as running:
+        world.trial.rounds(lambda: work(running))
+    with world.entered(start) as running:
+        work(running)
+
+
+def position(running: penstock.RunningApp) -> int:
+    """Return how many messages the query has handed over; raise where it has ended, as one does that never could."""
+    (found,) = running.sinks()
+    if found.state is SinkState.FAILED:
+        raise SinkError(found.last_error or "")
+    return sum(part.position or 0 for part in found.partitions)
 
 
 def source(world: World, spark: SparkSession) -> None:
     """Read into a folder, for which no sink needs a right in Kafka."""
     folder = str(world.folder / "table")
-    drain(world, spark, ParquetSink(folder), world.config)
-    assert spark.read.parquet(folder).count() == 1
+    run(world, ParquetSink(folder), world)
+    assert sorted(bytes(row.value) for row in spark.read.parquet(folder).collect()) == sorted(world.sent)
 
 
-def kafka_sink(world: World, spark: SparkSession) -> None:
+def kafka_sink(world: World, _spark: SparkSession) -> None:
     """Publish a batch, and another one that begins by reading the ledger."""
     target, name = world.names["target"], world.names["name"]
     sink = KafkaSink(world.servers, target, name=name, config=world.config, ledger_topic=world.names["ledger"])
-    for _ in range(2):
-        drain(world, spark, sink, world.admin_config)
+    run(world, sink, world.as_administrator())
+    world.require_all_once(target)
 
 
-def sql_sink(world: World, spark: SparkSession) -> None:
-    """Have a table refuse a row, and its message become a dead letter."""
+def sql_sink(world: World, _spark: SparkSession) -> None:
+    """Have a table refuse each row, and its message become a dead letter."""
     database = TestDatabase("sqlite", f"sqlite:///{world.folder / 'table.db'}")
     database.execute("CREATE TABLE orders (text TEXT PRIMARY KEY CHECK (text NOT LIKE 'canary%'))")
     refused = DeadLetters(world.servers, config=world.config)
     sink = SqlSink(database.url, "orders", ["text"], dead_letters=refused)
     texts = "cast(value as string) text", "topic", "partition", "offset"
-    drain(world, spark, sink, world.admin_config, lambda messages: messages.selectExpr(*texts))
-    assert letters(world) == 1
+    run(world, sink, world.as_administrator(), lambda messages: messages.selectExpr(*texts))
+    world.require_all_once(f"dlq.{world.names['topic']}")
 
 
-def handler_sink(world: World, spark: SparkSession) -> None:
+def handler_sink(world: World, _spark: SparkSession) -> None:
     """Have a handler on executors fail, and its message become a dead letter."""
     app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
 
@@ -78,5 +115,13 @@ def handler_sink(world: World, spark: SparkSession) -> None:
     def fail(message: penstock.Message) -> None:
         raise ValueError(f"no good: {message.value!r}")
 
-    drain(world, spark, app.handler_sink(parallelism=1, headers=False), world.admin_config)
-    assert letters(world) == 1
+    run(world, app.handler_sink(parallelism=1, headers=False), world.as_administrator())
+    world.require_all_once(f"dlq.{world.names['topic']}")
+
+
+PARTS: dict[str, Callable[[World, SparkSession], None]] = {
+    "source for Spark": source,
+    "KafkaSink": kafka_sink,
+    "SqlSink with dead letters": sql_sink,
+    "HandlerSink with dead letters": handler_sink,
+}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import command_roles
 import pytest
@@ -13,29 +11,13 @@ import roles
 import spark_roles
 from pyspark.sql import SparkSession
 from rights_table import DOCUMENT, Documented, as_table, commanded, covers, differences, documented, filled_in
-from roles import Role, World
+from roles import Role
+from world import World
 
-from commands import Command, commands
-from penstock.devbroker import AskedRight, DevBroker, User
+from penstock.devbroker import AskedRight
 from rights import Right, give
 
 TABLE = documented(DOCUMENT.read_text())
-
-#: The main path of each part. `prepared` says which topics of a store an administrator makes before.
-PARTS: dict[str, Role] = {
-    "app": roles.application,
-    "app with dead letters and retry topics": roles.application_that_gives_up,
-    "producer": roles.producer,
-    "producer that answers checks": roles.check_responder,
-    "coordinator": roles.kafka_coordinator,
-    "operator who looks": roles.look_at_transactions,
-    "operator who decides": roles.decide_transactions,
-    "producer on a SqlStore": roles.sql_producer,
-    "coordinator of a SqlStore": roles.sql_coordinator,
-    "process with a FileStore": roles.file_store,
-    "operator who looks at dead letters": roles.look_at_dead_letters,
-    "operator who replays dead letters": roles.replay_dead_letters,
-}
 
 #: Parts that take long.
 LONG = {"operator who looks", "operator who decides", "process with a FileStore"}
@@ -47,25 +29,13 @@ COMMANDS: dict[str, tuple[str, Role]] = {
     "penstock doctor": ("", command_roles.doctor),
 }
 
-SPARK_PARTS: dict[str, Callable[[World, SparkSession], None]] = {
-    "source for Spark": spark_roles.source,
-    "KafkaSink": spark_roles.kafka_sink,
-    "SqlSink with dead letters": spark_roles.sql_sink,
-    "HandlerSink with dead letters": spark_roles.handler_sink,
-}
-
 #: Asked for and refused without harm: brokers from 2.8 on let a producer be idempotent that may write
 #: to any topic, and let a topic be created by who may create that topic.
 HARMLESS = {("cluster", "IDEMPOTENT_WRITE"), ("cluster", "CREATE")}
 
 
-@pytest.fixture
-def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return commands(monkeypatch, capsys)
-
-
 def test_every_part_of_the_table_is_run() -> None:
-    assert set(TABLE) == {*PARTS, *SPARK_PARTS}
+    assert set(TABLE) == {*roles.PARTS, *spark_roles.PARTS}
 
 
 @pytest.mark.parametrize(
@@ -90,11 +60,11 @@ def test_the_commands_give_what_the_table_names(user: str, parts: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.chaos] if part in LONG else []) for part in PARTS]
+    "part", [pytest.param(part, marks=[pytest.mark.chaos] if part in LONG else []) for part in roles.PARTS]
 )
 def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: str, world: World) -> None:
     with least_rights(part, world, roles.PREPARATIONS.get(part, roles.make_topic)):
-        PARTS[part](world)
+        roles.PARTS[part](world)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -106,25 +76,12 @@ def test_a_command_runs_with_the_rights_of_the_table(command: str, world: World)
 
 # Beside a Spark that starts for them; tests/spark_sink has the rights of the same parts without its start.
 @pytest.mark.chaos
-@pytest.mark.parametrize("part", SPARK_PARTS)
+@pytest.mark.parametrize("part", spark_roles.PARTS)
 def test_a_part_in_spark_runs_with_the_rights_of_the_table_and_needs_each_of_them(
     part: str, world: World, spark: SparkSession
 ) -> None:
     with least_rights(part, world, spark_roles.make_target):
-        SPARK_PARTS[part](world, spark)
-
-
-@pytest.fixture
-def world(secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, penstock_command: Command) -> World:
-    user = new_user()
-    names = {name: f"{user.name}-{name}" for name in ("app", "topic", "group", "prefix", "target", "ledger", "name")}
-    return World(secured, user, names, tmp_path, penstock_command)
-
-
-@pytest.fixture(autouse=True)
-def all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Let penstock say all that it ever says; that neither passwords nor payloads are in it is looked at everywhere."""
-    caplog.set_level(logging.DEBUG, "penstock")
+        spark_roles.PARTS[part](world, spark)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from penstock.clients.rights import MissingRightError
 from penstock.spark_sink import DeltaSink, ParquetSink
+from penstock.spark_sink.sinks.sink import ledger_positions
 
 SCHEMA = (
     StructType()
@@ -70,13 +71,13 @@ def test_a_ledger_in_a_folder_that_may_not_be_read_is_no_empty_one(
     closed: Path, sink_of: Callable[[Path], DeltaSink | ParquetSink]
 ) -> None:
     with as_anybody():
-        assert sink_of(closed / "not-there").position_of("q", [("t", 0)]) == {}
+        assert ledger_positions(sink_of(closed / "not-there"), "q", [("t", 0)]) == {}
     closed.chmod(0o000)
 
     with as_anybody(), pytest.raises(MissingRightError, match="lacks the right rx on folder"):
-        sink_of(closed).position_of("q", [("t", 0)])
+        ledger_positions(sink_of(closed), "q", [("t", 0)])
     with as_anybody(), pytest.raises(MissingRightError, match="lacks the right rx on folder"):
-        sink_of(closed / "below").position_of("q", [("t", 0)])
+        ledger_positions(sink_of(closed / "below"), "q", [("t", 0)])
 
 
 @pytest.mark.parametrize("sink_of", [delta, parquet])

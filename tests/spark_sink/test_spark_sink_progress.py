@@ -182,14 +182,15 @@ class Group:
 class Ledger:
     """A sink that tells its ledger."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str = "orders") -> None:
         self.asked = 0
+        self._topic = topic
 
     def position(self, _query: str) -> Offsets:
         self.asked += 1
         if self.asked == 1:
             raise ConnectionError("secret-of-the-url")
-        return {("orders", 0): 3}
+        return {(self._topic, 0): 3}
 
 
 def test_metrics_equal_the_reports_and_end_with_the_publisher(recorded: Recorded) -> None:
@@ -348,7 +349,7 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
     group = f"shown-{topic}"
     produce(broker.bootstrap_servers, topic, [(b"%d" % number, b"v") for number in range(20)])
     at_end = ends(broker.bootstrap_servers, topic, 2)
-    ledger = Ledger()
+    ledger = Ledger(topic)
     ledger.asked = 1
     app = App("shows", bootstrap_servers=broker.bootstrap_servers, telemetry=recorded.telemetry())
     app.sink(topic, name="store", trigger="available now", group=group, options={"maxOffsetsPerTrigger": "15"})(

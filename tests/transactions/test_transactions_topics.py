@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import NewTopic
 
-from penstock.clients.kafka import admin_client, partition_counts
+from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts, require_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.wire import topics as topics_module
@@ -29,6 +30,50 @@ class ScriptedAdmin:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+class GrantedMeanwhile:
+    """An admin client that may see a topic, but could not when it first listed the topics."""
+
+    def __init__(self) -> None:
+        self._listed = iter([{}])
+
+    def list_topics(self, *, timeout: float) -> object:  # noqa: ARG002 - the client's name for it
+        there = {"orders": SimpleNamespace(partitions={0: None, 1: None}, error=None)}
+        return SimpleNamespace(topics=next(self._listed, there))
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[object]]:
+        return {name: answered(SimpleNamespace(topic_id="id")) for name in topics.topic_names}
+
+    def create_topics(self, topics: list[NewTopic]) -> dict[str, Future[object]]:
+        return {
+            topic.topic: answered(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))) for topic in topics
+        }
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+
+def answered(answer: object) -> Future[object]:
+    future: Future[object] = Future()
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+    return future
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda admin: require_topics(admin, "127.0.0.1:1", ["orders"]),
+        lambda admin: ensure_topics(admin, "127.0.0.1:1", [TopicSpec("orders", 2)]),
+    ],
+)
+def test_a_topic_that_may_be_seen_since_a_moment_ago_is_neither_absent_nor_to_be_created(
+    find: Callable[[GrantedMeanwhile], dict[str, int]],
+) -> None:
+    assert find(GrantedMeanwhile()) == {"orders": 2}
 
 
 def leaders(*numbers: int) -> SimpleNamespace:

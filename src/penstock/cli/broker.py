@@ -43,10 +43,7 @@ def broker(
 
     log_to_stderr()
     folder = data_dir or (kept_folder() if keep else None)
-    with (
-        until_signal(),
-        DevBroker(port=port or None, data_dir=folder, security=security, acls=acls) as running,
-    ):
+    with until_signal(), DevBroker(port=port or None, data_dir=folder, security=security, acls=acls) as running:
         typer.echo(f"Kafka runs at {running.bootstrap_servers}")
         config = ""
         if security is not None:

@@ -1,8 +1,7 @@
 """How a dead letter is printed.
 
-Its text comes from anywhere: what a terminal might obey is escaped. Key, value, what its headers hold and what may
-quote them, the text of the exception, are printed only where they are asked for; of the stack its places alone are:
-file, line and function.
+What a terminal might obey is escaped. Key, value, headers' contents and the exception's text are printed only where
+they are asked for; of the stack its places alone are: file, line and function.
 """
 
 from __future__ import annotations

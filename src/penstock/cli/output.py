@@ -25,6 +25,5 @@ def print_error(text: str) -> None:
 def log_to_stderr() -> None:
     """Show log lines, unless the user's program has set logging up already."""
     logging.basicConfig(
-        level=logging.DEBUG if debugging() else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        level=logging.DEBUG if debugging() else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

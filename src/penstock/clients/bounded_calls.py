@@ -1,10 +1,8 @@
 """Calls into a library that may never return: each has a time limit that we hold, on a thread that can be left behind.
 
 The Kafka client ignores its own time-outs in places (confluentinc/librdkafka#5456), and Python cannot end a thread. So
-whoever must go on hands such a call to a `Disposable`, waits for it no longer than its limit, and then leaves thread
-and clients behind: what they hold is closed on that very thread, if its call ever returns, and on no other. Threads
-are daemons, so none of them keeps the process from ending; how many hang is counted, for a process has no endless
-memory.
+such a call goes to a `Disposable`, which is left behind at the limit: its clients are closed on its own daemon thread,
+if the call ever returns. How many hang is counted, for a process has no endless memory.
 """
 
 from __future__ import annotations
@@ -124,10 +122,9 @@ def _without_locals(error: BaseException) -> BaseException:
 
 
 class Disposable:
-    """A thread that makes one call after another, and can be left behind in any of them.
+    """A thread that makes one call after another, and can be left behind in any of them. Used by one owner thread.
 
-    Used by one owner thread, which alone starts calls and leaves it behind. What the calls use, Kafka clients above
-    all, belongs to the thread: it is made, used and closed in calls, so that the owner never waits in one of them, not
+    What the calls use, Kafka clients above all, is made, used and closed in calls: the owner never waits in one, not
     even in the destructor of a client.
     """
 

@@ -63,16 +63,13 @@ _FAILED = "FAIL"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a client reaches no broker.
+    """Why a client reaches no broker."""
 
-    Attributes:
-        words: the client's own.
-        remedy: what to change; empty where it is not known.
-        may_pass: whether waiting may help.
-    """
-
+    #: The client's own.
     words: str
+    #: What to change; empty where it is not known.
     remedy: str = ""
+    #: Whether waiting may help.
     may_pass: bool = True
 
     def __str__(self) -> str:

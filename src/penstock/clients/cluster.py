@@ -1,15 +1,14 @@
 """Where clients and the time come from: the seam between an engine and Kafka.
 
-An engine asks a `Cluster` for its clients and its clock, and knows no other way to either. `KafkaCluster` is the real
-one; `penstock.testing` has one in memory, whose clock stands until it is moved. The methods of the clients are those of
-confluent-kafka that penstock calls, with its types and errors: nothing is translated on the way to the real client.
+`KafkaCluster` is the real one; `penstock.testing` has one in memory, whose clock stands until it is moved. The clients'
+methods are those of confluent-kafka that penstock calls, with its types and errors.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from confluent_kafka import TopicPartition
 
@@ -30,6 +29,8 @@ from penstock.options import ClientConfig
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
     from confluent_kafka.admin import AdminClient
+
+T_co = TypeVar("T_co", covariant=True)
 
 #: Seconds that a broker may take to tell topic ids.
 _ANSWER_S = 10.0
@@ -126,20 +127,13 @@ class ProducerClient(Protocol):
         """Give up what is queued and on its way; the delivery callbacks are told so."""
 
 
-class TopicIdsAnswer(Protocol):
-    """An answer that is on its way: which topics there are."""
+class Answer(Protocol[T_co]):
+    """An answer that is on its way."""
 
-    def answer(self) -> TopicIds | None:
+    def answer(self) -> T_co | None:
         """Return what was answered; None as long as it is not there. Never waits."""
 
-
-class RightsAnswer(Protocol):
-    """An answer that is on its way: which rights the asking client lacks."""
-
-    def answer(self) -> Rights | None:
-        """Return what was answered; None as long as it is not there. Never waits."""
-
-    def wait(self) -> Rights:
+    def wait(self) -> T_co:
         """Return what was answered, waiting for it."""
 
 
@@ -175,10 +169,10 @@ class Cluster(Protocol):
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many bytes a message of each topic may have; without those that are not told."""
 
-    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+    def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """Ask which topics there are, without waiting for the answer; `KafkaException` where that cannot be asked."""
 
-    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+    def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """Ask which of these rights the clients lack, as `ask_topic_ids`."""
 
 
@@ -234,11 +228,11 @@ class KafkaCluster:
         """Return how many bytes a message of each topic may have; without those that are not told."""
         return message_limits(admin_client(self._bootstrap_servers, self._config), topics)
 
-    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+    def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """As `Cluster` says."""
         return AskedTopicIds(self._lasting_admin(), topics, _ANSWER_S)
 
-    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+    def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """As `Cluster` says."""
         return AskedRights(self._lasting_admin(), needed, _ANSWER_S)
 
@@ -248,4 +242,4 @@ class KafkaCluster:
         return self._admin
 
 
-__all__ = ["Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient", "RightsAnswer", "TopicIdsAnswer"]
+__all__ = ["Answer", "Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient"]

@@ -12,25 +12,26 @@ from confluent_kafka import admin as kafka_admin
 
 from penstock.clients.causes import ClientWords
 from penstock.clients.client_log import ClientLog
+from penstock.clients.ending import DestroyedElsewhere
 from penstock.clients.kinds import Kind
 from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, not_empty
 
 
-class Consumer(confluent_kafka.Consumer):
+class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
     """The library's, with what it said last."""
 
     words: ClientWords
 
 
-class Producer(confluent_kafka.Producer):
+class Producer(DestroyedElsewhere, confluent_kafka.Producer):
     """The library's, with what it said last."""
 
     words: ClientWords
 
 
-class AdminClient(kafka_admin.AdminClient):
+class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
     """The library's, with what it said last."""
 
     words: ClientWords

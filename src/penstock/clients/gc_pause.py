@@ -11,9 +11,8 @@ from contextlib import contextmanager
 def collection_put_off() -> Iterator[None]:
     """Keep Python from looking for garbage while many messages are fetched or read; then it does as before.
 
-    It would look at every 700 new ones and find nothing: messages make no cycles. That took half of the time that
-    Spark's source reads for (0.57 million rows/s with it, 1.08 without) and a fifth of a poll thread's. The setting
-    is the process's, so keep the time short.
+    Messages make no cycles: looking took half of the time that Spark's source reads for (0.57 million rows/s with it,
+    1.08 without) and a fifth of a poll thread's. The setting is the process's, so keep the time short.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -28,14 +27,10 @@ _set_aside: set[str] = set()
 
 
 def imports_set_aside(kind: str) -> None:
-    """Take what is in memory, modules for the most part, out of Python's search for garbage. Call it as a task ends.
+    """Take what is in memory, modules for the most part, out of Python's search for garbage, once per kind of task.
 
     Between two tasks Spark's Python workers look at all objects there are: 60 ms with pyspark, pyarrow and this package
-    imported, where a task of a few hundred rows takes 10. What is set aside is freed as before once nothing refers to
-    it; only a cycle among it is not found any more.
-
-    Args:
-        kind: what the task did: done once in a process for each, as each imports something of its own.
+    imported, where a task of a few hundred rows takes 10. Only a cycle among what is set aside is not found any more.
     """
     if kind not in _set_aside:
         _set_aside.add(kind)

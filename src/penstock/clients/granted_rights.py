@@ -1,8 +1,7 @@
 """Which rights a client lacks: the brokers are asked what it may do, before it is refused.
 
-A refusal comes where something is tried, and some never come: a heartbeat that is refused says nothing for a whole
-session, and a client without a right to read a group waits for ever. With the description of a topic or a group the
-brokers tell what the asking client may do with it (KIP-430), whatever their authorizer is.
+Some refusals never come: a heartbeat that is refused says nothing for a whole session. With the description of a topic
+or a group the brokers tell what the client may do with it (KIP-430), whatever their authorizer is.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ _TOLD = "DESCRIBE"
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the brokers answered.
+    """What the brokers answered."""
 
-    Attributes:
-        held: rights that were asked for and that the client has.
-        missing: those that it lacks.
-        unknown: those of which nothing was told: there is no such topic, or the brokers do not tell rights.
-    """
-
+    #: Rights that were asked for and that the client has.
     held: tuple[Right, ...] = ()
+    #: Those that it lacks.
     missing: tuple[Right, ...] = ()
+    #: Those of which nothing was told: there is no such topic, or the brokers do not tell rights.
     unknown: tuple[Right, ...] = ()
 
 
@@ -77,11 +73,7 @@ class AskedRights:
 
 
 def missing_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> list[Right]:
-    """Return those rights on topics and groups that a client lacks, as far as the brokers tell.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-    """
+    """Return the rights that a client lacks, as far as brokers tell; `KafkaException` where nothing can be asked."""
     return list(AskedRights(admin, needed, timeout_s).wait().missing)
 
 

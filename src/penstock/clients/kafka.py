@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -73,18 +73,15 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as penstock wants it when it has to create it.
+    """A topic as penstock wants it when it has to create it."""
 
-    Attributes:
-        name: name of the topic.
-        partitions: number of partitions.
-        config: topic settings by Kafka's names.
-        is_optional: whether it can be done without, where the broker refuses to create it.
-    """
-
+    #: Name of the topic.
     name: str
+    #: Number of partitions.
     partitions: int
+    #: Topic settings by Kafka's names.
     config: Mapping[str, str] = field(default_factory=dict)
+    #: Whether it can be done without, where the broker refuses to create it.
     is_optional: bool = False
 
 
@@ -95,13 +92,10 @@ def reason(error: KafkaException | KafkaError) -> str:
 
 
 def told_offset(answer: ListOffsetsResultInfo) -> int:
-    """Return the offset in an answer of `AdminClient.list_offsets`.
+    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where none was told: try again.
 
-    Where a partition has no leader for a moment, as while a broker starts, the client library (2.16, seen) may answer
-    with an invalid offset instead of an error. Taken for the end of a log, it means that all in it is gone.
-
-    Raises:
-        KafkaException: none was told; trying again helps.
+    Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
+    Taken for the end of a log, it would mean that all in it is gone.
     """
     if answer.offset == OFFSET_INVALID:
         raise KafkaException(
@@ -113,11 +107,8 @@ def told_offset(answer: ListOffsetsResultInfo) -> int:
 def answered(question: Future[AnswerT], timeout_s: float) -> AnswerT:
     """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
 
-    The library's own time-out may pass unheard, as where a thread of it gets no processor: then it is a Kafka error
-    like any other, so that nobody has two kinds to catch.
-
-    Raises:
-        KafkaException: what was answered, or that nothing was in time.
+    The library's own time-out may pass unheard, as where a thread of it gets no processor: then a `KafkaException` says
+    so, so that nobody has two kinds to catch.
     """
     try:
         return question.result(timeout_s)
@@ -147,22 +138,15 @@ def partition_counts(
 def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
     """Return those topics that the brokers say nothing of because this client has no right on them.
 
-    In the list of all topics they are left out, as are those that do not exist; asked by name, the brokers tell. Of one
-    that does not exist they tell so only who may know of it. Where they do not answer, none is returned.
+    The list of all topics leaves them out, as it does those that do not exist; asked by name, the brokers tell them
+    apart.
     """
     names = sorted(set(topics))
     if not names:
         return []
     asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
-    return [name for name, future in asked.items() if _is_hidden(future)]
-
-
-def _is_hidden(asked: Future[Any]) -> bool:
-    try:
-        asked.result()
-    except KafkaException as error:
-        return is_missing_right(error)
-    return False
+    errors = {name: future.exception() for name, future in asked.items()}
+    return [name for name, error in errors.items() if isinstance(error, KafkaException) and is_missing_right(error)]
 
 
 def require_topics(
@@ -191,6 +175,10 @@ def require_topics(
             [topic_right(to, name) for name in hidden],
             principal,
         )
+    if missing:
+        # What is not hidden now may have been when the topics were listed: the right to see it was given in between.
+        counts = partition_counts(admin, bootstrap_servers)
+        missing = sorted(name for name in wanted if name not in counts)
     if missing:
         raise TopicNotFoundError(
             f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
@@ -238,6 +226,9 @@ def ensure_topics(
                 # Two processes that start together both create: the loser finds what it wanted, if it may see it.
                 is_hidden = bool(hidden_topics(admin, [name]))
                 if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and not is_hidden:
+                    continue
+                # Or it was hidden at first, and the right to see it was given in between.
+                if is_missing_right(error) and not is_hidden and name in partition_counts(admin, bootstrap_servers):
                     continue
                 if not wanted[name].is_optional:
                     if is_hidden or is_missing_right(error):
@@ -291,8 +282,7 @@ def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
 def _await_metadata(admin: AdminClient, names: set[str]) -> None:
     """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
 
-    Whoever asked for a topic uses it next, and would be told that there is none. Not longer than a broker may take to
-    answer: then the next call says what is the matter.
+    At most as long as a broker may take to answer: then the next call says what is the matter.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -1,8 +1,6 @@
-"""Which settings a kind of client does not take. What is not listed, every kind takes.
+"""Which settings a kind of client does not take: one configuration serves consumers, producers and admin clients.
 
-One configuration serves an app's consumer, its producers and its admin clients. A list of what a kind takes would leave
-out what a new version of the client library adds, and with it how brokers are reached: a callback that gives tokens,
-say.
+What is not listed every kind takes, so that what a new version of the client library adds is not left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Producers that outlive their clients: a client that has failed for ever is replaced by a new one.
 
-An idempotent producer may fail fatally: it was refused its id (a client without the right to write anywhere), or it
-lost the order of its messages. It takes nothing from then on, whatever becomes of the cause. `ClientRenewal` is the
-rule: when a client has failed, why, and how often a new one is made. `LastingProducer` is a producer for one thread
-with that rule: its owner learns why, keeps the messages, and sends them again after a while.
+An idempotent producer fails fatally where it is refused its id, or lost the order of its messages, and takes nothing
+from then on. `ClientRenewal` is the rule: when a client has failed, why, and how often a new one is made.
+`LastingProducer` is a producer for one thread with that rule: its owner keeps the messages, and sends them again.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class ClientRenewal(Generic[ClientT]):
         #: How often a client was replaced.
         self.replaced = 0
 
-    def has_failed(self, error: KafkaException) -> bool:
-        """Tell whether a client's error has ended it for ever, and remember why."""
+    def note_failure(self, error: KafkaException) -> bool:
+        """Remember why a client failed, if this error has ended it for ever; tell whether it has."""
         found = error.args[0] if error.args else None
         if not isinstance(found, KafkaError) or not (found.fatal() or found.code() == _FATAL):
             return False
@@ -93,9 +92,8 @@ class ClientRenewal(Generic[ClientT]):
 class LastingProducer:
     """A `ProducerClient` that replaces its client when that has failed fatally. For one thread.
 
-    Nothing is sent by it on its own. What was queued or on its way when the client failed is reported as failed, each
-    message once, by `poll` or `flush`; such a message may have been written all the same, as after any error. The new
-    client is made when all is reported, so no message of the old one arrives behind one of the new.
+    What the failed client had is reported as failed, each message once, by `poll` or `flush`, though it may have been
+    written. The new client is made after that, so no message of the old one arrives behind one of the new.
     """
 
     def __init__(self, make: Callable[[], ProducerClient], clock: Clock) -> None:
@@ -143,7 +141,7 @@ class LastingProducer:
         try:
             self._renewal.client.produce(topic, value, key, headers=list(headers), on_delivery=delivered)
         except KafkaException as error:
-            self._renewal.has_failed(error)
+            self._renewal.note_failure(error)
             # The client says no more than that it failed; what it was is told by its next poll.
             self.poll(0)
             raise KafkaException(self.failure) if self.failure is not None else error from error
@@ -155,7 +153,7 @@ class LastingProducer:
         try:
             return self._renewal.client.poll(timeout)
         except KafkaException as error:
-            if not self._renewal.has_failed(error) and self.failure is None:
+            if not self._renewal.note_failure(error) and self.failure is None:
                 raise
             return 0
 

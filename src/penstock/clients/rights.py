@@ -1,7 +1,6 @@
 """Rights on a Kafka cluster: which one is missing, and the `kafka-acls` line that gives it.
 
-A broker with an authorizer tells what it refuses by a code alone. Only whoever asked knows the operation and the
-resource, so each place that asks names both; here they become one message and one command.
+A broker refuses by a code alone; each place that asks names the operation and the resource.
 """
 
 from __future__ import annotations
@@ -166,8 +165,8 @@ def is_missing_right(error: KafkaException | KafkaError) -> bool:
 def concerns_a_group(error: KafkaException | KafkaError) -> bool:
     """Tell whether a broker refused a group.
 
-    The client library asks for the coordinator of a consumer's group even where the partitions are assigned by hand and
-    the group, which it demands, is used for nothing. Such a consumer reads all the same, and passes over this answer.
+    The client library asks for a group's coordinator even where partitions are assigned by hand; such a consumer reads
+    all the same, and passes over this answer.
     """
     return code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED
 

@@ -1,19 +1,22 @@
 """Tokens for OAUTHBEARER: the user's `oauth_cb`, found by its name where it is one, and asked before there is a client.
 
 The client library asks on a thread of its own, and whoever makes a client waits there for the first token: 10 s where
-none comes, and then without a word of what the callback raised. So the first token is asked for here.
+none comes, and then without a word of what the callback raised. So the first token is asked for here. A callback that
+does not answer is given up after a while: the library would wait for it for ever, also where the client is closed.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.options import ClientConfig
 
@@ -25,6 +28,16 @@ _log = logging.getLogger("penstock.kafka")
 #: principal and extensions.
 _LEAST, _MOST = 2, 4
 
+#: Seconds that a callback may take.
+_ANSWER_S = 10.0
+
+#: Guards what follows, which is the process's: clients are made again and again, each by another owner.
+_lock = threading.Lock()
+#: Calls that were given up, by the callback's id. While one hangs, its callback is not asked again: each question would
+#: cost a thread. The call holds the callback, so that no other one gets its id meanwhile.
+_hanging: dict[int, Call[Any]] = {}
+_left = LeftBehind(KEY)
+
 
 class NoTokenError(BrokerConnectionError, KafkaException):
     """The callback gave no token. What makes clients again and again takes it for one of the library's errors."""
@@ -35,6 +48,32 @@ class NoTokenError(BrokerConnectionError, KafkaException):
 
     def __str__(self) -> str:
         return self._text
+
+
+class _SilentError(Exception):
+    """The callback has not answered for some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+def _answer(callback: Callable[[str | None], Any], config: str | None) -> Any:
+    """Return what a callback gives, asking it on a thread that is left behind where it does not answer."""
+    with _lock:
+        before = _hanging.get(id(callback))
+        if before is not None and not before.done():
+            raise _SilentError(before.age_s)
+        _hanging.pop(id(callback), None)
+    thread = Disposable("penstock-token", _left)
+    call = thread.start(KEY, lambda: callback(config))
+    if not call.done(_ANSWER_S):
+        with _lock:
+            _hanging[id(callback)] = call
+        thread.leave(lambda: None)
+        raise _SilentError(call.age_s)
+    thread.close()
+    return call.result()
 
 
 class Tokens:
@@ -67,7 +106,12 @@ class Tokens:
     def _asked(self, config: str | None) -> Any:
         name = getattr(self._callback, "__qualname__", type(self._callback).__name__)
         try:
-            told = self._callback(config)
+            told = _answer(self._callback, config)
+        except _SilentError as error:
+            raise NoTokenError(
+                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {error.seconds:.0f} s; see that "
+                f"its token endpoint answers, and give its requests a time limit below {_ANSWER_S:g} s"
+            ) from None
         except Exception as error:
             raise NoTokenError(
                 f"no token for Kafka: config[{KEY!r}] ({name}) raised {type(error).__name__}: {error}; see that its "

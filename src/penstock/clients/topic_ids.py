@@ -1,7 +1,6 @@
 """Which topics there are by name, and which they are: a topic made anew under an old name has another id.
 
-Asked by name, because only then the brokers say why a topic cannot be seen: that there is none, or that this client may
-not know. In the list of all topics both look the same.
+Asked by name, the brokers say why a topic cannot be seen: that there is none, or that this client may not know.
 """
 
 from __future__ import annotations
@@ -51,16 +50,13 @@ def id_of(description: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicIds:
-    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id.
+    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id."""
 
-    Attributes:
-        ids: id of each topic that has one.
-        absent: topics that do not exist.
-        failures: why nothing was told of a topic.
-    """
-
+    #: Id of each topic that has one.
     ids: Mapping[str, str]
+    #: Topics that do not exist.
     absent: frozenset[str] = frozenset()
+    #: Why nothing was told of a topic.
     failures: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,13 +1,10 @@
 """Which headers a dead letter carries, in Kafka's format or Spring's, and how they are read back.
 
-Writing never raises, whatever the record and the error are: a dead letter that cannot be described must still be
-written. Reading trusts nothing, for anybody who may write to the topic can forge a header: a field that cannot be
-what it claims to be is None. A record that dies again gets the headers of its last death in place of the earlier
-ones, so that they do not grow.
+Writing never raises: a dead letter that cannot be described must still be written. Reading trusts nothing: a field that
+cannot be what it claims to be is None. A record that dies again gets the headers of its last death alone.
 
 Sources: KIP-1191 for Kafka's names, all values text. For Spring's, `KafkaHeaders` and `DeadLetterPublishingRecoverer`
-of spring-kafka: text, save that the partition is a big-endian int of 4 bytes, and offset and timestamp one of 8; the
-suffix `-dlt` is its default since 3.3.
+of spring-kafka: text, save that the partition is a big-endian int of 4 bytes, and offset and timestamp one of 8.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The replay of dead letters: which go back to work, where to, and what is written down when they did.
 
-A batch is sent, its acknowledgements are awaited, and only then is it written down: killed at any moment, a replay
-loses nothing, and the next one repeats a batch at most. What was not chosen, or cannot go anywhere, stays open for
-another replay.
+A batch is written down once it is acknowledged: killed at any moment, a replay loses nothing, and the next one repeats
+a batch at most. What was not chosen, or cannot go anywhere, stays open for another replay.
 """
 
 from __future__ import annotations

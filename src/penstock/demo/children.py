@@ -1,8 +1,7 @@
-"""Child processes of the demo: started, listened to, ended with their parent.
+"""Child processes of the demo: started, read from, ended with their parent.
 
-A child prints one JSON object per line on its standard output. It ends when its standard input does, so it
-outlives neither an orderly end nor a SIGKILL of its parent. What it prints on standard error goes to a file,
-whose last lines are shown when it fails.
+A child prints one JSON object per line on its standard output and ends when its standard input does, so it outlives no
+parent. The last lines of its standard error, in a file, are shown when it fails.
 """
 
 from __future__ import annotations
@@ -40,11 +39,7 @@ class Child:
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log_path: Path,
-        environment: Mapping[str, str] | None = None,
+        self, name: str, command: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self._command = command
@@ -89,7 +84,9 @@ class Child:
 
     def kill(self) -> int:
         """End it with SIGKILL, and return the code that its end gave."""
-        process = self._started()
+        process = self._process
+        if process is None:
+            raise DemoError(f"{self.name} was never started; start it first")
         process.send_signal(signal.SIGKILL)
         code = process.wait(_END_TIMEOUT_S)
         self._join()
@@ -115,11 +112,6 @@ class Child:
 
     def __exit__(self, *_raised: object) -> None:
         self.end()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise DemoError(f"{self.name} was never started; start it first")
-        return self._process
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():

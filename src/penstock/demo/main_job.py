@@ -149,9 +149,7 @@ def _perform(options: DemoOptions, flights: Sequence[Flight], chosen: Plan, fold
             if options.spark
             else None,
             rates=Rates(
-                transactions=len(flights) / sent_s,
-                handled=fold.finished / handled_s,
-                spark_rows=stage.spark_rate(),
+                transactions=len(flights) / sent_s, handled=fold.finished / handled_s, spark_rows=stage.spark_rate()
             ),
         )
 

@@ -1,8 +1,4 @@
-"""Reading a topic beside the engines: what a plain read_committed client finds in it.
-
-The verdict must not take the engines' word for what was published, and the airline must see which of its
-undecided flights came out.
-"""
+"""Reading a topic beside the engines: what a plain read_committed client finds in it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
 """The process between us and a Java child, so that the child ends however we end.
 
-It is run by its path under `python -I -S`, imports nothing of penstock and stays small. Orders come as lines
-on stdin (`run`, `signal N`), reports go as lines to stdout (`started PID`, `failed REASON`, `stopped`, `continued`,
-`ended CODE`).
+It is run by its path under `python -I -S` and imports nothing of penstock. Orders come as lines on stdin (`run`,
+`signal N`), reports go as lines to stdout (`started PID`, `failed REASON`, `stopped`, `continued`, `ended CODE`).
 
-Why a process and not PR_SET_PDEATHSIG alone: that signal fires when the *thread* that forked dies, and a
-broker started from a short-lived thread must live on. So the parent's death is seen here, as the end of stdin
-(only the parent holds the write end: Python's descriptors are closed on exec) or, where a fork of the parent
-keeps that end open, as a new parent process. The signal guards only the last link: this process has one thread.
+PR_SET_PDEATHSIG alone would not do: it fires when the *thread* that forked dies. So the parent's death is seen as the
+end of stdin or, where a fork of the parent keeps that open, as a new parent process. The signal guards the last link.
 """
 
 from __future__ import annotations

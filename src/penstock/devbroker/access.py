@@ -23,12 +23,7 @@ class AccessControl(ABC):
     """Users, certificates and rights of a broker; its arguments are those of `DevBroker`."""
 
     def __init__(
-        self,
-        security: Security | str | None,
-        *,
-        acls: bool,
-        users: Mapping[str, str] | None,
-        expired_certificate: bool,
+        self, security: Security | str | None, *, acls: bool, users: Mapping[str, str] | None, expired_certificate: bool
     ) -> None:
         self._kind = None if security is None else choice("security", security, Security)
         check_security(self._kind, users or {}, acls=acls, expired_certificate=expired_certificate)
@@ -143,10 +138,7 @@ class AccessControl(ABC):
         """Take rights again that `allow` gave with the same arguments, and return when they no longer hold.
 
         What was not given is not there to be taken: a name that falls under a prefix keeps the right of the prefix.
-
-        Raises:
-            ConfigurationError: as for `allow`.
-            DevBrokerError: as for `allow`.
+        Errors as for `allow`.
         """
         self._rights().disallow(
             bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)

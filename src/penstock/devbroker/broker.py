@@ -117,13 +117,7 @@ class DevBroker(AccessControl):
         try:
             security = self._security_in(folder)
             node = Node(
-                java,
-                jars,
-                folder,
-                temporary=temporary,
-                port=self._wanted_port,
-                config=self._config,
-                security=security,
+                java, jars, folder, temporary=temporary, port=self._wanted_port, config=self._config, security=security
             )
             node.start(time.monotonic() + self._start_timeout_s)
         except BaseException:
@@ -192,21 +186,13 @@ class DevBroker(AccessControl):
             raise DevBrokerError(f"the broker's process {child.pid} {why}")
 
     def resume(self) -> None:
-        """Let a suspended broker go on; nothing happens when it was not suspended.
-
-        Raises:
-            DevBrokerError: the broker's process does not go on.
-        """
+        """Let a suspended broker go on, if it is suspended; `DevBrokerError` where it does not go on."""
         child = self._running_node().child
         if not child.resume():
             raise DevBrokerError(f"the broker's process {child.pid} did not go on when told to; look at the machine")
 
     def restart(self) -> None:
-        """Start the broker anew on the same port and data, stopping it first if it still runs.
-
-        Raises:
-            DevBrokerError: as for `start`.
-        """
+        """Start the broker anew on the same port and data, stopping it first if it still runs; errors as `start`."""
         node = self._running_node()
         node.stop()
         node.start(time.monotonic() + self._start_timeout_s)

@@ -89,11 +89,7 @@ def check_config(config: Mapping[str, str]) -> None:
 
 
 def properties(
-    port: int,
-    controller_port: int,
-    storage: Path,
-    config: Mapping[str, str],
-    secured: SecuredListener | None = None,
+    port: int, controller_port: int, storage: Path, config: Mapping[str, str], secured: SecuredListener | None = None
 ) -> str:
     """Return the text of `server.properties`; the settings in `config` win over our defaults."""
     owned = {

@@ -19,9 +19,11 @@ import base64
 import binascii
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 #: Characters of commit metadata that Kafka takes where nobody has set `offset.metadata.max.bytes` lower: it is 4,096,
 #: and 4.3 refuses exactly that.
@@ -42,6 +44,7 @@ _MAX_OFFSET = (1 << 63) - 1
 #: Bits of a run length: seven to a byte, and an offset has 63.
 _MAX_SHIFT = 63
 
+_START = attrgetter("start")
 _RUN_OF_DONE = re.compile(rb"\x01+")
 #: Bytes 0 and 1 as binary digits.
 _DIGITS = bytes.maketrans(b"\x00\x01", b"01")
@@ -49,14 +52,11 @@ _DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 @dataclass(frozen=True, slots=True)
 class OffsetMap:
-    """What is done above a commit point.
+    """What is done above a commit point."""
 
-    Attributes:
-        base: the committed offset; it is itself not done.
-        done: ranges of done offsets, rising, apart from each other and above `base`.
-    """
-
+    #: The committed offset; it is itself not done.
     base: int
+    #: Ranges of done offsets, rising, apart from each other and above `base`.
     done: tuple[range, ...]
 
     @property
@@ -66,14 +66,8 @@ class OffsetMap:
 
     def __contains__(self, offset: int) -> bool:
         """Tell whether an offset is done, by bisection."""
-        low, high = 0, len(self.done)
-        while low < high:
-            middle = (low + high) // 2
-            if offset >= self.done[middle].stop:
-                low = middle + 1
-            else:
-                high = middle
-        return low < len(self.done) and offset >= self.done[low].start
+        place = bisect_right(self.done, offset, key=_START) - 1
+        return place >= 0 and offset < self.done[place].stop
 
 
 def owner_of(group: str, topic: str, partition: int) -> bytes:

@@ -1,9 +1,8 @@
 """The tracker: what of one assigned partition is in flight, and the watermark that may be committed.
 
-Offsets are tracked as they were fetched, never as a contiguous range: transaction markers and compaction leave
-holes, so `watermark + 1` may not exist. What one fetch brought is one *block*: a sorted map holds the blocks that
-are not wholly done, by their first offset, and each block holds one byte an offset. Registering a fetch and
-completing a run cost one lock and one pass in C each, whatever their length.
+Offsets are tracked as they were fetched: transaction markers and compaction leave holes, so `watermark + 1` may not
+exist. What one fetch brought is one *block* of a byte an offset; a sorted map holds the blocks that are not wholly
+done. Registering a fetch and completing a run cost one lock and one pass in C each, whatever their length.
 """
 
 from __future__ import annotations
@@ -26,14 +25,11 @@ _MAX_FLAGS = 250_000
 
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
-    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree.
+    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree."""
 
-    Attributes:
-        offset: the next offset to handle; all below it are done.
-        metadata: the offset map of what is done above it, or an empty string.
-    """
-
+    #: The next offset to handle; all below it are done.
     offset: int
+    #: The offset map of what is done above it, or an empty string.
     metadata: str
 
 
@@ -262,8 +258,8 @@ class Tracker:
     def _flags(self, watermark: int) -> bytes | None:
         """Return a byte for each offset from the watermark to the position, 1 where it is done.
 
-        None where they are too many, and where a fetch has holes: its messages are far apart, and a bit for each offset
-        would be many for each message. Called with the lock held.
+        None where they are too many, or a fetch has holes: bits would be many for each message. Called with the lock
+        held.
         """
         if self._position - watermark > _MAX_FLAGS:
             return None

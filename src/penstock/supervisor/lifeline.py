@@ -1,8 +1,7 @@
 """A process that ends with the one that started it, SIGKILL included: both ends of a pipe.
 
-The parent alone holds the writing end and never writes. When it is gone, however it went, the child reads the end of
-the pipe and ends in order, as at SIGTERM. PR_SET_PDEATHSIG would be less code, but it knows Linux only and no order:
-with SIGKILL as the signal, what the child holds is handled again elsewhere.
+The parent alone holds the writing end. When it is gone, the child reads the end of the pipe and ends in order, as at
+SIGTERM. PR_SET_PDEATHSIG knows Linux only, and no order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """OpenTelemetry names and instruments: spans and metrics of the engines, off until a `Telemetry` is given.
 
-Importing this package loads OpenTelemetry's API (never its SDK), so an engine imports it only where the user gave a
-`Telemetry`: without one, telemetry costs nothing.
+It loads OpenTelemetry's API (never its SDK), so an engine imports it only where the user gave a `Telemetry`.
 """
 
 from penstock.telemetry.consumer import ConsumerTelemetry

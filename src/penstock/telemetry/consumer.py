@@ -33,12 +33,7 @@ class ConsumerTelemetry:
         self._group = group
         #: Wraps handlers.
         self.processing = Processing(
-            self._tracer,
-            meter,
-            group,
-            record_keys=telemetry.record_keys,
-            clock=clock,
-            suppressed=self._suppressed,
+            self._tracer, meter, group, record_keys=telemetry.record_keys, clock=clock, suppressed=self._suppressed
         )
         self._durations = meter.create_histogram(
             names.OPERATION_DURATION,

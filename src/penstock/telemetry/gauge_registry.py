@@ -1,9 +1,8 @@
 """Observable metrics of consumers and coordinators that come and go, on instruments that stay.
 
-OpenTelemetry has no way to unregister a callback, and its Python SDK ignores the callbacks of an instrument that is
-made a second time (open-telemetry/opentelemetry-python issues 2454 and 4304). A second consumer of a process would
-never be observed, and a closed one would be for ever. So the instruments of a provider are made once, in a
-`GaugeRegistry` for each kind of what is observed, and consumers are registered and unregistered.
+OpenTelemetry cannot unregister a callback, and its Python SDK ignores those of an instrument that is made a second time
+(open-telemetry/opentelemetry-python issues 2454 and 4304). So the instruments of a provider are made once, and
+consumers are registered with them and unregistered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The names of telemetry: attributes of OpenTelemetry's messaging conventions, and penstock's own.
+"""The names of telemetry: attributes of OpenTelemetry's messaging conventions (1.44), and penstock's own.
 
-The conventions are still marked as in development, and the Python package that lists them keeps them under a private
-name, so the ones in use stand here. Source: OpenTelemetry semantic conventions 1.44, messaging and Kafka.
+The Python package of the conventions keeps these under a private name, so the ones in use stand here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The span around a handler: `process {topic}`, current while the handler runs, linked to who sent the message.
 
-A message is a new trace of its own that is linked to its producer's, not a child of it: the producer's trace ended
-long ago, and a batch has many producers (OpenTelemetry messaging conventions, correlation by links). The span is made,
-made current and ended on the thread or task that runs the handler, so no other message ever sees it.
-
-Telemetry must not cost a message: what an exporter, a sampler or a span processor raises is logged here and goes no
-further, and what the handler raises passes through as it is.
+A message begins a trace of its own, linked to its producer's, which ended long ago (OpenTelemetry messaging
+conventions). The span lives on the thread or task that runs the handler, so no other message sees it. What an exporter,
+a sampler or a span processor raises is logged and goes no further; what the handler raises passes through as it is.
 """
 
 from __future__ import annotations
@@ -211,11 +208,7 @@ def error_type(error: BaseException) -> str:
 
 
 def _note_error(span: Span, error: BaseException) -> str:
-    """Mark the span as failed and return the error's type.
-
-    An exception's text often quotes the message's payload, so the event holds where it was raised and not the text,
-    and the status has no description.
-    """
+    """Mark the span as failed, without the exception's text, which may quote the payload; return the error's type."""
     kind = error_type(error)
     if span.is_recording():
         span.set_attribute(names.ERROR_TYPE, kind)

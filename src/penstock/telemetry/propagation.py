@@ -1,8 +1,7 @@
-"""Trace context in record headers: `traceparent` and `tracestate`, read with suspicion and written.
+"""Trace context in record headers: `traceparent` and `tracestate` (W3C Trace Context, level 1).
 
-Headers come from anybody, so reading never raises, and what does not follow the form is treated as absent. Format:
-W3C Trace Context, level 1. The SDK's own propagator is not used for reading: it writes parts of a malformed
-`tracestate` to the log, and what stands in a message's headers does not belong there.
+Headers come from anybody: what does not follow the form is treated as absent. The SDK's own propagator would write
+parts of a malformed `tracestate` to the log.
 """
 
 from __future__ import annotations
@@ -12,14 +11,7 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    SpanContext,
-    TraceFlags,
-    TraceState,
-    format_span_id,
-    format_trace_id,
-    get_current_span,
-)
+from opentelemetry.trace import SpanContext, TraceFlags, TraceState, format_span_id, format_trace_id, get_current_span
 
 from penstock.message import Message
 
@@ -84,14 +76,10 @@ def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | 
 
 
 def inject(headers: Iterable[tuple[str, HeaderT]], context: Context | None = None) -> list[tuple[str, HeaderT | bytes]]:
-    """Return the headers with the trace context of the current span, which takes the place of one they carried.
+    """Return the headers with the trace context of the current span, or of the span in `context`.
 
-    Headers are often those of a received message; its context belongs to another producer. Where no span is current,
-    the headers come back as they are.
-
-    Args:
-        headers: pairs of name and content.
-        context: where the span is looked for; None means the current context.
+    It takes the place of one they carried, which belongs to another producer. Where no span is current, the headers
+    come back as they are.
     """
     span = get_current_span(context).get_span_context()
     if not span.is_valid:

@@ -1,7 +1,6 @@
-"""What a consumer tells of itself when it is observed, and the table of metrics made of it.
+"""What a consumer tells of itself when a metric reader collects, and the table of metrics made of it.
 
-A `Reading` is taken from live state whenever a metric reader collects; counts in it are since the consumer's start, so
-they begin at zero again with each consumer, as after a restart of the process.
+Counts begin at zero again with each consumer, as after a restart of the process.
 """
 
 from __future__ import annotations

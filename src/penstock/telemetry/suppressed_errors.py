@@ -1,8 +1,4 @@
-"""Telemetry's own failures: logged, never raised.
-
-Samplers, span processors and meters may be anybody's code. What they raise must become neither a failed message nor
-the end of the poll thread.
-"""
+"""Telemetry's own failures, of samplers and span processors that may be anybody's code: logged, never raised."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Metrics of a transaction coordinator and `send {topic}` spans of transactional producers.
 
-The coordinator is read when a metric reader collects, like a consumer. Finish times are counted by the coordinator
-itself, in buckets; OpenTelemetry has no histogram that is observed, so they are shown as counts by upper bound, each
-with those below it, as Prometheus keeps a histogram.
+OpenTelemetry has no histogram that is observed, so the coordinator's finish times are shown as counts by upper bound,
+each with those below it, as Prometheus keeps a histogram.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ from typing import Any
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.clients.cluster import RebalanceCallback, RightsAnswer, TopicIdsAnswer
+from penstock.clients.cluster import Answer, RebalanceCallback
+from penstock.clients.granted_rights import Rights
 from penstock.clients.kafka import TopicSpec
 from penstock.clients.rights import Right
+from penstock.clients.topic_ids import TopicIds
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
@@ -282,11 +284,11 @@ class SteppedConsumer:
         """Return how many bytes a message of each topic may have."""
         return self._broker.message_limits(topics)
 
-    def ask_topic_ids(self, topics: Iterable[str]) -> TopicIdsAnswer:
+    def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """Ask which topics there are."""
         return self._broker.ask_topic_ids(topics)
 
-    def ask_rights(self, needed: Iterable[Right]) -> RightsAnswer:
+    def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """Ask which rights are missing."""
         return self._broker.ask_rights(needed)
 

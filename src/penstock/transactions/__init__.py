@@ -30,6 +30,7 @@ from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
 from penstock.transactions.store import Store
 from penstock.transactions.stores.coordinator import Coordinator
+from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ __all__ = [
     "LocalTransactionExecutor",
     "Outgoing",
     "ProducerStatistics",
+    "RelayedStore",
     "Run",
     "SqlStore",
     "Store",

@@ -135,11 +135,4 @@ class FlightFold:
         return in_order
 
 
-__all__ = [
-    "AircraftState",
-    "FlightFold",
-    "PoisonFlightError",
-    "Totals",
-    "plain_states",
-    "plain_totals",
-]
+__all__ = ["AircraftState", "FlightFold", "PoisonFlightError", "Totals", "plain_states", "plain_totals"]

@@ -1,8 +1,7 @@
 """The airline's own database: a SQLite file whose `flights` table is the local transaction of every message.
 
-Beside it, `answers` keeps what the checks said. It is also the barrier between a slow local transaction and
-its check: a check that finds no flight writes ROLLBACK there first, and a local transaction that comes later
-finds it and gives up. Both happen in one SQLite write transaction, so one of the two always sees the other.
+Its table `answers` is also the barrier between a slow local transaction and its check: a check that finds no flight
+writes ROLLBACK there, in one write transaction, and a local transaction that comes later finds it and gives up.
 """
 
 from __future__ import annotations

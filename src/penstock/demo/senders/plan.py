@@ -19,14 +19,11 @@ SENDERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The chosen flights.
+    """The chosen flights."""
 
-    Attributes:
-        poison: sequence of the flight whose handler always fails.
-        killed: sequence of the flight at which the first sender is killed.
-    """
-
+    #: Sequence of the flight whose handler always fails.
     poison: int
+    #: Sequence of the flight at which the first sender is killed.
     killed: int
 
 

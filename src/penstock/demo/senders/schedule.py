@@ -1,9 +1,7 @@
 """One sender thread's share of the schedule: which flight may be sent next.
 
-A flight left to a check is published when the check is answered, later than the flights that follow it. The
-order of an aircraft's messages is the order of their decisions, so a sender that wants the schedule's order
-holds the aircraft back until the undecided flight is published; all other aircraft go on. A cancelled flight
-holds nothing back: it is never published.
+The order of an aircraft's messages is the order of their decisions, and a flight left to a check is decided late: the
+aircraft is held back until that flight is published. A cancelled flight is never published and holds nothing back.
 """
 
 from __future__ import annotations

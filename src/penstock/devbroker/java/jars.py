@@ -1,8 +1,7 @@
 """Kafka's jars in the user's cache: resolved once, by the Ivy inside pyspark, by package coordinates alone.
 
-Ivy keeps its own settings: a user behind a mirror configures Ivy or Java as for any other program.
-A cache is trusted only when it carries the list of its files and they are all there, and it takes its name
-only when it is whole, by a rename; so a killed resolver leaves nothing that looks like a cache.
+A cache is trusted only when it carries the list of its files and they are all there, and it takes its name only when
+it is whole, by a rename; so a killed resolver leaves nothing that looks like a cache.
 """
 
 from __future__ import annotations

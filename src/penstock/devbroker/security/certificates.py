@@ -105,12 +105,7 @@ def _chain(leaf: LeafCert) -> bytes:
 
 def _java_key(leaf: LeafCert) -> bytes:
     """Return the key in the one form that Kafka reads: PKCS 8."""
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        load_pem_private_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
     key = load_pem_private_key(leaf.private_key_pem.bytes(), password=None)
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

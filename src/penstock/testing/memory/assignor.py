@@ -1,8 +1,4 @@
-"""Who gets which partition: balanced, and as much as can be what each member has already.
-
-The same rule as Kafka's cooperative-sticky assignor, not its code: only where its choice among equals is free may the
-two differ.
-"""
+"""Who gets which partition: by the rule of Kafka's cooperative-sticky assignor, whose choice among equals is free."""
 
 from __future__ import annotations
 

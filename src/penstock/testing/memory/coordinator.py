@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError
@@ -182,17 +182,15 @@ class Coordinator:
 
     def topic_changed(self, topic: str) -> None:
         """Let the groups that read a topic rebalance; offsets of partitions that are gone are forgotten."""
-        for offsets in self.offsets.values():
-            for place in [one for one in offsets if one[0] == topic and one not in self._exists]:
-                del offsets[place]
+        self.forget_offsets(topic, still=self._exists)
         for group in self.groups.values():
             if any(topic in member.topics for member in group.members.values()):
                 group.rebalance()
 
-    def forget_offsets(self, topic: str) -> None:
-        """Forget the groups' offsets in a topic, as when it is deleted."""
+    def forget_offsets(self, topic: str, still: Container[Place] = ()) -> None:
+        """Forget the groups' offsets in a topic, as when it is deleted, save of partitions that are still there."""
         for offsets in self.offsets.values():
-            for place in [one for one in offsets if one[0] == topic]:
+            for place in [one for one in offsets if one[0] == topic and one not in still]:
                 del offsets[place]
 
 

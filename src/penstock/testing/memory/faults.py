@@ -1,7 +1,6 @@
-"""Faults: what goes wrong on demand, planned for coming calls or drawn by a seed.
+"""Faults: what goes wrong on demand, planned for coming calls in order or drawn by a seed.
 
-A planned fault strikes the next calls of its operation, in the order of planning. What struck is counted, because a
-test of a fault must show that its fault happened.
+What struck is counted, because a test of a fault must show that its fault happened.
 """
 
 from __future__ import annotations

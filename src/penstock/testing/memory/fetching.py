@@ -1,7 +1,7 @@
 """What a consumer client fetches and has not handed over yet.
 
-The position rises as messages are handed over, and passes markers and aborted ranges only when the client gets to them:
-as in librdkafka, where they are entries of the queue, so that a call which is satisfied before leaves them there.
+The position passes markers and aborted ranges only when the client gets to them: as in librdkafka, they are entries of
+the queue, and a call which is satisfied before leaves them there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A consumer group at its coordinator: members, generations, and who has which partition.
 
-Rebalances are cooperative. A generation is completed once every member has served the callbacks of the one before:
-what a member must give back is withheld until it has, and only a further generation gives it to somebody else. The
-background thread of a real client, which joins and sends heartbeats whatever the application does, is taken to be
-always in time; a member whose process is gone or cut off is `unheard` instead, and is evicted when its session ends.
+Rebalances are cooperative: a generation is completed once every member has served the callbacks of the one before, and
+what a member must give back goes to somebody else in a further one. Clients' background threads, which join and send
+heartbeats, are always in time; a member whose process is gone or cut off is `unheard` and evicted with its session.
 """
 
 from __future__ import annotations

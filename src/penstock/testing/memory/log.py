@@ -72,16 +72,7 @@ class PartitionLog:
         """Append a record and return it."""
         pairs: list[tuple[str, str | bytes | None]] | None
         pairs = [(name, text.encode() if isinstance(text, str) else text) for name, text in headers or ()] or None
-        message = Message(
-            self.topic,
-            self.partition,
-            self.end,
-            key,
-            value,
-            pairs,
-            None,
-            (self.type, timestamp_ms),
-        )
+        message = Message(self.topic, self.partition, self.end, key, value, pairs, None, (self.type, timestamp_ms))
         if owner is not None:
             self._plain = False
             self._owners[self.end] = owner

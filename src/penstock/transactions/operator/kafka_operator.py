@@ -15,6 +15,7 @@ from typing import Self
 
 from confluent_kafka import KafkaException
 
+from penstock.clients.granted_rights import require_rights
 from penstock.clients.kafka import admin_client, hidden_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
@@ -79,6 +80,7 @@ class KafkaAdministration:
 
     def __init__(self, bootstrap_servers: str, prefix: str = "penstock", config: ClientConfig | None = None) -> None:
         given = config or {}
+        self._principal = principal_of(given)
         self._admin = admin_client(bootstrap_servers, given)
         self._bootstrap_servers = bootstrap_servers
         counts = partition_counts(self._admin, bootstrap_servers)
@@ -86,7 +88,7 @@ class KafkaAdministration:
         hidden = hidden_topics(self._admin, [one for one in (topics.half, topics.op, topics.done) if one not in counts])
         if hidden:
             rights = [topic_right(Operation.READ, one) for one in hidden]
-            raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, principal_of(given))
+            raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self._principal)
         if topics.half not in counts:
             raise PenstockError(
                 f"there is no topic {topics.half} at {bootstrap_servers}; name the store by --prefix, or start a "
@@ -204,6 +206,7 @@ class KafkaAdministration:
         Raises:
             TransactionError: it is not in the discarded topic; or it was brought back before and `again` is not set, or
                 is pending since.
+            MissingRightError: this client may not store halves, or not look for claims; nothing was done.
             PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
         """
         if again and self.find(transaction_id) is not None:
@@ -211,6 +214,13 @@ class KafkaAdministration:
                 f"transaction {transaction_id} is pending: there is nothing to bring back; see what it waits for with "
                 "`penstock tx show`"
             )
+        # Before the claim: what may not be stored after it would count as brought back.
+        needed = [
+            topic_right(Operation.WRITE, self._topics.half),
+            topic_right(Operation.READ, self._topics.audit),
+            topic_right(Operation.WRITE, self._topics.audit),
+        ]
+        require_rights(self._admin, f"transaction {transaction_id} cannot be brought back", needed, self._principal)
         halves = self._resuming.claim(transaction_id, actor, why, again=again)
         first = halves[0]
         keys = (first.order_key, first.key, transaction_id.encode())

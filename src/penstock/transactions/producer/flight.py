@@ -125,7 +125,7 @@ class Flight:
             core.require_running(self.halves[0])
             if self.wait == "published":
                 # Before the halves are stored: nothing that settles it can be missed.
-                core.store.watch(self.halves[0].transaction_id, self._is_settled)
+                core.store.watch(self.halves[0].transaction_id, self._on_settled)
             core.store.prepare(self.halves, self._halves_answered, self._ordering_key)
         except BaseException:
             core.deadlines.awaiting_answer.pop(self, None)
@@ -244,7 +244,7 @@ class Flight:
             # The callback mostly holds this object: without it neither needs the garbage collector.
             callback, self._callback = self._callback, _nobody
         if is_late:
-            self._is_late(answer)
+            self._halves_came_late(answer)
             return
         if isinstance(answer, HalfNotStoredError):
             self.error = answer
@@ -259,14 +259,14 @@ class Flight:
             core.deadlines.awaiting_answer.pop(self, None)
         callback(self)
 
-    def _is_late(self, answer: Prepared | HalfNotStoredError) -> None:
+    def _halves_came_late(self, answer: Prepared | HalfNotStoredError) -> None:
         """Take in what became of halves that were given up: their local transaction never ran."""
         if isinstance(answer, HalfNotStoredError):
             self._core.in_flight.leave(self._size)
         else:
-            self._core.store.decide(answer, _TO_ROLL_BACK, self._is_rolled_back)
+            self._core.store.decide(answer, _TO_ROLL_BACK, self._rolled_back)
 
-    def _is_rolled_back(self, error: TransactionError | None) -> None:
+    def _rolled_back(self, error: TransactionError | None) -> None:
         self._core.in_flight.leave(self._size)
         if error is not None:
             _log.warning("%s", error)
@@ -317,7 +317,7 @@ class Flight:
             _log.warning("%s", self.error)
         self._forget_watch()
 
-    def _is_settled(self, verdict: Verdict) -> None:
+    def _on_settled(self, verdict: Verdict) -> None:
         with self._lock:
             self._settled, callback = verdict, self._callback
             if self._phase is not _PUBLISHING:

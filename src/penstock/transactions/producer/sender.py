@@ -148,22 +148,12 @@ class TransactionSender:
         wait: Wait | None = None,
         execute: Execute | None = None,
     ) -> TransactionResult:
-        """Send a message in a transaction around a function; the arguments and errors are those of `transaction`.
+        """Send a message in a transaction around a function; the other arguments and errors are those of `transaction`.
 
-        Args:
-            topic: where the message is published; it must exist.
-            key: its key.
-            value: its value.
-            headers: its headers.
-            partition: the partition to publish to.
-            check_immunity: seconds from now before the first check.
-            deliver_at: when to publish it.
-            wait: what to wait for.
-            execute: the local transaction: called with the `Transaction` once the half is durable. It returns a
-                `TransactionState`; None means COMMIT (in a listener it means UNKNOWN, as in RocketMQ). If it raises,
-                the message is rolled back and the exception goes on, as in the context manager. Anything else it
-                returns leaves the message to a check and raises `ConfigurationError`. Without a function the message
-                commits at once.
+        `execute` is the local transaction: called with the `Transaction` once the half is durable. It returns a
+        `TransactionState`; None means COMMIT (in a listener it means UNKNOWN, as in RocketMQ). If it raises, the
+        message is rolled back and the exception goes on, as in the context manager. Anything else it returns leaves the
+        message to a check and raises `ConfigurationError`. Without a function the message commits at once.
 
         Returns:
             The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in

@@ -213,7 +213,7 @@ class AckedProducer:
         except BufferError:
             return False
         except KafkaException as error:
-            if not self._is_renewed(producer, error):
+            if not self._renew(producer, error):
                 raise
             return False
         return True
@@ -259,7 +259,7 @@ class AckedProducer:
             try:
                 producer.produce(topic, value, key, partition, report, headers=headers)
             except KafkaException as error:
-                if not self._is_renewed(producer, error):
+                if not self._renew(producer, error):
                     raise
             except BufferError as error:
                 now = time.monotonic()
@@ -292,14 +292,14 @@ class AckedProducer:
         # Who may write to any topic may do so idempotently; Kafka asks for a right of its own below 2.8 only (KIP-679).
         return f"{reason(cause)}: {lacking_text([topic_right(Operation.WRITE, topic)], self._principal)}"
 
-    def _is_renewed(self, producer: Producer, error: KafkaException) -> bool:
+    def _renew(self, producer: Producer, error: KafkaException) -> bool:
         """Tell whether there is a new producer in place of one that an error of it has ended for ever.
 
         An idempotent producer that cannot tell any more what was stored refuses everything from then on, and so does
         one that may not write anywhere. What it had under way is reported as failed. It is replaced once a second at
         most: until then it goes on refusing.
         """
-        return self._clients.has_failed(error) and self._clients.replace(producer)
+        return self._clients.note_failure(error) and self._clients.replace(producer)
 
     def _retire(self, producer: Producer) -> None:
         self._ration.warn(
@@ -328,7 +328,7 @@ class AckedProducer:
         try:
             producer.poll(_POLL_S)
         except KafkaException as error:
-            if not self._clients.has_failed(error):
+            if not self._clients.note_failure(error):
                 raise
             self._clients.replace(producer)
 
@@ -355,7 +355,7 @@ class AckedProducer:
                 ended.flush(_POLL_S)
             except KafkaException as error:
                 # What ended it comes out of the first call, where the sender saw it before the delivery thread did.
-                self._clients.has_failed(error)
+                self._clients.note_failure(error)
             else:
                 break
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.cluster import Cluster, RightsAnswer
+from penstock.clients.cluster import Answer, Cluster
 from penstock.clients.granted_rights import Rights
 from penstock.clients.kafka import reason
 from penstock.clients.rights import (
@@ -79,13 +79,13 @@ class RightsWatch:
         group: str,
         needed: Mapping[Right, list[str]],
         principal: str,
-        ask: Callable[[Iterable[Right]], RightsAnswer],
+        ask: Callable[[Iterable[Right]], Answer[Rights]],
     ) -> None:
         self._group = group
         self._needed = needed
         self._principal = principal
         self._ask = ask
-        self._asked: RightsAnswer | None = None
+        self._asked: Answer[Rights] | None = None
         self._next = 0.0
         # What was missing at the last answer. Replaced as a whole, so that any thread may read it.
         self._missing: tuple[Right, ...] = ()

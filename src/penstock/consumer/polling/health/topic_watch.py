@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaException
 
-from penstock.clients.cluster import TopicIdsAnswer
+from penstock.clients.cluster import Answer
 from penstock.clients.kafka import reason
 from penstock.clients.topic_ids import TopicIds
 
@@ -23,10 +23,10 @@ _EVERY_S = 5.0
 class TopicWatch:
     """Asks for the ids of topics. On the poll thread only, save `trouble`."""
 
-    def __init__(self, topics: Sequence[str], ask: Callable[[Sequence[str]], TopicIdsAnswer]) -> None:
+    def __init__(self, topics: Sequence[str], ask: Callable[[Sequence[str]], Answer[TopicIds]]) -> None:
         self._topics = list(topics)
         self._ask = ask
-        self._asked: TopicIdsAnswer | None = None
+        self._asked: Answer[TopicIds] | None = None
         self._next = 0.0
         self._ids: dict[str, str] = {}
         # What is wrong with a topic, in words. Replaced as a whole, so that any thread may read it.

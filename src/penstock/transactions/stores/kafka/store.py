@@ -36,6 +36,16 @@ _log = logging.getLogger("penstock.transactions")
 
 _STOP_POLL_S = 0.005
 
+#: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on
+#: one more, and is told so when it does.
+_NEEDS = {
+    "half": (Operation.WRITE,),
+    "op": (Operation.WRITE,),
+    "done": (Operation.DESCRIBE,),
+    "check": (Operation.DESCRIBE,),
+    "discarded": (Operation.DESCRIBE,),
+}
+
 
 class StoredHalves(NamedTuple):
     """The halves of one transaction and their places in the half topic. A named tuple, for it is quick to make."""
@@ -173,7 +183,7 @@ class KafkaStore:
             self._bootstrap_servers,
             self._prefix,
             self._partitions,
-            needs={"half": [Operation.WRITE], "op": [Operation.WRITE]},
+            needs=_NEEDS,
             principal=principal,
         )
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
